@@ -1,0 +1,124 @@
+"""The processor of a checkpoint: what turns chat messages and images into model inputs.
+
+`transformers` has one for every vision-language model, and `load_processor` uses it. Qwen2.5-VL is
+the exception: its processor also prepares videos, that part needs torchvision, and there is no CPU
+build of torchvision on the package index. `ImageOnlyQwen2_5_VLProcessor` leaves the videos out.
+
+What it saves is named as the library's own processor would name it, so the same folder loads with
+`AutoProcessor` (and in vLLM) wherever torchvision is installed.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import (  # noqa: TID253  (a subclass needs its base class when it is defined)
+    AutoProcessor,
+    AutoTokenizer,
+    PretrainedConfig,
+    ProcessorMixin,
+    Qwen2_5_VLProcessor,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (  # noqa: TID253  (as above)
+    Qwen2VLImageProcessorPil,
+)
+
+QWEN2_5_VL = "qwen2_5_vl"
+
+_SHARED_WITH_VIDEO = (
+    "do_convert_rgb",
+    "do_normalize",
+    "do_rescale",
+    "do_resize",
+    "image_mean",
+    "image_std",
+    "merge_size",
+    "patch_size",
+    "resample",
+    "rescale_factor",
+    "size",
+    "temporal_patch_size",
+)
+
+
+class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):  # noqa: N801  (named after its base)
+    """`Qwen2_5_VLProcessor` without the video part, and so without torchvision.
+
+    Images are prepared by PIL on every machine, so that a checkpoint sees the same pixels in
+    training and in the demo whether or not torchvision is installed.
+    """
+
+    def __init__(
+        self,
+        image_processor: Qwen2VLImageProcessorPil | None = None,
+        tokenizer: Any = None,
+        chat_template: str | None = None,
+    ) -> None:
+        # The base class would ask for a video processor: what follows is its __init__ without it.
+        self.image_token = getattr(tokenizer, "image_token", "<|image_pad|>")
+        self.video_token = getattr(tokenizer, "video_token", "<|video_pad|>")
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
+        if chat_template is None:
+            chat_template = getattr(tokenizer, "chat_template", None)
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+    @classmethod
+    def _get_arguments_from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        processor_dict: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        return [
+            Qwen2VLImageProcessorPil.from_pretrained(pretrained_model_name_or_path, **kwargs),
+            AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **kwargs),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe the processor as the library's own class would, its video part included."""
+        description: dict[str, Any] = super().to_dict()
+        image = dict(description["image_processor"], image_processor_type="Qwen2VLImageProcessor")
+        video = {key: image[key] for key in _SHARED_WITH_VIDEO if key in image}
+        description["image_processor"] = image
+        description["video_processor"] = video | {"video_processor_type": "Qwen2VLVideoProcessor"}
+        description["processor_class"] = Qwen2_5_VLProcessor.__name__
+        return description
+
+    def save_pretrained(
+        self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any
+    ) -> list[str]:
+        """Save the files that `from_pretrained`, `AutoProcessor` and older readers look for.
+
+        Older releases of transformers and other programs read `preprocessor_config.json` instead of
+        the nested `processor_config.json`; both are written.
+        """
+        files: list[str] = super().save_pretrained(save_directory, push_to_hub, **kwargs)
+        # The base class has just written this class's name into tokenizer_config.json.
+        self.tokenizer._set_processor_class(Qwen2_5_VLProcessor.__name__)
+        self.tokenizer.save_pretrained(save_directory)
+        description = self.to_dict()
+        legacy = description["image_processor"] | {"processor_class": description["processor_class"]}
+        path = Path(save_directory, "preprocessor_config.json")
+        path.write_text(json.dumps(legacy, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        return [*files, str(path)]
+
+
+def load_processor(path: str | Path, **kwargs: Any) -> Any:
+    """Load the processor of the checkpoint at `path` (a folder, or a name on the hub).
+
+    Qwen2.5-VL gets `ImageOnlyQwen2_5_VLProcessor` where torchvision is missing; everything else is
+    left to `AutoProcessor`. Code that a checkpoint brings along is never run.
+
+    Args:
+        path: The folder or the hub name.
+        kwargs: Passed on to `from_pretrained`, for example `local_files_only=True`.
+
+    Raises:
+        OSError: A file is missing or cannot be read, as `transformers` reports it.
+    """
+    config, _ = PretrainedConfig.get_config_dict(path, **kwargs)
+    if config.get("model_type") == QWEN2_5_VL and importlib.util.find_spec("torchvision") is None:
+        return ImageOnlyQwen2_5_VLProcessor.from_pretrained(path, **kwargs)
+    return AutoProcessor.from_pretrained(path, trust_remote_code=False, **kwargs)
