@@ -1,0 +1,189 @@
+"""What every test stands on: no network, no downloads, a real browser, the public corpora.
+
+Environment variables it reads:
+
+``COMPEER_REQUIRE_BROWSER=1``
+    A missing browser is a failure instead of a skip, and so is a run that collected browser tests
+    but ran none.
+``COMPEER_CHROMIUM``
+    The Chromium to drive, by default /usr/bin/chromium.
+``COMPEER_CORPORA``
+    The folder of public corpora, by default shared/corpora beside the checkout.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    GRADIO_ANALYTICS_ENABLED="False",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+import pytest  # the settings above must stand before any library reads them
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CHROMIUM = Path(os.environ.get("COMPEER_CHROMIUM", "/usr/bin/chromium"))
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def _truthy(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in {"1", "true", "yes"}
+
+
+BROWSER_REQUIRED = _truthy("COMPEER_REQUIRE_BROWSER")
+
+
+# --- the network -------------------------------------------------------------------------------
+
+
+class NetworkForbiddenError(RuntimeError):
+    """A test reached for an address outside this machine.
+
+    Not an OSError, so that code which forgives a lost connection does not forgive this.
+    """
+
+
+def _is_local(host: object) -> bool:
+    name = host.decode() if isinstance(host, bytes) else host
+    if name is None or name in {"", "localhost"}:
+        return True
+    if not isinstance(name, str):
+        return False
+    try:
+        address = ipaddress.ip_address(name.split("%")[0])
+    except ValueError:
+        return name.endswith(".localhost") or name == socket.gethostname()
+    return address.is_loopback or address.is_unspecified
+
+
+_connect = socket.socket.connect
+_connect_ex = socket.socket.connect_ex
+_getaddrinfo = socket.getaddrinfo
+
+
+def _refuse_outside(address: object) -> None:
+    if isinstance(address, tuple) and not _is_local(address[0]):
+        raise NetworkForbiddenError(
+            f"a test tried to reach {address[0]}; mark it 'network' if it must"
+        )
+
+
+def _guarded_connect(self: socket.socket, address: Any) -> None:
+    _refuse_outside(address)
+    _connect(self, address)
+
+
+def _guarded_connect_ex(self: socket.socket, address: Any) -> int:
+    _refuse_outside(address)
+    return _connect_ex(self, address)
+
+
+def _guarded_getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_outside((host,))
+    return _getaddrinfo(host, *args, **kwargs)
+
+
+def _guard_network(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(socket.socket, "connect", _guarded_connect)
+    patch.setattr(socket.socket, "connect_ex", _guarded_connect_ex)
+    patch.setattr(socket, "getaddrinfo", _guarded_getaddrinfo)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_this_machine() -> Iterator[None]:
+    """Session wide, because servers and fixtures outlive the test that started them."""
+    with pytest.MonkeyPatch.context() as patch:
+        _guard_network(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _the_world_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("network") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", _connect)
+        patch.setattr(socket.socket, "connect_ex", _connect_ex)
+        patch.setattr(socket, "getaddrinfo", _getaddrinfo)
+        yield
+
+
+# --- the order of tests, and browser tests that must not be lost --------------------------------
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run browser tests last: Playwright's event loop stays in the main thread once started."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if "chromium" in names or "page" in names:
+            item.add_marker(pytest.mark.browser)
+        if "corpora" in names:
+            item.add_marker(pytest.mark.corpora)
+    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many browser tests ran, in words that a script can find."""
+    passed = [report for report in terminalreporter.getreports("passed") if _is_browser(report)]
+    terminalreporter.write_line(f"browser tests passed: {len(passed)}")
+
+
+def _is_browser(report: pytest.TestReport) -> bool:
+    return report.when == "call" and "browser" in report.keywords
+
+
+# --- a real Chromium ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args() -> dict[str, Any]:
+    """Settings that pytest-playwright hands to Chromium: Debian's own, none of its downloads."""
+    if not CHROMIUM.exists():
+        reason = f"there is no {CHROMIUM}; on Debian: apt-get install chromium"
+        if BROWSER_REQUIRED:
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return {"executable_path": str(CHROMIUM), "args": CHROMIUM_FLAGS, "headless": True}
+
+
+@pytest.fixture
+def chromium(page: Any) -> Any:
+    """A fresh page of a fresh browser context, in Debian's Chromium."""
+    page.set_default_timeout(30_000)
+    return page
+
+
+# --- the public corpora -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of public corpora; a test that asks for it is skipped where there is none."""
+    named = os.environ.get("COMPEER_CORPORA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "corpora"
+    if not folder.is_dir():
+        pytest.skip(f"no corpora at {folder}; COMPEER_CORPORA names the folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY

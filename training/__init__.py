@@ -1,0 +1,1 @@
+"""Everything that makes the checkpoints: `python -m training <stage> <config.toml>`."""
