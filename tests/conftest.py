@@ -27,7 +27,9 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
-import pytest  # the settings above must stand before any library reads them
+# The settings above must stand before any library reads them.
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHROMIUM = Path(os.environ.get("COMPEER_CHROMIUM", "/usr/bin/chromium"))
@@ -132,42 +134,59 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run browser tests last: Playwright's event loop stays in the main thread once started."""
     for item in items:
         names = getattr(item, "fixturenames", ())
-        if "chromium" in names or "page" in names:
+        if "browser" in names:
             item.add_marker(pytest.mark.browser)
         if "corpora" in names:
             item.add_marker(pytest.mark.corpora)
     items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def _browser_tests(terminal: pytest.TerminalReporter, outcome: str) -> int:
+    return sum("browser" in report.keywords for report in terminal.getreports(outcome))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many browser tests ran, in words that a script can find."""
-    passed = [report for report in terminalreporter.getreports("passed") if _is_browser(report)]
-    terminalreporter.write_line(f"browser tests passed: {len(passed)}")
+    passed = _browser_tests(terminalreporter, "passed")
+    skipped = _browser_tests(terminalreporter, "skipped")
+    terminalreporter.write_line(f"browser tests: {passed} passed, {skipped} skipped")
 
 
-def _is_browser(report: pytest.TestReport) -> bool:
-    return report.when == "call" and "browser" in report.keywords
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where the browser is required, a skipped browser test fails the run, and so does none."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not BROWSER_REQUIRED or terminal is None or session.exitstatus != pytest.ExitCode.OK:
+        return
+    if _browser_tests(terminal, "skipped") or not _browser_tests(terminal, "passed"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 # --- a real Chromium ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
-def browser_type_launch_args() -> dict[str, Any]:
-    """Settings that pytest-playwright hands to Chromium: Debian's own, none of its downloads."""
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, started once."""
     if not CHROMIUM.exists():
         reason = f"there is no {CHROMIUM}; on Debian: apt-get install chromium"
         if BROWSER_REQUIRED:
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    return {"executable_path": str(CHROMIUM), "args": CHROMIUM_FLAGS, "headless": True}
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
+        yield running
+        running.close()
 
 
 @pytest.fixture
-def chromium(page: Any) -> Any:
-    """A fresh page of a fresh browser context, in Debian's Chromium."""
-    page.set_default_timeout(30_000)
-    return page
+def chromium(browser: Browser) -> Iterator[Page]:
+    """A page of a browser context of its own: no cookies, no storage, English."""
+    context = browser.new_context(
+        locale="en-US", timezone_id="UTC", viewport={"width": 1280, "height": 900}
+    )
+    context.set_default_timeout(30_000)
+    yield context.new_page()
+    context.close()
 
 
 # --- the public corpora -------------------------------------------------------------------------
