@@ -1,0 +1,145 @@
+"""`python -m training`: one sentence and the right exit code, whatever is typed."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import BackendError
+from training.__main__ import main
+from training.stages import STAGES, Stage, StoppedEarly
+
+
+class Shape(FrozenModel):
+    layers: int = 2
+
+
+class Config(FrozenModel):
+    steps: int = 10
+    shape: Shape = Shape()
+
+
+class Recorder(ModuleType):
+    """A stage that notes how it was called, and fails where it is told to."""
+
+    Config = Config
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[Config, Path | None, bool]] = []
+        self.failure: Exception | None = None
+
+    def run(self, config: Config, *, resume: Path | None, dry_run: bool) -> None:
+        self.calls.append((config, resume, dry_run))
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    module = Recorder("a_stage_for_tests")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> str:
+    path = tmp_path / "polish.toml"
+    path.write_text("steps = 3\n", encoding="utf-8")
+    return str(path)
+
+
+def command(*arguments: str) -> int:
+    return main(arguments, {"polish": Stage("a_stage_for_tests", "polish the brass")})
+
+
+def test_a_stage_gets_its_config_resume_and_dry_run(stage, config_file):
+    code = command(
+        "polish", config_file, "--set", "shape.layers=5", "--resume", "runs/x", "--dry-run"
+    )
+
+    assert code == 0
+    assert stage.calls == [(Config(steps=3, shape=Shape(layers=5)), Path("runs/x"), True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["polsih", "x.toml"], "unknown stage 'polsih' (did you mean 'polish'?)"),
+        (["polish"], "config"),
+        (["polish", "missing.toml"], "missing.toml"),
+        (["polish", "{config}", "--set", "stepps=4"], "steps"),
+        (["polish", "{config}", "--set", "steps=many"], "steps"),
+        (["polish", "{config}", "--quick"], "--quick"),
+        (["results", "--root", "{config}", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_wrong_command_is_explained_on_stderr(stage, config_file, capsys, arguments, says):
+    code = command(*(word.format(config=config_file) for word in arguments))
+
+    captured = capsys.readouterr()
+    assert code == 2
+    assert stage.calls == []
+    assert captured.out == ""
+    assert captured.err.startswith("python -m training: ")
+    assert says in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_failed_model_is_one_sentence_and_exit_code_1(stage, config_file, capsys):
+    stage.failure = BackendError("the model ran out of memory")
+
+    assert command("polish", config_file) == 1
+    assert capsys.readouterr().err == "python -m training: the model ran out of memory\n"
+
+
+@pytest.mark.parametrize("failure", [StoppedEarly("stopped at step 4"), KeyboardInterrupt()])
+def test_a_stopped_stage_is_not_a_finished_one(stage, config_file, failure):
+    stage.failure = failure
+
+    assert command("polish", config_file) == 130
+
+
+def test_a_bug_keeps_its_traceback(stage, config_file):
+    stage.failure = ZeroDivisionError()
+
+    with pytest.raises(ZeroDivisionError):
+        command("polish", config_file)
+
+
+def test_help_lists_every_stage(capsys):
+    assert main(["--help"]) == 0
+
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in [*STAGES, "results"])
+
+
+def test_help_of_one_stage_does_not_import_it(capsys):
+    assert main(["polish", "--help"], {"polish": Stage("no_such_module", "polish the brass")}) == 0
+    assert "polish the brass" in capsys.readouterr().out
+
+
+def test_the_command_line_answers_without_loading_torch(repository):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from training.__main__ import main; main(['--help']); "
+            "sys.exit('torch' in sys.modules)",
+        ],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_arguments_show_the_usage(capsys):
+    assert main([]) == 2
+    assert "usage: python -m training" in capsys.readouterr().out

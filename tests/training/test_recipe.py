@@ -1,0 +1,128 @@
+"""A recipe runs its stages in order, and each of them once."""
+
+import sys
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+
+import pytest
+
+from compeer_core.config import FrozenModel, load_toml
+from compeer_core.errors import ConfigError
+from training import recipe
+from training.__main__ import main
+from training.run_directory import RunDirectory
+from training.stages import STAGES, Stage, StoppedEarly
+
+
+class Config(FrozenModel):
+    output: Path
+    data_dir: Path = Path("corpora")
+    steps: int = 1
+
+
+class Bakery(ModuleType):
+    """A stage that makes two steps, and can be told to stop after the first."""
+
+    Config = Config
+
+    def __init__(self) -> None:
+        super().__init__("bakery_for_tests")
+        self.calls: list[tuple[str, bool]] = []
+        self.data_dirs: list[Path] = []
+        self.stop_in = ""
+
+    def run(self, config: Config, *, resume: Path | None, dry_run: bool) -> None:
+        name = config.output.name
+        self.calls.append((name, resume is not None))
+        self.data_dirs.append(config.data_dir)
+        run = RunDirectory.open(config.output, config, resume=resume is not None)
+        run.metrics(step=1)
+        if name == self.stop_in:
+            raise StoppedEarly("stopped at step 1")
+
+
+@pytest.fixture
+def bakery(monkeypatch: pytest.MonkeyPatch) -> Bakery:
+    module = Bakery()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    stages = {
+        "dough": Stage(module.__name__, ""),
+        "oven": Stage(module.__name__, ""),
+        "run": STAGES["run"],
+    }
+    monkeypatch.setattr(recipe, "STAGES", MappingProxyType(stages))
+    monkeypatch.setattr(recipe, "load_stage", lambda name: module)
+    return module
+
+
+@pytest.fixture
+def bread(tmp_path: Path) -> Path:
+    for name in ("dough", "oven"):
+        output = (tmp_path / name).as_posix()
+        (tmp_path / f"{name}.toml").write_text(f'output = "{output}"\n', encoding="utf-8")
+    path = tmp_path / "bread.toml"
+    path.write_text(
+        f'''output = "{(tmp_path / "notes").as_posix()}"
+[[stage]]
+name = "dough"
+config = "dough.toml"
+[[stage]]
+name = "oven"
+config = "oven.toml"
+set = ["steps=2"]
+''',
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_stages_run_in_order_and_only_once(bakery, bread):
+    assert main(["run", str(bread)]) == 0
+    assert main(["run", str(bread)]) == 0
+
+    assert bakery.calls == [("dough", False), ("oven", False)]
+
+
+def test_a_stage_whose_config_changed_is_not_taken_as_done(bakery, bread):
+    main(["run", str(bread)])
+    bread.write_text(bread.read_text(encoding="utf-8").replace("=2", "=3"), encoding="utf-8")
+
+    # its run directory holds a run under another config, and that is refused by name of the key
+    assert main(["run", str(bread)]) == 2
+    assert bakery.calls[2:] == [("oven", True)]
+
+
+def test_a_stopped_stage_is_resumed(bakery, bread):
+    bakery.stop_in = "oven"
+    assert main(["run", str(bread)]) == 130
+    bakery.stop_in = ""
+    assert main(["run", str(bread)]) == 0
+
+    assert bakery.calls == [("dough", False), ("oven", False), ("oven", True)]
+
+
+def test_a_dry_run_checks_every_config_and_runs_nothing(bakery, bread):
+    (bread.parent / "oven.toml").write_text("stepps = 3\n", encoding="utf-8")
+
+    assert main(["run", str(bread), "--dry-run"]) == 2
+    assert bakery.calls == []
+
+
+def test_a_mistake_in_the_last_stage_is_found_before_the_first_runs(bakery, bread):
+    (bread.parent / "oven.toml").unlink()
+
+    assert main(["run", str(bread)]) == 2
+    assert bakery.calls == []
+
+
+def test_the_data_folder_is_handed_to_every_stage(bakery, bread):
+    assert main(["run", str(bread), "--set", "data_dir=elsewhere"]) == 0
+
+    assert bakery.data_dirs == [Path("elsewhere")] * 2
+
+
+def test_a_recipe_holds_no_recipe(bakery, bread):
+    bread.write_text(bread.read_text(encoding="utf-8").replace('"dough"', '"run"'), "utf-8")
+
+    with pytest.raises(ConfigError):
+        load_toml(bread, recipe.Config)

@@ -1,0 +1,79 @@
+"""The stages that `python -m training` offers, and what a stage module must hold.
+
+A stage is one module with two public names:
+
+``Config``
+    A `FrozenModel` with a docstring under every field. The stage's TOML file is exactly this model:
+    its keys are the fields, and a file names only what differs from the defaults.
+``run(config, *, resume, dry_run)``
+    Does the work and returns once all of it is done. `resume` is the run directory to go on with, or
+    None to begin. With `dry_run` it checks what can be checked in seconds (files, shapes, labels)
+    and writes no result.
+
+A stage that was asked to stop (Ctrl-C) saves, then raises `StoppedEarly`; returning would tell a
+recipe that the stage is done. A wrong setting raises `ConfigError`, anything else that a person can
+cure a `CompeerError`: both are printed as one sentence, without a traceback.
+
+Modules are imported only when their stage is asked for, so that `--help` and a typing error do not
+wait for torch.
+
+To add a stage, write its module and add one line to `STAGES`.
+"""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import CompeerError, ConfigError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of the table: where a stage lives and what it does, in one sentence."""
+
+    module: str
+    summary: str
+
+
+STAGES: Mapping[str, Stage] = MappingProxyType(
+    {
+        "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
+        "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
+        "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
+        "reward": Stage("training.reward_model.train", "train UnifiReward on judged turns"),
+        "evaluate": Stage("training.evaluation.evaluate", "measure a policy and its judge"),
+        "benchmark": Stage("training.benchmark.measure", "measure speed and memory of the demo"),
+        "run": Stage("training.recipe", "run the stages of a recipe in order, skipping done ones"),
+    }
+)
+
+
+class StoppedEarly(CompeerError):
+    """A stage saved its state and stopped before its end because it was asked to."""
+
+
+class StageModule(Protocol):
+    """What this package expects of a stage module; see the module docstring."""
+
+    Config: type[FrozenModel]
+
+    # The config is the module's own `Config`, which a protocol cannot say.
+    def run(self, config: Any, *, resume: Path | None, dry_run: bool) -> None: ...
+
+
+def load_stage(name: str, stages: Mapping[str, Stage] = STAGES) -> StageModule:
+    """Import the module of a stage.
+
+    Raises:
+        ConfigError: No stage has this name.
+    """
+    if name not in stages:
+        near = difflib.get_close_matches(name, stages, n=1)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        raise ConfigError(f"unknown stage '{name}'{hint}; the stages are {', '.join(stages)}")
+    return cast("StageModule", importlib.import_module(stages[name].module))
