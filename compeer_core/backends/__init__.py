@@ -1,0 +1,1 @@
+"""Where models run: in this process, behind an endpoint, or recorded. See `protocol`."""

@@ -1,0 +1,118 @@
+"""Configuration: frozen models, read from TOML.
+
+A TOML file holds only the choices that differ from a model's defaults. `load_toml` reads it,
+applies overrides from the command line and reports every wrong key at once, each with its place
+and the nearest key that exists.
+"""
+
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from compeer_core.errors import ConfigError
+
+
+class FrozenModel(BaseModel):
+    """A record that touches disk, a model or a user: it cannot change, and knows its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
+    """Read a TOML file as a model.
+
+    Args:
+        path: The file, UTF-8.
+        model: What the file must be.
+        overrides: ``"table.key=value"``, later ones winning. The value is read as TOML and, where
+            it is none, as a plain string: ``steps=10``, ``name=nano``, ``tags=["a", "b"]``.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML, an override has no ``=`` or reaches
+            into something that is not a table, or keys or values do not fit the model. In the last
+            case the message has one line per bad key.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    for override in overrides:
+        _apply(values, override, path)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(path, model, dict(detail)) for detail in error.errors()]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _apply(values: dict[str, Any], override: str, path: Path) -> None:
+    dotted, equals, text = override.partition("=")
+    keys = [key.strip() for key in dotted.split(".")]
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r}: must look like table.key=value")
+    table = values
+    for depth, key in enumerate(keys[:-1], start=1):
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"override {override!r}: {'.'.join(keys[:depth])} is not a table in {path}"
+            )
+        table = inner
+    table[keys[-1]] = _toml_value(text.strip())
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    # A line break in the text could smuggle in further keys; such a text is a string.
+    return parsed["value"] if parsed.keys() == {"value"} else text
+
+
+def _explain(path: Path, model: type[BaseModel], detail: Mapping[str, Any]) -> str:
+    location: tuple[str | int, ...] = detail["loc"]
+    where = f"{path}: {'.'.join(map(str, location)) or 'the file'}"
+    if detail["type"] == "missing":
+        return f"{where}: is required"
+    got = f"got {_shortened(detail['input'])}"
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {detail['msg']}, {got}"
+    known = sorted(_keys_at(model, location[:-1]))
+    nearest = get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    if nearest:
+        return f"{where}: unknown key, {got} (did you mean {nearest[0]!r}?)"
+    return f"{where}: unknown key, {got} (known keys: {', '.join(known) or 'none'})"
+
+
+def _shortened(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _keys_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str]:
+    """Return the keys that the models at a place of the tree know."""
+    models = {model}
+    for step in location:
+        fields = [inner.model_fields.get(str(step)) for inner in models]
+        reached = {found for field in fields if field for found in _models_in(field.annotation)}
+        # An index of a list, a key of a mapping or the tag of a union names no field; the models
+        # behind it are those already reached.
+        models = reached or models
+    return {field.alias or name for inner in models for name, field in inner.model_fields.items()}
+
+
+def _models_in(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {found for part in typing.get_args(annotation) for found in _models_in(part)}
