@@ -1,0 +1,234 @@
+"""The policy: from a dialogue to a supporter's turn, as a stream of events.
+
+A turn is generated part by part: the backend writes up to the closing tag of a part and keeps its
+cache, so that a judge who shares the model can look at the step before the next one is begun. A
+turn ends at `</reply>` whatever the model would like to add; a model that never closes a part ends
+when its budget of tokens is spent, and the parser says what is missing.
+
+The strategy can be forced. Where the backend lets text be written for the model, the model reasons
+freely, and the label line is then written for it; elsewhere it is asked for in the prompt.
+"""
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from compeer_core.backends.protocol import Backend, Completion, Message, Sampling
+from compeer_core.dialogue import Dialogue, language_of
+from compeer_core.errors import BackendError, InputError
+from compeer_core.prompts import fill, load_prompt, policy_messages
+from compeer_core.reasoning import Event, Part, StreamingParser, label_line
+from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
+
+Style = Literal["trained", "prompted"]
+"""Was the model trained to write the grammar, or must a prompt ask for it?"""
+
+PROMPT_LANGUAGES = ("en", "zh")
+ANY_LANGUAGE = "*"
+
+LABEL_START = "\n" + label_line("strategy", "").rstrip()
+AFTER_FREE_TEXT = (Part.STRATEGY.closing, Part.REPLY.opening, Part.REPLY.closing)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What a person may set for one turn."""
+
+    strategy: str | None = None
+    """A name of the policy's vocabulary that the model has to follow."""
+    sampling: Sampling | None = None
+    """None takes the policy's own; `replace(policy.sampling, seed=7)` changes one thing of it."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model in the role of the supporter."""
+
+    name: str
+    backend: Backend
+    style: Style = "trained"
+    languages: tuple[str, ...] = (ANY_LANGUAGE,)
+    """Languages that the model's card lists; "*" is any."""
+    vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
+    sampling: Sampling = Sampling()  # noqa: RUF009  (frozen)
+    """What is used where `Controls` says nothing."""
+
+    def respond(
+        self, dialogue: Dialogue, controls: Controls, stop: threading.Event
+    ) -> "TurnStream":
+        """Start a turn; nothing is asked of the model before the first event is.
+
+        Raises:
+            InputError: The forced strategy is not in the vocabulary (code "strategy_unknown").
+        """
+        if controls.strategy is not None and controls.strategy not in self.vocabulary.names:
+            raise InputError(
+                f"there is no strategy {controls.strategy!r}",
+                code="strategy_unknown",
+                values={"strategy": controls.strategy},
+            )
+        return TurnStream(self, dialogue, controls, stop)
+
+    def speaks(self, language: str) -> bool:
+        """Whether the card lists `language`; a language that cannot be told is not held against it."""
+        return language == "und" or bool({ANY_LANGUAGE, language} & set(self.languages))
+
+
+class TurnStream:
+    """The events of one turn. Iterate over it; close it when done early.
+
+    The last event is always `TurnFinished`, also after a stop. Where the backend failed, what it
+    had written is finished in the same way first, and the `BackendError` follows.
+    """
+
+    def __init__(
+        self, policy: Policy, dialogue: Dialogue, controls: Controls, stop: threading.Event
+    ) -> None:
+        self._policy = policy
+        self._sampling = policy.sampling if controls.sampling is None else controls.sampling
+        self._stop = stop
+        self._forced = controls.strategy
+        self._messages = self._prompt(dialogue)
+        self._completion: Completion | None = None
+        self._tokens_before = 0  # of completions that were given up for one with a forced label
+        self._written = ""
+        self._over = False  # the reply was closed
+        self._events = self._run()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        """End the turn and let go of the model."""
+        self._events.close()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far (chunks, where an endpoint does not say)."""
+        return self._tokens_before + (self._completion.tokens if self._completion else 0)
+
+    # --- the turn ------------------------------------------------------------------------------
+
+    def _run(self) -> Generator[Event, None, None]:
+        parser = StreamingParser(self._policy.vocabulary)
+        failure: BackendError | None = None
+        try:
+            self._open(self._sampling)
+            for text in self._texts():
+                self._written += text
+                yield from parser.feed(text)
+        except BackendError as error:
+            failure = error
+        finally:
+            if self._completion is not None:
+                self._completion.close()
+        yield from parser.close()
+        if failure is not None:
+            raise failure
+
+    def _open(self, sampling: Sampling) -> Completion:
+        if self._completion is not None:
+            self._tokens_before += self._completion.tokens
+            self._completion.close()
+            self._completion = None  # so that its tokens are not counted twice if open() fails
+        self._completion = self._policy.backend.open(self._messages, sampling, self._stop)
+        return self._completion
+
+    def _texts(self) -> Iterator[str]:
+        for part in Part:
+            if part is Part.STRATEGY and self._forced and self._policy.backend.can_write:
+                yield from self._with_forced_label(self._forced)
+            else:
+                yield from self._generated(part.closing)
+            if self._over or self._stop.is_set() or self._current.ended:
+                return
+
+    @property
+    def _current(self) -> Completion:
+        assert self._completion is not None
+        return self._completion
+
+    def _generated(self, until: str) -> Iterator[str]:
+        """What the model writes up to `until`, but nothing after a closed reply."""
+        end = Part.REPLY.closing
+        seen = ""
+        for text in self._current.generate(until):
+            window = seen + text
+            at = window.find(end)
+            if at >= 0:
+                self._over = True
+                yield text[: at + len(end) - len(seen)]
+                return
+            seen = window[-len(end) + 1 :]
+            yield text
+
+    def _with_forced_label(self, strategy: str) -> Iterator[str]:
+        """The strategy part: free text of the model's own, then the label that was asked for.
+
+        A model that begins its label line in the expected form is stopped there, and the value is
+        written for it. One that ends the part without such a line has gone too far when that is
+        noticed: its completion is given up for a new one that starts with the text so far and the
+        label. A tag that may end the part is therefore held back until it is known.
+        """
+        ending = f" {strategy}{Part.STRATEGY.closing}\n{Part.REPLY.opening}"
+        passed, held = "", ""
+        for text in self._generated(LABEL_START):
+            whole = held + text
+            found = [at for tag in AFTER_FREE_TEXT if (at := whole.find(tag)) >= 0]
+            end = min(found, default=_start_of_partial(AFTER_FREE_TEXT, whole))
+            passed, held = passed + whole[:end], whole[end:]
+            if end:
+                yield whole[:end]
+            if found:
+                break
+        if passed.endswith(LABEL_START):
+            self._current.write(ending)
+            yield ending
+            return
+        left = self._sampling.max_new_tokens - self.tokens
+        if self._stop.is_set() or left < 1:
+            if held:
+                yield held
+            return
+        opening = "" if Part.STRATEGY.opening in passed else Part.STRATEGY.opening
+        ending = f"{opening}{LABEL_START}{ending}"
+        self._over = False
+        self._open(replace(self._sampling, max_new_tokens=left)).write(self._written + ending)
+        yield ending
+
+    # --- the prompt ----------------------------------------------------------------------------
+
+    def _prompt(self, dialogue: Dialogue) -> tuple[Message, ...]:
+        policy = self._policy
+        last = dialogue.last_seeker
+        spoken = "en" if last is None else language_of(last.text)
+        language = spoken if spoken in PROMPT_LANGUAGES else "en"
+        messages = policy_messages(
+            dialogue, policy.style, language, reserved=policy.backend.reserved
+        )
+        if self._forced is None or policy.backend.can_write:
+            return messages
+        return _asking(
+            messages, fill(load_prompt("policy_strategy", language), strategy=self._forced)
+        )
+
+
+def _start_of_partial(tags: Sequence[str], text: str) -> int:
+    """Where an end of `text` begins that may become one of the tags, or the length of `text`."""
+    longest = max(map(len, tags))
+    for at in range(max(0, len(text) - longest + 1), len(text)):
+        if any(tag.startswith(text[at:]) for tag in tags):
+            return at
+    return len(text)
+
+
+def _asking(messages: Sequence[Message], request: str) -> tuple[Message, ...]:
+    """The same messages with a request to the model in front."""
+    if messages and messages[0].role == "system":
+        first = replace(messages[0], content=(*messages[0].content, "\n\n" + request))
+        return (first, *messages[1:])
+    return (Message(role="system", content=(request,)), *messages)
