@@ -1,0 +1,118 @@
+"""Files that people and programs read before any code runs: they say what is true."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from compeer_core.config import FrozenModel, load_toml
+from training.results import update_documents
+from training.stages import STAGES, load_stage
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted((ROOT / "training" / "configs").rglob("*.toml"))
+MEGABYTE = 1_000_000
+
+
+def stage_of(path: Path) -> str:
+    """A config file's name begins with its stage; a file with [[stage]] is a recipe."""
+    if "stage" in tomllib.loads(path.read_text(encoding="utf-8")):
+        return "run"
+    return path.stem.partition("_")[0]
+
+
+def test_the_readme_opens_with_the_only_two_commands():
+    first_block = (ROOT / "README.md").read_text(encoding="utf-8").split("```")[1]
+
+    assert first_block.splitlines()[1:] == [
+        "pip install -e . && python app.py",
+        "pip install -e '.[dev]' && python -m pytest",
+    ]
+
+
+def test_links_of_the_readme_lead_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_documents_show_the_numbers_that_were_measured():
+    assert update_documents(ROOT, write=False) == [], "run: python -m training results"
+
+
+def test_the_readme_lists_every_stage():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert [name for name in STAGES if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_that_is_offered_exists(name):
+    module = load_stage(name)
+
+    assert issubclass(module.Config, FrozenModel)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads(path):
+    stage = stage_of(path)
+    assert stage in STAGES, f"{path.name}: its name must begin with the name of its stage"
+
+    load_toml(path, load_stage(stage).Config)
+
+
+@pytest.mark.parametrize("package", ["compeer_core", "training", "ui_components"])
+def test_every_module_says_what_it_is_for(package):
+    silent = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not path.read_text(encoding="utf-8").lstrip().startswith(('"""', 'r"""'))
+    ]
+
+    assert silent == []
+
+
+def test_importing_the_core_loads_neither_torch_nor_gradio():
+    code = (
+        "import sys, compeer_core.dialogue, compeer_core.reasoning, compeer_core.unifireward, "
+        "compeer_core.conversation, compeer_core.registry; "
+        "sys.exit(' '.join({'torch', 'transformers', 'gradio'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, f"loaded: {done.stderr}"
+
+
+def test_shipped_weights_are_small_and_hold_no_code():
+    files = [path for path in (ROOT / "assets").rglob("*") if path.is_file()]
+    weights = [path for path in files if path.suffix == ".safetensors"]
+
+    assert [p.name for p in files if p.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}] == []
+    assert [p.name for p in files if p.stat().st_size > 40 * MEGABYTE] == []
+    assert sum(path.stat().st_size for path in weights) <= 60 * MEGABYTE
+
+
+def test_every_checkpoint_has_a_card():
+    folders = [path.parent for path in (ROOT / "assets").rglob("*.safetensors")]
+
+    assert [folder.name for folder in folders if not (folder / "README.md").exists()] == []
+
+
+def test_the_checks_are_a_program_that_bash_can_read():
+    script = ROOT / ".ci" / "run"
+
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=10)

@@ -1,0 +1,173 @@
+"""Speed and memory of the demo: `python -m training benchmark training/configs/benchmark.toml`.
+
+What is measured, each several times, shown as median and range:
+
+- seconds from `python app.py` until its page is served, after one start that is not counted
+  (it warms the disk cache);
+- seconds from Send to the first token, tokens per second of a whole turn, and seconds from the
+  reply's last token to the last score, in this process, where every token is seen as it comes;
+- seconds of a whole turn through `/chat`, over HTTP;
+- the most memory that the server held while it answered.
+
+Let the machine do nothing else meanwhile.
+"""
+
+import datetime
+import logging
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from compeer_core.registry import Registry
+from training import results
+from training.benchmark.server import chat, running_app, watched_memory
+from training.benchmark.turns import timed_turns, tokens_per_second
+from training.run_directory import versions
+
+GIB = 2**30
+_log = logging.getLogger(__name__)
+
+
+class Config(FrozenModel):
+    """What is measured, and how often."""
+
+    name: str = "benchmark_cpu"
+    """Name of the results file."""
+    output: Path = results.FOLDER
+    """Folder of the results file."""
+    root: Path = Path()
+    """The checkout: the app runs there."""
+    app: tuple[str, ...] = ("app.py",)
+    """What follows `python`; host and port are added."""
+    models: Path = Path("assets/models.toml")
+    """The list of models, below `root`."""
+    policy: str = ""
+    """A name of that list; empty is its default, which the app uses too."""
+    judge: str = ""
+    """A name of that list; empty is its default."""
+    starts: int = Field(default=5, ge=1)
+    """How often the app is started and timed."""
+    turns: int = Field(default=20, ge=1)
+    """How many turns are timed in this process."""
+    http_turns: int = Field(default=5, ge=1)
+    """How many turns are timed through `/chat`."""
+    seed: int = 0
+    """Turn i samples with `seed + i`."""
+    messages: tuple[str, ...] = Field(
+        default=(
+            "I lost my job last month and I cannot tell my family.",
+            "My best friend stopped talking to me and I do not know why.",
+            "Exams are next week and I lie awake every night.",
+        ),
+        min_length=1,
+    )
+    """What the seeker says, in rotation."""
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Measure, print the table and write the results file."""
+    if resume is not None:
+        raise ConfigError("a benchmark cannot be resumed: begin it again")
+    registry = Registry.from_toml(config.root / config.models)
+    if dry_run:
+        return
+    # The app first, and gone before the turns in this process: two cores serve one at a time.
+    metrics = [*_from_outside(config), *_from_inside(config, registry)]
+    policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+    result = results.Result(
+        name=config.name,
+        title="Speed and memory",
+        date=datetime.datetime.now(datetime.UTC).date(),
+        model=policy.name if judge is None else f"{policy.name} judged by {judge.name}",
+        label_source="timed",
+        command="python -m training benchmark training/configs/benchmark.toml",
+        versions=versions(("torch", "transformers", "gradio")),
+        seed=config.seed,
+        machine=machine(),
+        interval="Range",
+        metrics=tuple(metrics),
+    )
+    path = results.save(result, config.output)
+    sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
+
+
+def summarise(
+    name: str, values: Sequence[float], unit: str, note: str = "", *, largest: bool = False
+) -> results.Metric:
+    """Return the median of repeated measurements, or the largest of them, with their range."""
+    return results.Metric(
+        name=name,
+        value=max(values) if largest else statistics.median(values),
+        low=min(values),
+        high=max(values),
+        n=len(values),
+        unit=unit,
+        note=note,
+    )
+
+
+def machine() -> str:
+    """Return the processor and the number of cores, as far as the system tells."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return f"{os.cpu_count()} cores, {model}"
+
+
+def _from_outside(config: Config) -> list[results.Metric]:
+    served = []
+    for start in range(config.starts + 1):
+        with running_app(config.app, config.root) as server:
+            _log.info("start %d: page after %.2f s", start, server.seconds_until_served)
+            served.append(server.seconds_until_served)
+            if start < config.starts:
+                continue
+            with watched_memory(server) as readings:
+                turns = [
+                    chat(server.url, config.messages[i % len(config.messages)], config.seed + i)
+                    for i in range(config.http_turns + 1)
+                ]
+    return [
+        summarise("Page served after `python app.py`", served[1:], "s", "warm disk"),
+        summarise("Whole turn through `/chat`", turns[1:], "s", "reply and scores, over HTTP"),
+        summarise(
+            "Resident memory of the server",
+            [reading / GIB for reading in readings],
+            "GiB",
+            "the most it held while it answered",
+            largest=True,
+        ),
+    ]
+
+
+def _from_inside(config: Config, registry: Registry) -> list[results.Metric]:
+    policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+    records = timed_turns(policy, judge, config.messages, config.turns, config.seed)
+    first = [r.first_token_seconds for r in records if r.first_token_seconds is not None]
+    metrics = [
+        summarise("First token after Send", first, "s"),
+        summarise(
+            "Speed of a whole turn",
+            [tokens_per_second(r) for r in records],
+            "tokens/s",
+            "Send to last token; the judge's steps between the parts included",
+        ),
+    ]
+    if judge is not None:
+        scoring = [r.scoring_seconds for r in records]
+        metrics.append(summarise("All scores after the reply's last token", scoring, "s"))
+        alone = timed_turns(policy, None, config.messages, config.turns, config.seed)
+        speeds = [tokens_per_second(r) for r in alone]
+        metrics.append(summarise("Speed of a turn without a judge", speeds, "tokens/s"))
+    return metrics
