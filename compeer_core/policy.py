@@ -17,14 +17,13 @@ from typing import Literal
 from compeer_core.backends.protocol import Backend, Completion, Message, Sampling
 from compeer_core.dialogue import Dialogue, language_of
 from compeer_core.errors import BackendError, InputError
-from compeer_core.prompts import fill, load_prompt, policy_messages
+from compeer_core.prompts import LANGUAGES, fill, load_prompt, policy_messages
 from compeer_core.reasoning import Event, Part, StreamingParser, label_line
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 
 Style = Literal["trained", "prompted"]
 """Was the model trained to write the grammar, or must a prompt ask for it?"""
 
-PROMPT_LANGUAGES = ("en", "zh")
 ANY_LANGUAGE = "*"
 
 LABEL_START = "\n" + label_line("strategy", "").rstrip()
@@ -206,9 +205,9 @@ class TurnStream:
         policy = self._policy
         last = dialogue.last_seeker
         spoken = "en" if last is None else language_of(last.text)
-        language = spoken if spoken in PROMPT_LANGUAGES else "en"
+        language = spoken if spoken in LANGUAGES else "en"
         messages = policy_messages(
-            dialogue, policy.style, language, reserved=policy.backend.reserved
+            dialogue, policy.style, language, policy.backend.reserved, policy.vocabulary
         )
         if self._forced is None or policy.backend.can_write:
             return messages

@@ -281,7 +281,7 @@ class JudgeSession:
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
-        question = step_question(part, self._quoted(render_step(step)))
+        question = step_question(part, self._quoted(render_step(step)), self._judge.language)
         probabilities = self._ask(question, VERDICTS)
         if isinstance(probabilities, Unscorable):
             self._broken = probabilities
@@ -301,10 +301,10 @@ class JudgeSession:
         if len(self._answered) not in {0, len(STEPS)} and self._broken is None:
             return Unscorable("the reply was asked about before all steps were judged")
         candidate, other = self._quoted(text), self._quoted(reference)
-        as_first = self._ask(reply_question(candidate, other), PREFERENCES)
+        as_first = self._ask_which(candidate, other)
         if isinstance(as_first, Unscorable):
             return as_first
-        as_second = self._ask(reply_question(other, candidate), PREFERENCES)
+        as_second = self._ask_which(other, candidate)
         if isinstance(as_second, Unscorable):
             return as_second
         one_order = dict(zip(Preference, as_first, strict=True))
@@ -328,6 +328,9 @@ class JudgeSession:
 
     def _quoted(self, text: str) -> str:
         return neutralise(text, self._judge.scorer.reserved)
+
+    def _ask_which(self, first: str, second: str) -> tuple[float, ...] | Unscorable:
+        return self._ask(reply_question(first, second, self._judge.language), PREFERENCES)
 
     def _ask(self, question: str, labels: tuple[str, ...]) -> tuple[float, ...] | Unscorable:
         if self._broken is not None:
