@@ -1,5 +1,6 @@
 """Files that people and programs read before any code runs: they say what is true."""
 
+import ast
 import os
 import re
 import subprocess
@@ -94,6 +95,24 @@ def test_importing_the_core_loads_neither_torch_nor_gradio():
     )
 
     assert done.returncode == 0, f"loaded: {done.stderr}"
+
+
+def test_the_app_stands_on_the_page_and_the_core_alone():
+    # the import contracts see packages; app.py is a module
+    tree = ast.parse((ROOT / "app.py").read_text(encoding="utf-8"))
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+
+    assert not imported & {"training", "torch", "transformers", "peft", "trl", "bitsandbytes"}
 
 
 def test_shipped_weights_are_small_and_hold_no_code():

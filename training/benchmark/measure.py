@@ -126,18 +126,12 @@ def machine() -> str:
 
 
 def _from_outside(config: Config) -> list[results.Metric]:
-    served = []
-    for start in range(config.starts + 1):
-        with running_app(config.app, config.root) as server:
-            _log.info("start %d: page after %.2f s", start, server.seconds_until_served)
-            served.append(server.seconds_until_served)
-            if start < config.starts:
-                continue
-            with watched_memory(server) as readings:
-                turns = [
-                    chat(server.url, config.messages[i % len(config.messages)], config.seed + i)
-                    for i in range(config.http_turns + 1)
-                ]
+    served = [_seconds_until_served(config, start) for start in range(config.starts + 1)]
+    with running_app(config.app, config.root) as server, watched_memory(server) as readings:
+        turns = [
+            chat(server.url, config.messages[i % len(config.messages)], config.seed + i)
+            for i in range(config.http_turns + 1)
+        ]
     return [
         summarise("Page served after `python app.py`", served[1:], "s", "warm disk"),
         summarise("Whole turn through `/chat`", turns[1:], "s", "reply and scores, over HTTP"),
@@ -149,6 +143,12 @@ def _from_outside(config: Config) -> list[results.Metric]:
             largest=True,
         ),
     ]
+
+
+def _seconds_until_served(config: Config, start: int) -> float:
+    with running_app(config.app, config.root) as server:
+        _log.info("start %d: page after %.2f s", start, server.seconds_until_served)
+        return server.seconds_until_served
 
 
 def _from_inside(config: Config, registry: Registry) -> list[results.Metric]:
