@@ -25,7 +25,9 @@ from pydantic import Field
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from compeer_core.policy import Policy
 from compeer_core.registry import Registry
+from compeer_core.unifireward import Judge
 from training import results
 from training.benchmark.server import chat, running_app, watched_memory
 from training.benchmark.turns import timed_turns, tokens_per_second
@@ -47,7 +49,7 @@ class Config(FrozenModel):
     app: tuple[str, ...] = ("app.py",)
     """What follows `python`; host and port are added."""
     models: Path = Path("assets/models.toml")
-    """The list of models, below `root`."""
+    """The list of models, below `root`. With another than the app's own, name it in `app` too."""
     policy: str = ""
     """A name of that list; empty is its default, which the app uses too."""
     judge: str = ""
@@ -76,11 +78,14 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume is not None:
         raise ConfigError("a benchmark cannot be resumed: begin it again")
     registry = Registry.from_toml(config.root / config.models)
+    registry.check()
     if dry_run:
         return
     # The app first, and gone before the turns in this process: two cores serve one at a time.
-    metrics = [*_from_outside(config), *_from_inside(config, registry)]
+    outside = _from_outside(config)
     policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+    metrics = [*outside, *_from_inside(config, policy, judge)]
+    registry.close()
     result = results.Result(
         name=config.name,
         title="Speed and memory",
@@ -151,8 +156,7 @@ def _seconds_until_served(config: Config, start: int) -> float:
         return server.seconds_until_served
 
 
-def _from_inside(config: Config, registry: Registry) -> list[results.Metric]:
-    policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+def _from_inside(config: Config, policy: Policy, judge: Judge | None) -> list[results.Metric]:
     records = timed_turns(policy, judge, config.messages, config.turns, config.seed)
     first = [r.first_token_seconds for r in records if r.first_token_seconds is not None]
     metrics = [

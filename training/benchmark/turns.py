@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
-from compeer_core.backends.protocol import Sampling
 from compeer_core.conversation import TurnDone, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError
@@ -36,7 +36,7 @@ def tokens_per_second(record: TurnRecord) -> float:
 
 def _turn(policy: Policy, judge: Judge | None, message: str, seed: int) -> TurnRecord:
     dialogue = Dialogue((Utterance(Speaker.SEEKER, message),))
-    controls = Controls(sampling=Sampling(seed=seed))
+    controls = Controls(sampling=replace(policy.sampling, seed=seed))
     for event in take_turn(policy, judge, dialogue, controls, threading.Event()):
         if isinstance(event, TurnDone):
             if event.record.status != "finished":
