@@ -45,6 +45,7 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
+        "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
         "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
         "reward": Stage("training.reward_model.train", "train UnifiReward on judged turns"),
         "evaluate": Stage("training.evaluation.evaluate", "measure a policy and its judge"),

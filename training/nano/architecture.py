@@ -1,0 +1,87 @@
+"""The shape of COMPEER-nano: Qwen2.5-VL, scaled down.
+
+Every module is transformers' own `Qwen2_5_VLForConditionalGeneration`; only the sizes are ours,
+so whatever loads a Qwen2.5-VL loads this.
+"""
+
+import torch
+from transformers import (
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+from compeer_core.config import FrozenModel
+
+
+class NanoShape(FrozenModel):
+    """Sizes of the language model and of the image tower."""
+
+    hidden_size: int = 384
+    layers: int = 6
+    attention_heads: int = 6
+    key_value_heads: int = 2
+    intermediate_size: int = 768
+    max_position_embeddings: int = 2048
+    vision_hidden_size: int = 128
+    vision_layers: int = 4
+    vision_heads: int = 4
+    vision_intermediate_size: int = 256
+    patch_size: int = 14
+    """Pixels per side of a patch; 2 x 2 patches become one token of the language model."""
+
+
+def build_model(
+    shape: NanoShape, tokenizer: PreTrainedTokenizerBase, seed: int = 0
+) -> Qwen2_5_VLForConditionalGeneration:
+    """Return a freshly initialised model whose special-token ids are the tokenizer's."""
+
+    def token(text: str) -> int:
+        return tokenizer.get_vocab()[text]
+
+    head_dimension = shape.hidden_size // shape.attention_heads
+    half = head_dimension // 2
+    side = half * 3 // 8  # Qwen2.5-VL splits the rotary half 16:24:24 over time, height, width
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": shape.hidden_size,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.attention_heads,
+            "num_key_value_heads": shape.key_value_heads,
+            "intermediate_size": shape.intermediate_size,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [half - 2 * side, side, side],
+            },
+            "bos_token_id": token("<|endoftext|>"),
+            "eos_token_id": token("<|im_end|>"),
+            "pad_token_id": token("<|endoftext|>"),
+        },
+        vision_config={
+            "depth": shape.vision_layers,
+            "hidden_size": shape.vision_hidden_size,
+            "num_heads": shape.vision_heads,
+            "intermediate_size": shape.vision_intermediate_size,
+            "out_hidden_size": shape.hidden_size,
+            "patch_size": shape.patch_size,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 8 * shape.patch_size,
+            "fullatt_block_indexes": [shape.vision_layers - 1],
+        },
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(seed)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    model.generation_config.eos_token_id = [token("<|im_end|>")]
+    model.generation_config.pad_token_id = token("<|endoftext|>")
+    return model

@@ -1,0 +1,166 @@
+"""Documents for the tokenizer and for pre-training, read from a folder of corpora.
+
+A document is one string. Dialogues become chat documents in the ChatML layout that the model
+meets again in SFT, so that turn taking is learnt before any support data is seen:
+
+    <|im_start|>user
+    ...<|im_end|>
+    <|im_start|>assistant
+    ...<|im_end|>
+
+Marker strings inside the text of a corpus are neutralised: only this module writes markers.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from compeer_core.prompts import neutralise
+
+DOCUMENT_END = "<|endoftext|>"
+"""Separates documents in the plain-text files and ends each tokenised document."""
+
+_SPEAKER_LINE = re.compile(r"^([A-Z]|User|Assistant): (.*)$")
+
+
+class SourceKind(StrEnum):
+    """How a file is read."""
+
+    PLAIN = "plain"
+    """Text documents separated by a line `<|endoftext|>`."""
+    DIALOGUE = "dialogue"
+    """As `plain`, each line opened by one of two speakers (`A: `, `M: `, `User: ` ...)."""
+    ESCONV = "esconv"
+    """ESConv, one JSON object per line (`dialog[].speaker` is usr or sys)."""
+    COUNSELCHAT = "counselchat"
+    """counsel-chat CSV: a question and one answer per row; only rows of its train split."""
+
+
+class Source(FrozenModel):
+    """One file of the mix."""
+
+    path: str
+    """Relative to the corpora folder; `.gz` is read through gzip."""
+    kind: SourceKind
+    share: float = 1.0
+    """How often the file is seen in one epoch: 0.3 takes 30 % of its documents, 2 takes each twice."""
+
+
+def chat_document(turns: Sequence[tuple[str, str]]) -> str:
+    """Return one ChatML document; neighbouring turns of the same role become one.
+
+    Args:
+        turns: (role, text) with role "user" or "assistant".
+    """
+    merged: list[tuple[str, str]] = []
+    for role, text in turns:
+        text = neutralise(text.strip())
+        if not text:
+            continue
+        if merged and merged[-1][0] == role:
+            merged[-1] = (role, f"{merged[-1][1]}\n{text}")
+        else:
+            merged.append((role, text))
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in merged)
+
+
+def read_documents(folder: Path, source: Source) -> Iterator[str]:
+    """Yield every document of one file, in file order.
+
+    Raises:
+        ConfigError: The file is not there.
+    """
+    path = folder / source.path
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such corpus file (check data_dir and the sources)")
+    yield from _READERS[source.kind](path)
+
+
+def mixed_documents(folder: Path, sources: Sequence[Source], seed: int) -> list[str]:
+    """Return one epoch of the mix: every source by its share, shuffled by `seed`."""
+    rng = np.random.default_rng(seed)
+    mix: list[str] = []
+    for source in sources:
+        documents = list(read_documents(folder, source))
+        whole, rest = divmod(source.share, 1.0)
+        mix += documents * int(whole)
+        chosen = rng.choice(len(documents), size=round(rest * len(documents)), replace=False)
+        mix += [documents[i] for i in sorted(chosen)]
+    order = rng.permutation(len(mix))
+    return [mix[i] for i in order]
+
+
+def _open_text(path: Path) -> io.TextIOBase:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
+
+
+def _read_blocks(path: Path) -> Iterator[str]:
+    lines: list[str] = []
+    with _open_text(path) as file:
+        for line in file:
+            if line.strip() == DOCUMENT_END:
+                if text := "".join(lines).strip():
+                    yield text
+                lines = []
+            else:
+                lines.append(line)
+    if text := "".join(lines).strip():
+        yield text
+
+
+def _read_plain(path: Path) -> Iterator[str]:
+    return (neutralise(block) for block in _read_blocks(path))
+
+
+def _read_dialogue(path: Path) -> Iterator[str]:
+    for block in _read_blocks(path):
+        turns: list[tuple[str, str]] = []
+        opener = ""
+        for line in block.splitlines():
+            match = _SPEAKER_LINE.match(line)
+            if match is None:
+                continue  # a scene line before the talk
+            opener = opener or match[1]
+            turns.append(("user" if match[1] == opener else "assistant", match[2]))
+        if turns:
+            yield chat_document(turns)
+
+
+def _read_esconv(path: Path) -> Iterator[str]:
+    with _open_text(path) as file:
+        for line in file:
+            if line.strip():
+                turns = json.loads(line)["dialog"]
+                yield chat_document(
+                    [("user" if t["speaker"] == "usr" else "assistant", t["text"]) for t in turns]
+                )
+
+
+def _read_counselchat(path: Path) -> Iterator[str]:
+    with _open_text(path) as file:
+        for row in csv.DictReader(file):
+            if row.get("split", "train") != "train":
+                continue
+            question = " ".join(row["questionText"].split()) or row["questionTitle"]
+            answer = " ".join(re.sub(r"<[^>]+>", " ", row["answerText"]).split())
+            if answer:
+                yield chat_document([("user", question), ("assistant", answer)])
+
+
+_READERS: dict[SourceKind, Callable[[Path], Iterator[str]]] = {
+    SourceKind.PLAIN: _read_plain,
+    SourceKind.DIALOGUE: _read_dialogue,
+    SourceKind.ESCONV: _read_esconv,
+    SourceKind.COUNSELCHAT: _read_counselchat,
+}

@@ -1,0 +1,131 @@
+"""The byte-level BPE of COMPEER-nano: `python -m training tokenizer <config.toml>`.
+
+The part tags of the output grammar and the verdict words are single tokens, so that a judge can
+read a verdict from one position and a policy closes a part with one token. They are *added*
+tokens without the `special` flag: trl decodes with `skip_special_tokens=True` before it calls a
+reward function, and would lose the tags otherwise.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from compeer_core.config import FrozenModel
+from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from training.nano.corpus import Source, mixed_documents
+
+TAGS = tuple(
+    f"<{slash}{part}>"
+    for part in ("history", "emotion", "strategy", "reply")
+    for slash in ("", "/")
+)
+"""Opening and closing tag of each part of a turn."""
+VERDICT_WORDS = ("True", "False", "First", "Second", "Both", "Neither")
+"""The words a judge answers with, each one token."""
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Names as in Qwen2.5-VL, so that its processor and vLLM find them."""
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\n' -}}"
+    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+    "{%- for block in message['content'] -%}"
+    "{%- if block['type'] == 'image' -%}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- else -%}{{- block['text'] -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}"
+    "{{- '<|im_end|>\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+"""ChatML without a default system message; an image stands where its block stands."""
+
+
+class Config(FrozenModel):
+    """`[tokenizer]`: what is learnt from what."""
+
+    data_dir: Path
+    """Folder of the corpora."""
+    output: Path
+    """Folder that receives tokenizer.json and its companions."""
+    sources: tuple[Source, ...]
+    vocabulary_size: int = 4096
+    """Tokens in all, the added ones included."""
+    max_position_embeddings: int = 2048
+    label_repeats: int = 2000
+    """How often each label line of the grammar is added, so that label words become few tokens."""
+    seed: int = 0
+
+
+def label_lines() -> list[str]:
+    """Return every label line that a turn can hold, as the grammar writes them."""
+    lines = [f"Intensity: {n}" for n in range(1, 6)]
+    for name, labels in (
+        ("Stage", Stage),
+        ("Sentiment", Sentiment),
+        ("Emotion", Emotion),
+        ("Strategy", Strategy),
+    ):
+        lines += [f"{name}: {label.value}" for label in labels]
+    return lines
+
+
+def train_tokenizer(
+    documents: Iterable[str], vocabulary_size: int, max_length: int
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE with the tags, verdict words and ChatML tokens added.
+
+    Raises:
+        ValueError: `vocabulary_size` leaves no room for the 256 bytes and the added tokens.
+    """
+    added = len(TAGS) + len(VERDICT_WORDS) + len(SPECIAL_TOKENS)
+    if vocabulary_size < 256 + added:
+        raise ValueError(f"vocabulary_size must be at least {256 + added}, got {vocabulary_size}")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size - len(TAGS) - len(VERDICT_WORDS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(documents, trainer)
+    bpe.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    bpe.add_tokens([AddedToken(word, normalized=False, single_word=True) for word in VERDICT_WORDS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Train and save the tokenizer; a dry run only reads the corpora."""
+    documents = mixed_documents(config.data_dir, config.sources, config.seed)
+    if dry_run:
+        return
+    documents += label_lines() * config.label_repeats
+    tokenizer = train_tokenizer(documents, config.vocabulary_size, config.max_position_embeddings)
+    config.output.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(config.output)

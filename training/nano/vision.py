@@ -1,0 +1,170 @@
+"""The image tower of COMPEER-nano learns faces: `python -m training vision <config.toml>`.
+
+A linear head on the mean image token tells the seven expressions apart; the head is thrown away.
+SFT then only has to connect what the tower already sees with words. The tower's own accuracy is
+written beside the weights, so that a card can report what the pictures are worth.
+"""
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Transpose
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from compeer_core.config import FrozenModel
+from compeer_core.images import read_image
+from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from training.faces import FACE_CLASSES, Face, read_faces
+from training.nano.architecture import NanoShape
+
+logger = logging.getLogger(__name__)
+
+
+class Config(FrozenModel):
+    """`[vision]`: which faces, how long."""
+
+    faces: Path
+    """Folder of the packed faces."""
+    model: Path
+    """Checkpoint whose tower is trained, for example `runs/nano/pretrain/model`."""
+    output: Path
+    """Folder that receives the checkpoint with its trained tower and its processor."""
+    image_side: int = 112
+    """Images are scaled to at most this side squared, in pixels."""
+    epochs: int = 10
+    batch_size: int = 64
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    seed: int = 0
+
+
+def build_processor(
+    tokenizer_folder: Path, shape: NanoShape, image_side: int
+) -> ImageOnlyQwen2_5_VLProcessor:
+    """Return the processor of a nano checkpoint: one small image is at most 16 tokens."""
+    image_processor = Qwen2VLImageProcessorPil(
+        patch_size=shape.patch_size,
+        merge_size=2,
+        temporal_patch_size=2,
+        size={"shortest_edge": (4 * shape.patch_size) ** 2, "longest_edge": image_side**2},
+    )
+    return ImageOnlyQwen2_5_VLProcessor(
+        image_processor, AutoTokenizer.from_pretrained(tokenizer_folder)
+    )
+
+
+class _Faces:
+    """All faces as pixels of one size, patched by the processor in batches."""
+
+    def __init__(
+        self, faces: list[Face], processor: ImageOnlyQwen2_5_VLProcessor, side: int
+    ) -> None:
+        self._images = [
+            read_image(face.data).to_pil().convert("RGB").resize((side, side)) for face in faces
+        ]
+        self.labels = torch.tensor([FACE_CLASSES.index(face.face_class) for face in faces])
+        self._processor = processor.image_processor
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def batch(self, rows: list[int], flips: list[bool]) -> tuple[Tensor, Tensor]:
+        """Return patches and grid of the chosen photos, some of them mirrored."""
+        images = [
+            self._images[row].transpose(Transpose.FLIP_LEFT_RIGHT) if flip else self._images[row]
+            for row, flip in zip(rows, flips, strict=True)
+        ]
+        out = self._processor(images=images, return_tensors="pt")
+        return out["pixel_values"], out["image_grid_thw"]
+
+
+class _Classifier(nn.Module):
+    def __init__(self, tower: nn.Module, width: int) -> None:
+        super().__init__()
+        self.tower = tower
+        self.head = nn.Linear(width, len(FACE_CLASSES))
+
+    def forward(self, pixels: Tensor, grid: Tensor) -> Tensor:
+        tokens = self.tower(pixels, grid_thw=grid).pooler_output
+        means = tokens.view(len(grid), -1, tokens.shape[-1]).mean(1)
+        logits: Tensor = self.head(functional.normalize(means, dim=-1) * math.sqrt(means.shape[-1]))
+        return logits
+
+
+def _accuracy(classifier: _Classifier, faces: _Faces) -> tuple[float, dict[str, float]]:
+    """Return the share of right classes in all and by class."""
+    predictions = []
+    classifier.eval()
+    with torch.no_grad():
+        for start in range(0, len(faces), 128):
+            rows = list(range(start, min(start + 128, len(faces))))
+            predictions.append(classifier(*faces.batch(rows, [False] * len(rows))).argmax(-1))
+    classifier.train()
+    right = torch.cat(predictions) == faces.labels
+    by_class = {
+        name: right[faces.labels == index].float().mean().item()
+        for index, name in enumerate(FACE_CLASSES)
+    }
+    return right.float().mean().item(), by_class
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Train the tower on the train photos and save the checkpoint with its processor."""
+    faces = read_faces(config.faces)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model)
+    sizes: Any = model.config
+    shape = NanoShape(patch_size=sizes.vision_config.patch_size)
+    processor = build_processor(config.model, shape, config.image_side)
+    if dry_run:
+        return
+    torch.manual_seed(config.seed)
+    rng = np.random.default_rng(config.seed)
+    train, valid = (
+        _Faces([f for f in faces if f.split == split], processor, config.image_side)
+        for split in ("train", "valid")
+    )
+    classifier = _Classifier(model.model.visual, sizes.text_config.hidden_size)
+    optimizer = torch.optim.AdamW(
+        classifier.parameters(), lr=config.lr, weight_decay=config.weight_decay
+    )
+    steps_an_epoch = len(train) // config.batch_size
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.lr, total_steps=steps_an_epoch * config.epochs, pct_start=0.1
+    )
+    report: dict[str, object] = {}
+    for epoch in range(config.epochs):
+        order = rng.permutation(len(train)).tolist()
+        total = 0.0
+        for step in range(steps_an_epoch):
+            rows = order[step * config.batch_size : (step + 1) * config.batch_size]
+            pixels, grid = train.batch(rows, (rng.random(len(rows)) < 0.5).tolist())
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = classifier(pixels, grid)
+            loss = functional.cross_entropy(logits.float(), train.labels[rows], label_smoothing=0.1)
+            loss.backward()
+            nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+            total += loss.item()
+        accuracy, by_class = _accuracy(classifier, valid)
+        report = {
+            "epoch": epoch + 1,
+            "train_loss": total / steps_an_epoch,
+            "validation_photos": len(valid),
+            "validation_accuracy": accuracy,
+            "by_class": by_class,
+        }
+        logger.info("%s", report)
+        config.output.mkdir(parents=True, exist_ok=True)
+        (config.output / "vision.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+    model.save_pretrained(config.output)
+    processor.save_pretrained(config.output)

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning of the policy: dialogues become turns in the output grammar."""

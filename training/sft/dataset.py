@@ -1,0 +1,215 @@
+"""The first SFT set: ESConv's supporter turns written in the output grammar.
+
+Labels come from the corpus: the strategy of the turn, the emotion and problem of the dialogue, the
+intensity between the seeker's ratings before and after (by the place of the turn), the stage from
+the place of the turn. The sentences around them are put together from `wording.toml`, the seeker's
+own words and the labels; no model wrote them and no person checked them.
+
+Two rules depart from the dialogue-level labels, because a turn can plainly contradict them: a
+seeker who has only greeted is Neutral, and thanks near the end of a talk that helped are Joy.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compeer_core.dialogue import Speaker, Utterance
+from compeer_core.reasoning import (
+    EmotionStep,
+    HistoryStep,
+    Reasoning,
+    StrategyStep,
+    SupportTurn,
+    render,
+)
+from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage
+from training.esconv import AnnotatedDialogue
+from training.samples import Sample, SampleUtterance
+
+GREETING_WORDS = 6
+"""A seeker who has said at most so many words in all has not told anything yet."""
+
+_THANKS = re.compile(
+    r"\b(thank\w*|helpful|helped|feel(?:ing)? (?:much |a (?:lot|little|bit) )?better|great idea)\b",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_MARKUP = re.compile(r"[<>\[\]{}\"]")
+
+
+@dataclass(frozen=True)
+class TurnLabels:
+    """The closed labels of one supporter turn."""
+
+    stage: Stage
+    emotion: Emotion
+    intensity: int
+
+
+def stage_at(place: float) -> Stage:
+    """Return the stage at `place`, the share of the supporter's turns that came before, in [0, 1]."""
+    return (Stage.EXPLORATION, Stage.COMFORTING, Stage.ACTION)[min(2, int(place * 3))]
+
+
+def label_turn(source: AnnotatedDialogue, turn: int) -> TurnLabels:
+    """Return the labels of the supporter turn with index `turn`, by the rules of this module."""
+    before = source.dialogue.utterances[:turn]
+    supporter_turns = [i for i, s in enumerate(source.strategies) if s is not None]
+    place = supporter_turns.index(turn) / len(supporter_turns)
+    said = [u.text for u in before if u.speaker is Speaker.SEEKER]
+    drop = source.initial_intensity - source.final_intensity
+    if sum(len(text.split()) for text in said) <= GREETING_WORDS:
+        return TurnLabels(Stage.EXPLORATION, Emotion.NEUTRAL, 1)
+    if place >= 0.6 and drop > 0 and said and _THANKS.search(said[-1]):
+        return TurnLabels(stage_at(place), Emotion.JOY, 2)
+    intensity = round(source.initial_intensity - drop * place)
+    return TurnLabels(stage_at(place), source.emotion, min(5, max(1, intensity)))
+
+
+def build_samples(
+    dialogues: Iterable[AnnotatedDialogue],
+    faces: Mapping[str, Sequence[str]],
+    face_class_of: Mapping[Emotion, str],
+    *,
+    face_share: float,
+    history_characters: int,
+    seed: int,
+) -> Iterator[Sample]:
+    """Yield one sample per supporter turn that follows at least one seeker turn.
+
+    Args:
+        dialogues: Annotated source dialogues.
+        faces: Names of the photos that may be used, by face class.
+        face_class_of: The class shown beside each emotion.
+        face_share: Share of turns whose last seeker message gets a fitting photo, in [0, 1].
+        history_characters: Oldest turns are left out beyond this; the last turn always stays.
+        seed: Draws the wording and the photos.
+    """
+    rng = np.random.default_rng(seed)
+    for source in dialogues:
+        for turn, strategy in enumerate(source.strategies):
+            before = source.dialogue.utterances[:turn]
+            if strategy is None or not before or before[-1].speaker is not Speaker.SEEKER:
+                continue
+            labels = label_turn(source, turn)
+            face_class = face_class_of[labels.emotion]
+            face = None
+            if faces.get(face_class) and rng.random() < face_share:
+                face = str(rng.choice(faces[face_class]))
+            reasoning = Reasoning(
+                _history_step(source, before, labels, rng),
+                _emotion_step(before, labels, face_class if face else None, rng),
+                StrategyStep(
+                    _draw(rng, _wording()["strategy"]["reason"][strategy.value]), strategy
+                ),
+            )
+            reply = source.dialogue.utterances[turn].text
+            yield Sample(
+                id=f"{source.dialogue.id}#{turn}",
+                dialogue_id=source.dialogue.id,
+                problem=source.problem,
+                strategy=strategy.value,
+                history=_history(before, face, history_characters),
+                completion=render(SupportTurn(reasoning, _clean(reply, quotes=True))),
+            )
+
+
+def _history(
+    before: Sequence[Utterance], face: str | None, limit: int
+) -> tuple[SampleUtterance, ...]:
+    kept: list[SampleUtterance] = []
+    characters = 0
+    for utterance in reversed(before):
+        characters += len(utterance.text)
+        if kept and characters > limit:
+            break
+        kept.append(
+            SampleUtterance(
+                speaker=utterance.speaker, text=utterance.text, face=None if kept else face
+            )
+        )
+    return tuple(reversed(kept))
+
+
+def _history_step(
+    source: AnnotatedDialogue,
+    before: Sequence[Utterance],
+    labels: TurnLabels,
+    rng: np.random.Generator,
+) -> HistoryStep:
+    words = _wording()
+    if labels.emotion is Emotion.NEUTRAL:
+        sentences = [_draw(rng, words["history"]["unknown"])]
+    else:
+        problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
+        sentences = [
+            _draw(rng, words["history"]["issue"]).format(problem=problem),
+            _draw(rng, words["history"]["quote"]).format(quote=_quote(before[-1].text)),
+        ]
+    sentences.append(_draw(rng, words["history"]["stage"][labels.stage.value]))
+    return HistoryStep(" ".join(sentences), labels.stage)
+
+
+def _emotion_step(
+    before: Sequence[Utterance],
+    labels: TurnLabels,
+    face_class: str | None,
+    rng: np.random.Generator,
+) -> EmotionStep:
+    words = _wording()["emotion"]
+    sentences: list[str] = []
+    if labels.emotion is Emotion.NEUTRAL:
+        sentences.append(_draw(rng, words["neutral"]))
+    elif labels.emotion is Emotion.JOY:
+        sentences.append(_draw(rng, words["relief"]))
+    else:
+        name = _draw(rng, words["name"][labels.emotion.value])
+        cue = _cue(before, words["words"][labels.emotion.value])
+        pattern = _draw(rng, words["cue"] if cue else words["plain"])
+        sentences.append(pattern.format(cue=cue, emotion=name))
+        sentences.append(_draw(rng, words["intensity"][str(labels.intensity)]))
+    if face_class is not None:
+        sentences.insert(int(rng.integers(0, 2)), _draw(rng, words["face"][face_class]))
+    return EmotionStep(
+        " ".join(sentences), SENTIMENT_OF[labels.emotion], labels.emotion, labels.intensity
+    )
+
+
+def _quote(text: str, longest: int = 12) -> str:
+    """Return the longest sentence of a message, cut to `longest` words."""
+    sentences = [s.strip() for s in _SENTENCE.findall(text)] or [text.strip()]
+    words = _clean(max(sentences, key=len)).split()
+    return " ".join(words[:longest]) + (" ..." if len(words) > longest else "")
+
+
+def _cue(before: Sequence[Utterance], cues: Sequence[str]) -> str | None:
+    """Return the latest word of the seeker's that is a cue."""
+    for utterance in reversed(before):
+        if utterance.speaker is Speaker.SEEKER:
+            found: list[str] = [
+                w for w in re.findall(r"[a-z']+", utterance.text.lower()) if w in cues
+            ]
+            if found:
+                return found[-1]
+    return None
+
+
+def _clean(text: str, *, quotes: bool = False) -> str:
+    """Return `text` without characters that could be read as mark-up of a turn."""
+    text = text.replace('"', "'") if not quotes else text
+    return re.sub(r"[<>]", "", text) if quotes else _MARKUP.sub("", text)
+
+
+def _draw(rng: np.random.Generator, variants: Sequence[str]) -> str:
+    return variants[int(rng.integers(len(variants)))]
+
+
+@cache
+def _wording() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("wording.toml").read_text(encoding="utf-8"))

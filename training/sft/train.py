@@ -1,0 +1,86 @@
+"""SFT of a policy on turns in the output grammar: `python -m training sft <config.toml>`.
+
+The loss is on the completion alone: three steps and the reply, never the history.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from compeer_core.backends.protocol import Message
+from compeer_core.config import FrozenModel
+from compeer_core.prompts import policy_messages
+from training.esconv import read_esconv
+from training.faces import face_class_of, read_faces
+from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
+from training.run_directory import RunDirectory
+from training.samples import SPLITS, Sample, read_records, write_records
+from training.sft.dataset import build_samples
+
+
+class Config(FrozenModel):
+    """`[sft]`: which dialogues, which base, how long."""
+
+    esconv: Path
+    """Folder with ESConv's `train.txt.gz`, `valid.txt.gz` and `test.txt.gz`."""
+    faces: Path
+    """Folder of the packed faces."""
+    base: Path
+    """Checkpoint to start from."""
+    output: Path
+    """Run directory: `samples.<split>.jsonl`, then `model` or `adapter`."""
+    face_share: float = 0.25
+    """Share of turns whose last seeker message gets a photo that fits the emotion."""
+    history_characters: int = 1200
+    """Older turns are left out beyond this."""
+    row_share: float = 1.0
+    """Share of the samples that is trained on, drawn by the seed."""
+    training: FineTuning = FineTuning()
+
+
+def prepare_samples(config: Config, output: Path) -> None:
+    """Write the samples of every split, unless they are there; photos never cross splits."""
+    photos = read_faces(config.faces)
+    class_of = face_class_of(config.faces)
+    for split in SPLITS:
+        path = output / f"samples.{split}.jsonl"
+        if path.exists():
+            continue
+        by_class: dict[str, list[str]] = {}
+        for photo in photos:
+            if photo.split == ("train" if split == "train" else "valid"):
+                by_class.setdefault(photo.face_class, []).append(photo.file)
+        write_records(
+            path,
+            build_samples(
+                read_esconv(config.esconv / f"{split}.txt.gz", split),
+                by_class,
+                class_of,
+                face_share=config.face_share,
+                history_characters=config.history_characters,
+                seed=config.training.seed,
+            ),
+        )
+
+
+def sample_row(sample: Sample, faces: dict[str, bytes]) -> Row:
+    """Return one sample in trl's columns; `length` is an estimate in characters."""
+    prompt, images = message_rows(policy_messages(sample.dialogue(faces), "trained"))
+    completion, _ = message_rows([Message("assistant", (sample.completion,))])
+    length = sum(len(turn.text) for turn in sample.history) + len(sample.completion)
+    return {"prompt": prompt, "completion": completion, "images": images, "length": length}
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Build the samples and train; a dry run stops after the samples are counted."""
+    directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
+    prepare_samples(config, directory.path)
+    samples = list(read_records(directory.path / "samples.train.jsonl", Sample))
+    chosen = np.random.default_rng(config.training.seed).permutation(len(samples))
+    chosen = chosen[: max(1, round(config.row_share * len(samples)))]
+    directory.log("%d samples, %d of them used", len(samples), len(chosen))
+    if dry_run:
+        return
+    photos = {face.file: face.data for face in read_faces(config.faces)}
+    rows = [sample_row(samples[i], photos) for i in sorted(chosen.tolist())]
+    fine_tune(config.base, rows, config.training, directory, resume=resume is not None)
