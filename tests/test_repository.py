@@ -83,7 +83,7 @@ def test_importing_the_core_loads_neither_torch_nor_gradio():
     code = (
         "import sys, compeer_core.dialogue, compeer_core.reasoning, compeer_core.unifireward, "
         "compeer_core.conversation, compeer_core.registry; "
-        "sys.exit(' '.join({'torch', 'transformers', 'gradio'} & set(sys.modules)))"
+        "sys.exit(' '.join({'torch', 'transformers', 'gradio'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
