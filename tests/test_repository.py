@@ -1,6 +1,8 @@
 """Files that people and programs read before any code runs: they say what is true."""
 
 import ast
+import doctest
+import importlib
 import os
 import re
 import subprocess
@@ -16,6 +18,12 @@ from training.stages import STAGES, load_stage
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "training" / "configs").rglob("*.toml"))
+MODULES_WITH_EXAMPLES = sorted(
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    for package in ("compeer_core", "training", "ui_components")
+    for path in (ROOT / package).rglob("*.py")
+    if ">>>" in path.read_text(encoding="utf-8")
+)
 MEGABYTE = 1_000_000
 
 
@@ -66,6 +74,11 @@ def test_every_shipped_config_loads(path):
     assert stage in STAGES, f"{path.name}: its name must begin with the name of its stage"
 
     load_toml(path, load_stage(stage).Config)
+
+
+@pytest.mark.parametrize("module", MODULES_WITH_EXAMPLES)
+def test_examples_in_docstrings_give_what_they_say(module):
+    assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 @pytest.mark.parametrize("package", ["compeer_core", "training", "ui_components"])
