@@ -166,12 +166,12 @@ class Dialect:
         """
         if "max_completion_tokens" in complaint and not self.renamed_budget:
             return replace(self, renamed_budget=True)
-        unknown = NOT_KNOWN.search(complaint) is not None
-        for option in CAN_BE_LEFT_OUT:
-            # A server that says nothing helpful most often stumbles over the first of them.
-            named = unknown and option in complaint
-            if option in self.speak(body) and (named or option == CAN_BE_LEFT_OUT[0]):
-                return replace(self, left_out=self.left_out | {option})
+        present = [option for option in CAN_BE_LEFT_OUT if option in self.speak(body)]
+        named = [option for option in present if option in complaint]
+        if named and NOT_KNOWN.search(complaint):
+            return replace(self, left_out=self.left_out | {named[0]})
+        if "stream_options" in present:  # the likeliest, where the server does not say
+            return replace(self, left_out=self.left_out | {"stream_options"})
         return None
 
 
@@ -248,6 +248,7 @@ class _Exchange:
         self.arrivals: queue.SimpleQueue[str | _End] = queue.SimpleQueue()
         self._backend = backend
         self._patience = backend.patience
+        self._dialect = backend.dialect
         self._body = body
         self._budget = budget
         self._chunks = 0
@@ -273,16 +274,17 @@ class _Exchange:
                         return
                     except _TransientError as problem:
                         if self._chunks:
-                            self._fail("lost the connection in mid-reply", cause=problem)
+                            self._fail("lost the connection in mid-reply; try again", cause=problem)
                         wait = self._wait_before(number + 1, problem)
                         late = clock() - started + wait > self._patience.retry_seconds
                         if late or number == self._patience.tries:
-                            tried = "once" if number == 1 else f"{number} times"
-                            self._fail(f"{problem.sentence} (tried {tried})", cause=problem)
+                            tries = "once" if number == 1 else f"{number} times"
+                            what = f"{problem.sentence}, tried {tries}; try again in a minute"
+                            self._fail(what, cause=problem)
                         logger.info("%s: try %d failed", self._backend.endpoint, number)
                         await asyncio.sleep(wait)
         except TimeoutError as error:
-            self._fail("took too long", cause=error)
+            self._fail("took too long; try again", cause=error)
 
     def _wait_before(self, number: int, problem: _TransientError) -> float:
         backoff = self._patience.backoff_seconds * 2.0 ** (number - 2) * random.uniform(0.5, 1.0)
@@ -298,8 +300,8 @@ class _Exchange:
                 return
             if not limit.expired():
                 raise
-            what = "stopped sending in mid-reply" if self._chunks else "did not begin to answer"
-            self._fail(f"{what} in time", cause=error)
+            what = "fell silent in mid-reply" if self._chunks else "did not begin to answer in time"
+            self._fail(f"{what}; try again", cause=error)
         except httpx.TransportError as error:
             if self._finished:
                 return
@@ -309,33 +311,32 @@ class _Exchange:
 
     async def _request(self, limit: asyncio.Timeout) -> None:
         backend = self._backend
-        dialect: Dialect | None = backend.dialect
-        while dialect is not None:
-            body = dialect.speak(self._body)
+        while True:
+            body = self._dialect.speak(self._body)
             async with backend.client.stream("POST", backend.endpoint, json=body) as response:
                 if response.status_code == httpx.codes.OK:
-                    if dialect != backend.dialect:
-                        logger.warning("%s is spoken to with %s", backend.endpoint, dialect)
-                        backend.dialect = dialect
+                    if self._dialect != backend.dialect:
+                        logger.warning("%s is spoken to with %s", backend.endpoint, self._dialect)
+                        backend.dialect = self._dialect
                     await self._read(response, limit)
                     return
                 complaint = await _beginning(response)
                 if response.status_code not in {400, 422} or TOO_LONG.search(complaint):
                     self._refused(response, complaint)
-                dialect = dialect.after(self._body, complaint)
-        self._fail("rejects the request (400)")
+                following = self._dialect.after(self._body, complaint)
+                if following is None:
+                    self._refused(response, complaint)
+                self._dialect = following
 
     def _refused(self, response: httpx.Response, complaint: str) -> Never:
         status = response.status_code
         if status in {408, 429} or status >= 500:
-            sentence = (
-                "has too much to do" if status == httpx.codes.TOO_MANY_REQUESTS else "has a fault"
-            )
+            sentence = "has too much to do" if status == 429 else "has a fault"
             wait = _retry_after(response.headers.get("retry-after", ""))
             raise _TransientError(f"{sentence} ({status})", wait)
         if status in {401, 403}:
             self._fail(f"does not accept the key ({status}); set {' or '.join(KEY_VARIABLES)}")
-        if status == httpx.codes.NOT_FOUND:
+        if status == 404:
             self._fail("is not known at this address (404); check the name, and the URL up to /v1")
         if status == 413 or TOO_LONG.search(complaint):
             self._fail(f"cannot take a conversation of this length ({status}); begin a new one")
