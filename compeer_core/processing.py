@@ -13,16 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import (  # noqa: TID253  (a subclass needs its base class when it is defined)
+from transformers import (
     AutoProcessor,
     AutoTokenizer,
     PretrainedConfig,
     ProcessorMixin,
     Qwen2_5_VLProcessor,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (  # noqa: TID253  (as above)
-    Qwen2VLImageProcessorPil,
-)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 QWEN2_5_VL = "qwen2_5_vl"
 
@@ -42,7 +40,7 @@ _SHARED_WITH_VIDEO = (
 )
 
 
-class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):  # noqa: N801  (named after its base)
+class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
     """`Qwen2_5_VLProcessor` without the video part, and so without torchvision.
 
     Images are prepared by PIL on every machine, so that a checkpoint sees the same pixels in
@@ -98,11 +96,22 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):  # noqa: N801  (named a
         # The base class has just written this class's name into tokenizer_config.json.
         self.tokenizer._set_processor_class(Qwen2_5_VLProcessor.__name__)
         self.tokenizer.save_pretrained(save_directory)
+        self._name_tokenizer_for_all_releases(Path(save_directory, "tokenizer_config.json"))
         description = self.to_dict()
-        legacy = description["image_processor"] | {"processor_class": description["processor_class"]}
+        legacy = description["image_processor"] | {
+            "processor_class": description["processor_class"]
+        }
         path = Path(save_directory, "preprocessor_config.json")
         path.write_text(json.dumps(legacy, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         return [*files, str(path)]
+
+    @staticmethod
+    def _name_tokenizer_for_all_releases(path: Path) -> None:
+        """Transformers 5 calls `PreTrainedTokenizerFast` by a name that release 4 does not know."""
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config.get("tokenizer_class") == "TokenizersBackend":
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+            path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def load_processor(path: str | Path, **kwargs: Any) -> Any:

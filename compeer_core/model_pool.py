@@ -1,0 +1,417 @@
+"""One set of weights in memory for all that use it: policies and judges, with or without adapters.
+
+`load_transformers` and `load_label_scorer` are what the registry calls. Two models of the same
+checkpoint share its weights and the thread that runs them; LoRA adapters lie beside the weights and
+are switched from job to job. What cannot be loaded is a `CheckpointError` that names the file and
+the way out. Weights are read from safetensors only, and code that comes with a checkpoint is
+never run.
+"""
+
+import functools
+import json
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForImageTextToText,
+)
+
+from compeer_core.backends.transformers_ import (
+    ChatModel,
+    OwnerThread,
+    TransformersBackend,
+    TransformersScorer,
+)
+from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.processing import load_processor
+
+logger = logging.getLogger(__name__)
+
+Quantization = Literal["4bit", "8bit"]
+
+SMALL = 100_000_000
+"""Below this many parameters one core is as fast as several: on two cores, COMPEER-nano takes 7 ms
+a token with either, and when another process wants the second core, waiting for it costs far more."""
+
+HALF_PRECISION_FROM = 1_000_000_000
+"""From this many parameters on, memory decides on a CPU too, and weights stay in 16 bits. Below, 32
+bits are faster: 7.0 ms a token against 8.0 ms for COMPEER-nano on a CPU with AVX-512 bf16."""
+
+TORCH_THREADS = torch.get_num_threads()
+"""As torch starts; a thread that is started later inherits what another thread has set."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_transformers(
+    path_or_hub_name: str,
+    *,
+    adapter: Path | None = None,
+    quantize: Quantization | None = None,
+    device: str | None = None,
+    pool: "ModelPool | None" = None,
+) -> TransformersBackend:
+    """Load a model that writes.
+
+    Args:
+        path_or_hub_name: A checkpoint folder, or a name on the Hugging Face hub.
+        adapter: Folder of a LoRA adapter for it.
+        quantize: Load the weights in 4 or 8 bits (bitsandbytes).
+        device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" is CUDA where there is some.
+        pool: Where weights are shared; the process's own by default.
+
+    Raises:
+        CheckpointError: It cannot be loaded.
+        ConfigError: There is no such device.
+    """
+    lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
+    return TransformersBackend(lease.name, lease.chat, lease.adapter, lease.release)
+
+
+def load_label_scorer(
+    path_or_hub_name: str,
+    *,
+    adapter: Path | None = None,
+    quantize: Quantization | None = None,
+    device: str | None = None,
+    pool: "ModelPool | None" = None,
+) -> TransformersScorer:
+    """Load a model that judges. As `load_transformers`, and sharing weights with it."""
+    lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
+    return TransformersScorer(lease.name, lease.chat, lease.adapter, lease.release)
+
+
+@functools.cache
+def shared_pool() -> "ModelPool":
+    """The pool of this process: its memory is what there is to share."""
+    return ModelPool()
+
+
+# --- sharing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to use a set of weights, until it is released."""
+
+    name: str
+    chat: ChatModel
+    adapter: str | None
+    release: Callable[[], None]
+
+
+@dataclass
+class _Base:
+    chat: ChatModel
+    adapters: dict[Path, str] = field(default_factory=dict)
+    users: int = 0
+
+
+class ModelPool:
+    """Sets of weights in memory. Thread-safe; each is loaded once and freed with its last user."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bases: dict[tuple[str, str | None, str], _Base] = {}
+
+    def lease(
+        self, source: str, adapter: Path | None, quantize: Quantization | None, device: str | None
+    ) -> Lease:
+        """Get a set of weights with an adapter; see `load_transformers`."""
+        place = resolve_device(device)
+        folder = as_folder(source)
+        key = (str(folder.resolve()) if folder else source, quantize, str(place))
+        with self._lock:
+            base = self._bases.get(key)
+            if base is None:
+                base = _Base(_load_base(source, folder, quantize, place))
+                self._bases[key] = base
+            try:
+                attached = None if adapter is None else _attached(base, Path(adapter).resolve())
+            except BaseException:
+                self._drop_unused(key)
+                raise
+            base.users += 1
+        name = base.chat.name if adapter is None else f"{base.chat.name}+{Path(adapter).name}"
+        return Lease(name, base.chat, attached, functools.cache(lambda: self._release(key)))
+
+    def _release(self, key: tuple[str, str | None, str]) -> None:
+        with self._lock:
+            self._bases[key].users -= 1
+            self._drop_unused(key)
+
+    def _drop_unused(self, key: tuple[str, str | None, str]) -> None:
+        if self._bases[key].users == 0:
+            self._bases.pop(key).chat.owner.close()
+
+
+def resolve_device(device: str | None) -> torch.device:
+    """Return the device that a name stands for.
+
+    Raises:
+        ConfigError: There is none of that name here.
+    """
+    if device in {None, "", "auto"}:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(str(device))
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r}: not a device; use cpu, cuda, cuda:1, mps") from error
+    count = torch.cuda.device_count() if place.type == "cuda" else 1
+    missing = (place.index or 0) >= count or (
+        place.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if missing or place.type not in {"cpu", "cuda", "mps"}:
+        raise ConfigError(
+            f"device {device!r}: there is none here; leave it out to use the best one"
+        )
+    return place
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+def as_folder(source: str) -> Path | None:
+    """The folder that a source names, or None if it is a name on the hub.
+
+    Raises:
+        CheckpointError: It can only be a folder, and there is none.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    looks_like_path = source.startswith((".", "~", "/")) or "\\" in source or source.count("/") > 1
+    if path.exists() or looks_like_path or not source:
+        raise CheckpointError(
+            f"{source or '(nothing)'}: no such folder; give a checkpoint's folder"
+        )
+    return None
+
+
+def check_folder(folder: Path) -> None:
+    """Make sure that a checkpoint folder is whole, before anything large is read.
+
+    Raises:
+        CheckpointError: A file is missing or damaged; the message names it and the way out.
+    """
+    _one_of(folder, ("config.json",), "it says what kind of model this is")
+    _one_of(folder, TOKENIZER_FILES, "without it there is no tokenizer")
+    _one_of(folder, PROCESSOR_FILES, "without it pictures cannot be prepared")
+    for path in sorted(folder.glob("*.json")):
+        _read_json(path)
+    index = folder / "model.safetensors.index.json"
+    weights = [folder / "model.safetensors"]
+    if index.exists() and not weights[0].exists():
+        weights = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
+    for path in weights:
+        _check_weights(path)
+
+
+def _one_of(folder: Path, names: tuple[str, ...], reason: str) -> None:
+    if not any((folder / name).is_file() for name in names):
+        raise CheckpointError(
+            f"{folder / names[0]} is missing: {reason}; copy the whole checkpoint folder again"
+        )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not valid JSON ({error}); copy it again from where the checkpoint came from"
+        ) from error
+
+
+def _check_weights(path: Path) -> None:
+    """A safetensors file begins with the length of its header, and the header knows its own end."""
+    if not path.is_file():
+        pickles = [found.name for kind in PICKLES for found in path.parent.glob(kind)]
+        if pickles:
+            raise CheckpointError(
+                f"{path.parent} holds pickled weights ({pickles[0]}), which can run code when they "
+                "are loaded; convert them to safetensors (save_pretrained does it) and try again"
+            )
+        raise CheckpointError(f"{path} is missing; copy the whole checkpoint folder again")
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 0 < length < size else None
+        if header is None:
+            raise ValueError("no header")
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a safetensors file ({error}); copy it again"
+        ) from error
+    if size != 8 + length + max(ends, default=0):
+        raise CheckpointError(
+            f"{path} is cut short: it has {size} bytes and should have "
+            f"{8 + length + max(ends, default=0)}; copy it again"
+        )
+
+
+def _load_base(
+    source: str, folder: Path | None, quantize: Quantization | None, place: torch.device
+) -> ChatModel:
+    name = folder.resolve().name if folder else source
+    if folder is not None:
+        check_folder(folder)
+    owner = OwnerThread(name)
+    try:
+        return owner.call(lambda: _load(source, folder, name, quantize, place, owner))
+    except BaseException:
+        owner.close()
+        raise
+
+
+def _load(
+    source: str,
+    folder: Path | None,
+    name: str,
+    quantize: Quantization | None,
+    place: torch.device,
+    owner: OwnerThread,
+) -> ChatModel:
+    location = str(folder or source)
+    try:
+        _check_kind(location, name)
+        processor = load_processor(location)
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            location,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            device_map={"": place},
+            **_precision(quantize, place),
+        )
+    except CompeerError:
+        raise
+    except Exception as error:
+        # Loaders raise nearly everything on a broken checkpoint; each of it means the same here.
+        raise CheckpointError(_advice(name, folder, quantize, error)) from error
+    model, report = loaded
+    problems = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if problems:
+        raise CheckpointError(
+            f"{name}: {len(problems)} weights are missing or of the wrong shape, first "
+            f"{problems[0]}; config.json and the weights do not belong together"
+        )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if quantize is None and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
+        model = model.float()
+    model.eval().requires_grad_(False)
+    small = place.type == "cpu" and parameters < SMALL
+    torch.set_num_threads(1 if small else TORCH_THREADS)
+    chat = ChatModel(name, model, processor, owner)
+    chat.warm_up()
+    logger.info("loaded %s: %.1f M parameters, %s, %s", name, parameters / 1e6, model.dtype, place)
+    return chat
+
+
+def _check_kind(location: str, name: str) -> None:
+    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise CheckpointError(
+            f"{name} is a {config.model_type} model, which is not a vision-language model; "
+            "COMPEER needs one that AutoModelForImageTextToText loads"
+        )
+    if config.is_encoder_decoder:
+        raise CheckpointError(
+            f"{name} is an encoder-decoder ({config.model_type}); COMPEER needs a chat model"
+        )
+
+
+def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, Any]:
+    dtype: Any = "auto"
+    if place.type == "cuda":
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if quantize is None:
+        return {"dtype": dtype}
+    from transformers import BitsAndBytesConfig
+
+    compute = dtype if place.type == "cuda" else torch.float32
+    settings = (
+        BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute
+        )
+        if quantize == "4bit"
+        else BitsAndBytesConfig(load_in_8bit=True)
+    )
+    return {"dtype": compute, "quantization_config": settings}
+
+
+def _advice(name: str, folder: Path | None, quantize: Quantization | None, error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    found = f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    if quantize is not None:
+        return (
+            f"{name} cannot be loaded in {quantize} ({found}); load it without --quantize, "
+            "or on a CUDA device"
+        )
+    if folder is None:
+        return (
+            f"{name}: neither a folder here nor a model that could be loaded from the hub ({found})"
+            f"; check the name and the network, or run `hf download {name}` and give the folder"
+        )
+    return f"{folder} cannot be loaded ({found}); check that the folder is complete and undamaged"
+
+
+# --- adapters ----------------------------------------------------------------------------------
+
+
+def _attached(base: _Base, folder: Path) -> str:
+    """The name under which an adapter lies beside the weights; it is loaded if it does not yet."""
+    if folder not in base.adapters:
+        _one_of(folder, ("adapter_config.json",), "it says what the adapter changes")
+        _read_json(folder / "adapter_config.json")
+        _check_weights(folder / "adapter_model.safetensors")
+        name = f"adapter{len(base.adapters)}"
+        base.chat.owner.call(lambda: _attach(base.chat, folder, name))
+        base.adapters[folder] = name
+    return base.adapters[folder]
+
+
+def _attach(chat: ChatModel, folder: Path, name: str) -> None:
+    # On import, peft imports bitsandbytes, and that warns that a kernel of its own is missing.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    import peft
+
+    adapted = chat.adapted
+    try:
+        config = peft.PeftConfig.from_pretrained(str(folder))
+        if config.is_prompt_learning:
+            raise ValueError(f"{config.peft_type} is not a LoRA adapter")
+        config.inference_mode = True
+        weights = peft.load_peft_weights(str(folder), device="cpu")
+        if adapted is None:
+            with warnings.catch_warnings():
+                # peft 0.21 still reads a property that transformers 5.23 has renamed.
+                warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
+                adapted = peft.PeftModel(chat.model, config, adapter_name=name)
+        else:
+            adapted.add_adapter(name, config)
+        chat.adopt(adapted)
+        expected = peft.get_peft_model_state_dict(adapted, adapter_name=name)
+        if different := sorted(expected.keys() ^ weights.keys()):
+            raise ValueError(f"{len(different)} weights differ, first {different[0]}")
+        peft.set_peft_model_state_dict(adapted, weights, adapter_name=name)
+        adapted.eval()
+    except Exception as error:
+        if adapted is not None and name in adapted.peft_config:
+            adapted.delete_adapter(name)
+        raise CheckpointError(
+            f"{folder} does not fit {chat.name} ({type(error).__name__}: {error}); "
+            "give the base model that the adapter was trained on"
+        ) from error
