@@ -1,0 +1,260 @@
+"""A policy and its judge on held-out dialogues: `python -m training evaluate <config.toml>`.
+
+The policy answers turns of the test split with the sampling of its card. Reported are the share of
+turns that parse as complete, how often its labels are the corpus's, and the perplexity of the
+corpus's own turns. The judge rates held-out turns in which mistakes were put by rule.
+
+The results go to `assets/results`, from where README and cards take them.
+"""
+
+import datetime
+import logging
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from compeer_core.policy import Controls, Policy
+from compeer_core.prompts import policy_messages
+from compeer_core.reasoning import STEPS, Reading, TurnFinished, parse
+from compeer_core.registry import Registry
+from compeer_core.taxonomy import Preference
+from compeer_core.unifireward import Judge, ResponseVerdict, StepVerdict
+from training import results
+from training.evaluation.likelihood import LikelihoodModel
+from training.evaluation.metrics import (
+    Estimate,
+    perplexity,
+    preference_report,
+    reward_model_report,
+    share,
+)
+from training.faces import read_faces
+from training.run_directory import versions
+from training.samples import JudgedTurn, Record, Sample, read_records
+
+logger = logging.getLogger(__name__)
+
+
+class Config(FrozenModel):
+    """What is measured, on what."""
+
+    samples: Path
+    """`samples.test.jsonl` of the SFT run."""
+    judged: Path | None = None
+    """`judged.test.jsonl` of the reward run; None leaves the judge out."""
+    faces: Path
+    """Folder of the packed faces."""
+    checkpoint: Path
+    """The policy's checkpoint, for its perplexity."""
+    models: Path = Path("assets/models.toml")
+    """The list of models."""
+    policy: str = ""
+    """A name of that list; empty is its default."""
+    judge: str = ""
+    """A name of that list; empty is its default."""
+    turns: int = 100
+    """Turns that the policy answers, drawn by the seed."""
+    perplexity_turns: int = 300
+    """Turns whose likelihood is taken."""
+    judged_turns: int = 400
+    """Turns that the judge rates."""
+    output: Path = results.FOLDER
+    """Folder of the results files."""
+    policy_result: str = "esconv_nano"
+    """Name of the policy's results file."""
+    judge_result: str = "reward_nano"
+    """Name of the judge's results file."""
+    command: str = "python -m training evaluate training/configs/nano/evaluate.toml"
+    """Recorded with the numbers."""
+    transcript: Path | None = None
+    """Where the sampled turns are written, to be read by a person."""
+    seed: int = 0
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Measure and write the results files; a dry run loads the models and the rows."""
+    if resume is not None:
+        raise ConfigError("an evaluation cannot be resumed: begin it again")
+    registry = Registry.from_toml(config.models)
+    policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+    samples = list(read_records(config.samples, Sample))
+    photos = {face.file: face.data for face in read_faces(config.faces)}
+    if dry_run:
+        return
+    metrics = [
+        *policy_metrics(policy, _drawn(samples, config.turns, config.seed), photos, config),
+        *perplexity_metrics(
+            config.checkpoint, _drawn(samples, config.perplexity_turns, config.seed), photos
+        ),
+    ]
+    title = f"{policy.name} on turns of ESConv's test split"
+    source = "ESConv's workers (strategy, emotion); stage and emotion of single turns by rule"
+    _save(config, config.policy_result, title, policy.name, metrics, source)
+    if config.judged is not None and judge is not None:
+        judged = list(read_records(config.judged, JudgedTurn))
+        metrics = judge_metrics(judge, _drawn(judged, config.judged_turns, config.seed), photos)
+        title = f"{judge.name} on held-out turns with rule-made mistakes"
+        source = "rules of training/reward_model/dataset.py, no person"
+        _save(config, config.judge_result, title, judge.name, metrics, source)
+
+
+def policy_metrics(
+    policy: Policy, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
+) -> list[results.Metric]:
+    """Let the policy answer every sample and compare its labels with the corpus's."""
+    readings: list[Reading] = []
+    for number, sample in enumerate(samples):
+        sampling = replace(policy.sampling, seed=config.seed + number)
+        stream = policy.respond(
+            sample.dialogue(photos), Controls(sampling=sampling), threading.Event()
+        )
+        *_, last = stream
+        assert isinstance(last, TurnFinished)
+        readings.append(last.reading)
+    if config.transcript is not None:
+        _write_transcript(config.transcript, samples, readings)
+    gold = [parse(sample.completion).reasoning for sample in samples]
+    complete = [reading.is_complete for reading in readings]
+    pairs: dict[str, list[tuple[object, str]]] = {"stage": [], "emotion": [], "strategy": []}
+    for reading, true in zip(readings, gold, strict=True):
+        pairs["stage"].append((reading.history and reading.history.stage, str(true.history.stage)))
+        pairs["emotion"].append(
+            (reading.emotion and reading.emotion.emotion, str(true.emotion.emotion))
+        )
+        pairs["strategy"].append(
+            (reading.strategy and reading.strategy.strategy, str(true.strategy.strategy))
+        )
+    metrics = [_metric("Turns that parse as complete", share(sum(complete), len(complete)))]
+    for name, values in pairs.items():
+        right = sum(written == true for written, true in values)
+        commonest, count = Counter(true for _, true in values).most_common(1)[0]
+        metrics += [
+            _metric(f"{name.capitalize()} as in the corpus", share(right, len(values))),
+            _metric(
+                f"{name.capitalize()}: always the commonest",
+                share(count, len(values)),
+                note=commonest,
+            ),
+        ]
+    return metrics
+
+
+def perplexity_metrics(
+    checkpoint: Path, samples: Sequence[Sample], photos: dict[str, bytes]
+) -> list[results.Metric]:
+    """Return the perplexity of the corpus's turns, and of their replies alone."""
+    model = LikelihoodModel(checkpoint)
+    seen = [
+        model.surprise(policy_messages(s.dialogue(photos), "trained"), s.completion)
+        for s in samples
+    ]
+    turn = perplexity([s.turn_loss for s in seen], [s.turn_tokens for s in seen])
+    reply = perplexity([s.reply_loss for s in seen], [s.reply_tokens for s in seen])
+    return [
+        _metric("Perplexity of whole turns", turn, unit="", note="reasoning text is rule-made"),
+        _metric("Perplexity of replies", reply, unit="", note="after the corpus's own reasoning"),
+    ]
+
+
+def judge_metrics(
+    judge: Judge, turns: Sequence[JudgedTurn], photos: dict[str, bytes]
+) -> list[results.Metric]:
+    """Let the judge rate every turn and compare it with the labels."""
+    labels: list[list[bool]] = [[], [], []]
+    probabilities: list[list[float]] = [[], [], []]
+    preferences: list[tuple[Preference, Preference]] = []
+    unscorable = 0
+    for turn in turns:
+        judged = replace(parse(turn.sample.completion), reply=turn.first)
+        verdicts = judge.judge(turn.sample.dialogue(photos), [judged], [turn.second])[0]
+        for index, outcome in enumerate(verdicts.steps or ()):
+            if isinstance(outcome, StepVerdict):
+                labels[index].append(turn.step_labels[index])
+                probabilities[index].append(outcome.probability_correct)
+            else:
+                unscorable += 1
+        if isinstance(verdicts.response, ResponseVerdict):
+            preferences.append((turn.preference, verdicts.response.preference))
+        else:
+            unscorable += 1
+    metrics: list[results.Metric] = []
+    for index, part in enumerate(STEPS):
+        report = reward_model_report(labels[index], probabilities[index])
+        names = {
+            "weighted_f1": "weighted F1",
+            "weighted_f1_always_true": "weighted F1 of always True",
+            "recall_false": "recall of False",
+            "balanced_accuracy": "balanced accuracy",
+            "auroc": "AUROC",
+        }
+        metrics += [
+            _metric(f"Step {index + 1} ({part.value}): {names[key]}", estimate)
+            for key, estimate in report.items()
+        ]
+    report = preference_report([t.value for t, _ in preferences], [v.value for _, v in preferences])
+    metrics += [
+        _metric("Reply: accuracy of the four-way preference", report["accuracy"]),
+        _metric("Reply: accuracy of the commonest label", report["accuracy_commonest"]),
+        _metric("Reply: weighted F1", report["weighted_f1"]),
+        _metric("Verdicts that could not be scored", share(unscorable, 4 * len(turns))),
+    ]
+    return metrics
+
+
+def _metric(name: str, estimate: Estimate, *, unit: str = "%", note: str = "") -> results.Metric:
+    """Return an estimate as a row of a results file, shares as per cent."""
+    scale = 100.0 if unit == "%" else 1.0
+    return results.Metric(
+        name=name,
+        value=scale * estimate.value,
+        low=scale * estimate.low,
+        high=scale * estimate.high,
+        n=estimate.n,
+        unit=unit,
+        note=note,
+    )
+
+
+def _save(
+    config: Config,
+    name: str,
+    title: str,
+    model: str,
+    metrics: Sequence[results.Metric],
+    source: str,
+) -> None:
+    result = results.Result(
+        name=name,
+        title=title,
+        date=datetime.datetime.now(tz=datetime.UTC).date(),
+        model=model,
+        label_source=source,
+        command=config.command,
+        versions=versions(("torch", "transformers")),
+        seed=config.seed,
+        metrics=tuple(metrics),
+    )
+    results.save(result, config.output)
+    logger.info("%s", results.render(result))
+
+
+def _write_transcript(path: Path, samples: Sequence[Sample], readings: Sequence[Reading]) -> None:
+    """Write what was asked, what was answered and what the corpus says, one turn after another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for sample, reading in zip(samples, readings, strict=True):
+            last = sample.history[-1]
+            file.write(f"## {sample.id}\n\nSeeker: {last.text}\n")
+            file.write(f"Photo: {last.face}\n" if last.face else "")
+            file.write(f"\nModel:\n{reading.raw}\n\nCorpus:\n{sample.completion}\n\n")
+
+
+def _drawn(rows: Sequence[Record], count: int, seed: int) -> list[Record]:
+    order = np.random.default_rng(seed).permutation(len(rows))[:count]
+    return [rows[index] for index in sorted(order.tolist())]

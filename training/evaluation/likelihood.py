@@ -1,0 +1,72 @@
+"""How surprised a checkpoint is by held-out turns: the numbers behind its perplexity."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForImageTextToText
+
+from compeer_core.backends.protocol import Message
+from compeer_core.processing import load_processor
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """Summed negative log-likelihood in nats, and tokens, of a whole turn and of its reply."""
+
+    turn_loss: float
+    turn_tokens: int
+    reply_loss: float
+    reply_tokens: int
+
+
+class LikelihoodModel:
+    """A checkpoint that reads turns instead of writing them."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._processor = load_processor(checkpoint)
+        self._model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
+        self._model.eval()
+
+    def surprise(self, prompt: Sequence[Message], completion: str) -> Surprise:
+        """Return how likely the model finds `completion` after `prompt`.
+
+        The reply counts from the token after `<reply>`, its closing tag and the end of turn
+        included.
+        """
+        before = self._inputs(prompt, "")
+        whole = self._inputs(prompt, completion + str(self._processor.tokenizer.eos_token))
+        reply_at = self._inputs(prompt, completion[: completion.rindex("<reply>") + len("<reply>")])
+        start, reply = before["input_ids"].shape[1], reply_at["input_ids"].shape[1]
+        with torch.no_grad():
+            logits = self._model(**whole, use_cache=False).logits[0, start - 1 : -1].float()
+        losses = functional.cross_entropy(logits, whole["input_ids"][0, start:], reduction="none")
+        own = losses[reply - start :]
+        return Surprise(losses.sum().item(), len(losses), own.sum().item(), len(own))
+
+    def _inputs(self, prompt: Sequence[Message], completion: str) -> Any:
+        images = [
+            block.to_pil() for m in prompt for block in m.content if not isinstance(block, str)
+        ]
+        messages = [
+            {
+                "role": message.role,
+                "content": [
+                    {"type": "text", "text": block} if isinstance(block, str) else {"type": "image"}
+                    for block in message.content
+                ],
+            }
+            for message in prompt
+        ]
+        text = self._processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return self._processor(
+            text=[text + completion],
+            images=images or None,
+            return_tensors="pt",
+            add_special_tokens=False,
+        )
