@@ -10,7 +10,7 @@ freely, and the label line is then written for it; elsewhere it is asked for in 
 """
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,8 +70,13 @@ class Policy:
         return TurnStream(self, dialogue, controls, stop)
 
     def speaks(self, language: str) -> bool:
-        """Whether the card lists `language`; a language that cannot be told is not held against it."""
-        return language == "und" or bool({ANY_LANGUAGE, language} & set(self.languages))
+        """Whether the model's card lists `language`, see `speaks`."""
+        return speaks(self.languages, language)
+
+
+def speaks(languages: Iterable[str], language: str) -> bool:
+    """Whether a card's list covers a language. One that could not be told is not held against it."""
+    return language == "und" or not {ANY_LANGUAGE, language}.isdisjoint(languages)
 
 
 class TurnStream:

@@ -278,6 +278,8 @@ class JudgeSession:
 
     def step(self, part: Part, step: Step) -> StepOutcome:
         """Judge one step. Steps come in the order of `STEPS`, once each."""
+        if self._broken is not None:
+            return self._broken
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
