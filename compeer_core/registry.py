@@ -1,0 +1,460 @@
+"""The models that a page offers: `models.toml`, and how an entry of it becomes a policy or a judge.
+
+```toml
+[[models]]
+name = "compeer-nano"
+kind = "policy"                                  # or "judge"
+title = "COMPEER-nano"
+source = "checkpoints/compeer-nano"              # relative to this file
+languages = ["en"]                               # "*" for any
+licence = "CC-BY-NC-4.0"
+default = true
+
+[[models]]
+name = "qwen"
+kind = "policy"
+source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+style = "prompted"                               # it never saw our grammar; a prompt asks for it
+sampling = { temperature = 0.8, max_new_tokens = 800 }
+```
+
+A `source` is one of
+
+- a folder with a checkpoint,
+- ``hf:NAME_OR_PATH``, a checkpoint by its name on the Hugging Face hub (or a folder),
+- ``openai:URL#MODEL``, a model behind an endpoint (`compeer_core.backends.openai_`),
+- ``scripted:FILE``, recorded turns (`compeer_core.backends.scripted`).
+
+A model is loaded when it is first asked for, once, however many visitors ask at the same time.
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from compeer_core.backends.openai_ import OpenAIBackend
+from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
+from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
+from compeer_core.config import FrozenModel, load_toml
+from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
+from compeer_core.policy import ANY_LANGUAGE, Policy, Style, speaks
+from compeer_core.prompts import LANGUAGES
+from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
+from compeer_core.unifireward import Judge
+
+Kind = Literal["policy", "judge"]
+Quantize = Literal["4bit", "8bit"]
+
+
+# --- where a model is ----------------------------------------------------------------------------
+
+
+class SourceKind(StrEnum):
+    """How a model is reached."""
+
+    CHECKPOINT = "checkpoint"
+    """A folder of this machine."""
+    HUB = "hub"
+    """A name on the Hugging Face hub."""
+    ENDPOINT = "endpoint"
+    """A server with an OpenAI-compatible interface."""
+    SCRIPTED = "scripted"
+    """No model at all: recorded turns."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is."""
+
+    kind: SourceKind
+    location: str
+    """A folder, a name, a URL or a file."""
+    model: str = ""
+    """The name of the model at an endpoint."""
+
+
+_FORMS = {
+    "hf": SourceKind.HUB,
+    "openai": SourceKind.ENDPOINT,
+    "scripted": SourceKind.SCRIPTED,
+}
+
+
+def parse_source(text: str) -> Source:
+    """Read the text form of a source.
+
+    Raises:
+        ConfigError: It is empty, begins with an unknown word and a colon, or lacks a part.
+
+    Example:
+        >>> parse_source("openai:http://localhost:8000/v1#tiny").model
+        'tiny'
+    """
+    form, colon, rest = text.partition(":")
+    # One letter before the colon is a drive of Windows, and a slash belongs to a path.
+    if not colon or len(form) < 2 or "/" in form or "\\" in form:
+        if not text.strip():
+            raise ConfigError("the source of a model is empty")
+        return Source(SourceKind.CHECKPOINT, text)
+    if form not in _FORMS:
+        nearest = get_close_matches(form, _FORMS, n=1)
+        hint = f" (did you mean '{nearest[0]}:'?)" if nearest else ""
+        known = "a folder, hf:NAME, openai:URL#MODEL or scripted:FILE"
+        raise ConfigError(f"{text!r}: unknown source '{form}:'{hint}; known: {known}")
+    if not rest:
+        raise ConfigError(f"{text!r}: nothing follows '{form}:'")
+    if form != "openai":
+        return Source(_FORMS[form], rest)
+    url, _, model = rest.partition("#")
+    if not model:
+        raise ConfigError(f"{text!r}: the name of the model is missing; write openai:URL#MODEL")
+    return Source(SourceKind.ENDPOINT, url, model)
+
+
+# --- the list ------------------------------------------------------------------------------------
+
+
+class SamplingOverrides(FrozenModel):
+    """What a model wants otherwise than `Sampling`'s defaults."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+
+    def applied(self) -> Sampling:
+        """The sampling that results."""
+        return replace(Sampling(), **self.model_dump(exclude_none=True))
+
+
+class ModelEntry(FrozenModel):
+    """One model of the list."""
+
+    name: str = Field(pattern=r"^[\w.\-]{1,80}$")
+    """What flags, the API and votes call it."""
+    kind: Kind
+    """"policy" writes, "judge" scores."""
+    title: str = ""
+    """What a page calls it; empty: its name."""
+    source: str
+    """Where it is; see the module's docstring."""
+    adapter: Path | None = None
+    """A folder with a LoRA adapter for a checkpoint."""
+    style: Style = "trained"
+    """Was it trained to write the grammar, or must a prompt ask for it?"""
+    languages: tuple[str, ...] = (ANY_LANGUAGE,)
+    """Codes of the languages that its card lists; "*" is any."""
+    licence: str = ""
+    """Of the weights."""
+    card: Path | None = None
+    """A model card, Markdown."""
+    strategies: Path | None = None
+    """A strategy vocabulary other than ESConv's."""
+    sampling: SamplingOverrides = SamplingOverrides()
+    """What this model wants otherwise."""
+    default: bool = False
+    """Taken where no name is given; at most one of a kind. Without any, it is the first."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ModelEntry":
+        kind = self.where.kind
+        if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
+            raise ValueError(f"an adapter needs a checkpoint, and the source is {self.source!r}")
+        if self.kind == "judge" and kind is SourceKind.ENDPOINT:
+            raise ValueError(
+                "a judge reads the probabilities of labels, so it runs in this process"
+            )
+        return self
+
+    @classmethod
+    def from_flag(cls, source: str, kind: Kind = "policy") -> "ModelEntry":
+        """The entry for a source given on the command line; it becomes the default of its kind.
+
+        Raises:
+            ConfigError: The source cannot be read.
+        """
+        where = parse_source(source)
+        is_local = where.kind in {SourceKind.SCRIPTED, SourceKind.CHECKPOINT} or (
+            where.kind is SourceKind.HUB and Path(where.location).is_dir()
+        )
+        if is_local:  # a list resolves paths from its own folder, a shell from the current one
+            form = f"{where.kind.value}:" if where.kind is SourceKind.SCRIPTED else ""
+            source = f"{form}{Path(where.location).resolve()}"
+        label = where.model or Path(where.location).name
+        return cls(
+            name=re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[:80] or kind,
+            kind=kind,
+            title=label,
+            source=source,
+            style="trained" if where.kind is SourceKind.SCRIPTED else "prompted",
+            default=True,
+        )
+
+    @property
+    def where(self) -> Source:
+        """The source, read."""
+        return parse_source(self.source)
+
+    def speaks(self, language: str) -> bool:
+        """Whether the card lists `language`; one that could not be told is not held against it."""
+        return speaks(self.languages, language)
+
+
+class _ModelList(FrozenModel):
+    models: tuple[ModelEntry, ...] = Field(min_length=1)
+
+
+# --- the registry --------------------------------------------------------------------------------
+
+
+class Registry:
+    """The models there are, and those of them that are loaded."""
+
+    def __init__(
+        self,
+        entries: Iterable[ModelEntry],
+        folder: Path = Path(),
+        *,
+        quantize: Quantize | None = None,
+        device: str | None = None,
+    ) -> None:
+        """Take a list of models; none of them is loaded.
+
+        Args:
+            entries: In the order in which they are offered.
+            folder: What relative paths in the entries are relative to.
+            quantize: For checkpoints: how their weights are held.
+            device: For checkpoints: where they run; None takes what there is.
+
+        Raises:
+            ConfigError: A name stands twice, or a kind has two defaults.
+        """
+        self.entries = tuple(entries)
+        self._folder = folder
+        self._quantize: Quantize | None = quantize
+        self._device = device
+        names = [entry.name for entry in self.entries]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"the list of models has {name!r} more than once")
+        for kind in get_args(Kind):
+            defaults = [one.name for one in self.entries if one.kind == kind and one.default]
+            if len(defaults) > 1:
+                raise ConfigError(f"more than one default {kind}: {', '.join(defaults)}")
+        self._slots = {name: _Slot() for name in names}
+
+    @classmethod
+    def from_toml(
+        cls, path: Path, *, quantize: Quantize | None = None, device: str | None = None
+    ) -> "Registry":
+        """Read `models.toml`.
+
+        Raises:
+            ConfigError: The file cannot be read, has a wrong key, or contradicts itself.
+        """
+        models = load_toml(path, _ModelList).models
+        try:
+            return cls(models, path.parent, quantize=quantize, device=device)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    def adding(self, entry: ModelEntry) -> "Registry":
+        """A registry with one more model, in which nothing is loaded yet.
+
+        If `entry` is a default, it takes the place of the default of its kind.
+
+        Raises:
+            ConfigError: The name is taken.
+        """
+        others = self.entries
+        if entry.default:
+            others = tuple(
+                other.model_copy(update={"default": False}) if other.kind == entry.kind else other
+                for other in others
+            )
+        return Registry(
+            (*others, entry), self._folder, quantize=self._quantize, device=self._device
+        )
+
+    def entry(self, name: str, kind: Kind) -> ModelEntry:
+        """The entry of that name and kind; an empty name means the default.
+
+        Raises:
+            UnknownModelError: There is none.
+        """
+        of_kind = [entry for entry in self.entries if entry.kind == kind]
+        wanted = name or self.default_name(kind)
+        for entry in of_kind:
+            if entry.name == wanted:
+                return entry
+        raise UnknownModelError(name or f"default {kind}", [entry.name for entry in of_kind])
+
+    def default_name(self, kind: Kind) -> str:
+        """The name of the default, the first of its kind if none says so; empty without any."""
+        of_kind = [entry for entry in self.entries if entry.kind == kind]
+        flagged = [entry for entry in of_kind if entry.default]
+        return next((entry.name for entry in (*flagged, *of_kind)), "")
+
+    def policy(self, name: str = "") -> Policy:
+        """The policy of that name, loaded; an empty name means the default.
+
+        Raises:
+            UnknownModelError: There is no such policy.
+            ConfigError: Its script or vocabulary is wrong.
+            BackendError: It cannot be loaded; `CheckpointError` where a file is missing.
+        """
+        entry = self.entry(name, "policy")
+        loaded = self._loaded(entry, self._load_policy)
+        assert isinstance(loaded, Policy)
+        return loaded
+
+    def judge(self, name: str = "") -> Judge | None:
+        """The judge of that name, loaded; an empty name means the default, None if there is none.
+
+        Raises:
+            UnknownModelError: There is no such judge.
+            ConfigError: Its script is wrong, or it cannot say a verdict in one token.
+            BackendError: It cannot be loaded; `CheckpointError` where a file is missing.
+        """
+        if not name and not self.default_name("judge"):
+            return None
+        entry = self.entry(name, "judge")
+        loaded = self._loaded(entry, self._load_judge)
+        assert isinstance(loaded, Judge)
+        return loaded
+
+    def check(self) -> None:
+        """See that every file and folder of the list is there. Loads nothing.
+
+        Raises:
+            CheckpointError: Some are not; the message names each.
+        """
+        missing = [sentence for entry in self.entries for sentence in self._missing(entry)]
+        if missing:
+            raise CheckpointError("\n".join(missing))
+
+    def public(self) -> list[dict[str, Any]]:
+        """What anyone may know about the models: no path, address or server is in it."""
+        return [
+            {
+                "name": entry.name,
+                "kind": entry.kind,
+                "title": entry.title or entry.name,
+                "languages": list(entry.languages),
+                "licence": entry.licence,
+                "style": entry.style,
+                "source": entry.where.kind.value,
+                "default": entry.name == self.default_name(entry.kind),
+            }
+            for entry in self.entries
+        ]
+
+    def close(self) -> None:
+        """Free the policies that are loaded. Those that come after are loaded anew."""
+        for slot in self._slots.values():
+            with slot.lock:
+                loaded, slot.loaded = slot.loaded, None
+            if isinstance(loaded, Policy):
+                loaded.backend.close()
+
+    # --- loading -------------------------------------------------------------------------------
+
+    def _loaded(
+        self, entry: ModelEntry, load: Callable[[ModelEntry], Policy | Judge]
+    ) -> Policy | Judge:
+        slot = self._slots[entry.name]
+        with slot.lock:
+            if slot.loaded is None:
+                # A card is for readers; a model runs without it.
+                missing = self._missing(entry.model_copy(update={"card": None}))
+                if missing:
+                    raise CheckpointError("\n".join(missing))
+                slot.loaded = load(entry)
+            return slot.loaded
+
+    def _load_policy(self, entry: ModelEntry) -> Policy:
+        vocabulary = ESCONV_STRATEGIES
+        if entry.strategies is not None:
+            vocabulary = load_strategies(self._folder / entry.strategies)
+        return Policy(
+            name=entry.name,
+            backend=self._backend(entry),
+            style=entry.style,
+            languages=entry.languages,
+            vocabulary=vocabulary,
+            sampling=entry.sampling.applied(),
+        )
+
+    def _backend(self, entry: ModelEntry) -> Backend:
+        where = entry.where
+        if where.kind is SourceKind.SCRIPTED:
+            return ScriptedBackend.from_file(self._folder / where.location)
+        if where.kind is SourceKind.ENDPOINT:
+            return OpenAIBackend(where.location, where.model)
+        from compeer_core.model_pool import load_transformers  # torch, only where it is needed
+
+        return load_transformers(
+            self._checkpoint(where),
+            adapter=self._adapter(entry),
+            quantize=self._quantize,
+            device=self._device,
+        )
+
+    def _load_judge(self, entry: ModelEntry) -> Judge:
+        spoken = [language for language in entry.languages if language in LANGUAGES]
+        return Judge(entry.name, self._scorer(entry), language=spoken[0] if spoken else "en")
+
+    def _scorer(self, entry: ModelEntry) -> LabelScorer:
+        where = entry.where
+        if where.kind is SourceKind.SCRIPTED:
+            return ScriptedScorer.from_file(self._folder / where.location)
+        from compeer_core.model_pool import load_label_scorer  # torch, only where it is needed
+
+        return load_label_scorer(
+            self._checkpoint(where),
+            adapter=self._adapter(entry),
+            quantize=self._quantize,
+            device=self._device,
+        )
+
+    def _checkpoint(self, where: Source) -> str:
+        is_hub = where.kind is SourceKind.HUB
+        return where.location if is_hub else str(self._folder / where.location)
+
+    def _adapter(self, entry: ModelEntry) -> Path | None:
+        return None if entry.adapter is None else self._folder / entry.adapter
+
+    def _missing(self, entry: ModelEntry) -> list[str]:
+        """A sentence for each thing that the entry names and that is not there."""
+        where = entry.where
+        sentences = []
+        folders = [entry.adapter]
+        if where.kind is SourceKind.CHECKPOINT:
+            folders.append(Path(where.location))
+        files = [entry.strategies, entry.card]
+        if where.kind is SourceKind.SCRIPTED:
+            files.append(Path(where.location))
+        for folder in folders:
+            if folder is not None and not (self._folder / folder).is_dir():
+                sentences.append(
+                    f"model {entry.name!r}: there is no folder {self._folder / folder}"
+                )
+        for file in files:
+            if file is not None and not (self._folder / file).is_file():
+                sentences.append(f"model {entry.name!r}: there is no file {self._folder / file}")
+        return sentences
+
+
+class _Slot:
+    """The place of one model; whoever holds the lock may load it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.loaded: Policy | Judge | None = None
