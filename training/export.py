@@ -1,0 +1,102 @@
+"""A trained checkpoint or adapter becomes a folder to ship: `python -m training export <config.toml>`.
+
+Weights are stored in bf16 as safetensors; files that a run leaves beside them (optimiser state,
+metrics) stay behind. Paths of the machine that trained are taken out of the configs.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+
+CARD = "README.md"
+"""A model card that lies in the output folder is kept."""
+
+_LARGEST_FILE = 40_000_000
+_COPIED = (
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+
+class Config(FrozenModel):
+    """`[export]`: what goes where."""
+
+    source: Path
+    """Folder of a checkpoint (`model.safetensors`) or an adapter (`adapter_model.safetensors`)."""
+    output: Path
+    """Folder that receives the shipped files."""
+    base: str = ""
+    """For an adapter: its base, as a path that starts at the output folder."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Write the folder to ship.
+
+    Raises:
+        ConfigError: The source holds no weights, an adapter's base is not named, or a file would be
+            larger than 40 MB.
+    """
+    if resume is not None:
+        raise ConfigError("an export cannot be resumed: begin it again")
+    adapter = config.source / "adapter_model.safetensors"
+    whole = config.source / "model.safetensors"
+    weights = adapter if adapter.is_file() else whole
+    if not weights.is_file():
+        raise ConfigError(f"{config.source}: neither {whole.name} nor {adapter.name} is there")
+    if weights is adapter and not config.base:
+        raise ConfigError(
+            "base: an adapter needs the path of its base, seen from the output folder"
+        )
+    tensors = {
+        name: tensor.to(getattr(torch, config.dtype)).contiguous()
+        for name, tensor in load_file(weights).items()
+    }
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if size > _LARGEST_FILE:
+        raise ConfigError(f"{weights}: {size / 1e6:.0f} MB as {config.dtype}, the limit is 40 MB")
+    if dry_run:
+        return
+    config.output.mkdir(parents=True, exist_ok=True)
+    for old in config.output.iterdir():
+        if old.is_file() and old.name != CARD:
+            old.unlink()
+    if weights is adapter:
+        settings = _read(config.source / "adapter_config.json")
+        settings["base_model_name_or_path"] = config.base
+        _write(config.output / "adapter_config.json", settings)
+    else:
+        for name in _COPIED:
+            if (config.source / name).is_file():
+                shutil.copyfile(config.source / name, config.output / name)
+        settings = _read(config.source / "config.json")
+        settings.pop("_name_or_path", None)
+        for part in (
+            settings,
+            *(settings.get(key, {}) for key in ("text_config", "vision_config")),
+        ):
+            if "dtype" in part:
+                part["dtype"] = config.dtype
+        _write(config.output / "config.json", settings)
+    save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return settings
+
+
+def _write(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
