@@ -1,0 +1,138 @@
+"""The demo: flags, models, page, server.
+
+```text
+python app.py                                      the model that comes with the code, on any CPU
+python app.py --policy hf:Qwen/Qwen2.5-VL-7B-Instruct --quantize 4bit
+python app.py --policy "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+```
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.registry import ModelEntry, Registry, SourceKind, parse_source
+from ui_components.listening import default_data_folder, listen, upload_folder
+
+MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
+PORT = 7860
+PORTS_TRIED = 100
+WRONG_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the demo until it is stopped. Returns the exit code."""
+    flags = _flags().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        registry, policy = _read_models(flags)
+        tries = PORTS_TRIED if flags.port is None else 1
+        bound = listen(flags.host, PORT if flags.port is None else flags.port, tries)
+        uploads = upload_folder(flags.data_dir)
+    except (ConfigError, CheckpointError) as error:
+        return _wrong(error)
+    with bound, uploads:
+        _prepare_environment(uploads.name)
+        # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
+        from ui_components.models import Models
+        from ui_components.server import Server, build_server
+        from ui_components.services import Services
+
+        judge = "" if flags.reward == "none" else flags.reward
+        services = Services(Models(registry, policy=policy, judge=judge), language=flags.language)
+        server = Server(build_server(services, api_only=flags.api_only))
+        failures: list[CompeerError] = []
+
+        def served() -> None:
+            host, port = bound.getsockname()[:2]
+            name = "localhost" if host in {"0.0.0.0", "::"} else host
+            sys.stdout.write(f"COMPEER is served at http://{name}:{port}\n")
+            sys.stdout.flush()
+
+        def broken(error: CompeerError) -> None:
+            """End at once where the preselected model can never be loaded."""
+            if isinstance(error, ConfigError | CheckpointError):
+                failures.append(error)
+                server.should_exit = True
+
+        services.models.warm_up(broken)
+        server.serve_on(bound, served)
+        return _wrong(failures[0]) if failures else 0
+
+
+def _read_models(flags: argparse.Namespace) -> tuple[Registry, str | None]:
+    """Return the list of models, and the policy that a flag prefers.
+
+    Raises:
+        ConfigError: The list or a flag is wrong.
+        CheckpointError: A folder or file is missing.
+    """
+    registry = Registry.from_toml(flags.models, quantize=flags.quantize, device=flags.device)
+    named = flags.policy
+    names = [entry.name for entry in registry.entries if entry.kind == "policy"]
+    if named and named not in names:
+        if parse_source(named).kind is SourceKind.CHECKPOINT and not Path(named).is_dir():
+            registry.entry(named, "policy")  # raises, and says which names there are
+        entry = ModelEntry.from_flag(named)
+        registry, named = registry.adding(entry), entry.name
+    if flags.reward not in {None, "none"}:
+        registry.entry(flags.reward, "judge")
+    registry.check()
+    return registry, named
+
+
+def _prepare_environment(uploads: str) -> None:
+    os.environ["GRADIO_TEMP_DIR"] = uploads
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+
+def _wrong(error: Exception) -> int:
+    sys.stderr.write(f"app.py: {error}\n")
+    return WRONG_USAGE
+
+
+def _flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="app.py",
+        description="Chat with a supporter that shows its reasoning, and see a judge score it.",
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (%(default)s)")
+    add("--port", type=int, help=f"port to listen on (without it {PORT} or the next free one)")
+    add(
+        "--models",
+        type=Path,
+        default=MODELS,
+        metavar="FILE",
+        help="the list of models (%(default)s)",
+    )
+    add(
+        "--policy",
+        metavar="NAME|hf:ID|openai:URL#MODEL",
+        help="who answers: a name of the list, a checkpoint folder, a model of the Hugging Face hub, or "
+        "one behind an OpenAI-compatible endpoint",
+    )
+    add("--reward", metavar="NAME|none", help="who judges: a name of the list, or none")
+    add(
+        "--quantize", choices=["4bit", "8bit"], help="hold the weights of checkpoints in fewer bits"
+    )
+    add("--device", help="where checkpoints run, for example cpu or cuda:0 (what there is)")
+    add(
+        "--data-dir",
+        type=Path,
+        default=default_data_folder(),
+        metavar="FOLDER",
+        help="where pictures lie between upload and send; conversations are not written (%(default)s)",
+    )
+    add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
+    add("--api-only", action="store_true", help="serve the API without the page")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

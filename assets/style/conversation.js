@@ -1,0 +1,47 @@
+// Runs once for the conversation: `element`, `trigger` and `watch` come from gradio.
+const acts = ["ask_again", "edit_turn", "pick_turn", "use_starter", "clear_all", "undo_last", "stop_edit"];
+const focusMessage = ["edit_turn", "use_starter", "stop_edit"];
+
+// Screen readers hear a reply once, when it is whole, and not letter by letter.
+const live = document.createElement("div");
+live.className = "vh";
+live.setAttribute("aria-live", "polite");
+(document.querySelector("main") || document.body).append(live);
+let announced = null;
+let pinned = true;
+let turns = 0;
+
+element.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-act]");
+  if (!button || !acts.includes(button.dataset.act)) return;
+  trigger(button.dataset.act, { turn: Number(button.dataset.turn ?? -1) });
+  if (button.dataset.show) {
+    const target = document.getElementById(button.dataset.show);
+    const below = target && target.getBoundingClientRect().top > window.innerHeight * 0.6;
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (below) target.scrollIntoView({ behavior: calm ? "auto" : "smooth", block: "start" });
+  }
+  if (focusMessage.includes(button.dataset.act)) window.compeerFocusMessage = true;
+});
+
+// The newest words stay in view unless the reader has scrolled away from them.
+element.addEventListener("scroll", (event) => {
+  const log = event.target;
+  if (log.classList.contains("log")) pinned = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+}, true);
+
+function settle() {
+  const log = element.querySelector(".log");
+  if (!log) return;
+  const now = Number(log.dataset.turns);
+  if (now > turns) pinned = true;
+  turns = now;
+  if (pinned && now) log.scrollTop = log.scrollHeight;
+  const said = element.querySelector("[data-announce]");
+  if (!said) return;
+  const key = said.dataset.announce;
+  if (announced !== null && key && key !== announced) live.textContent = said.textContent;
+  announced = key;
+}
+watch("value", settle);
+requestAnimationFrame(settle);

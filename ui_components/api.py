@@ -1,0 +1,285 @@
+"""The endpoints for programs: ``/chat``, ``/score`` and ``/models``, with plain types only.
+
+A wrong value gives one clear sentence as a `gradio.Error`, which clients raise, and the server goes
+on. Sentences are English here. Nothing that is said here is kept.
+"""
+
+import logging
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.events import api
+from gradio.utils import get_upload_folder
+
+from compeer_core.conversation import TurnDone, TurnEvent, TurnRecord, take_turn
+from compeer_core.dialogue import Dialogue, Speaker, Utterance, check_message
+from compeer_core.errors import BackendError, CompeerError, ConfigError, InputError
+from compeer_core.images import Image, read_image
+from compeer_core.policy import Controls
+from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
+from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
+from ui_components.services import Services
+from ui_components.waiting import Line, LineFullError
+
+logger = logging.getLogger(__name__)
+
+MAX_SEED = 2**31 - 1
+MAX_HISTORY = 200
+MAX_CHARACTERS = 20_000
+"""Of one message of the history, or of a turn to be scored."""
+AT_ONCE = 16
+
+Messages = list[dict[str, Any]]
+
+
+def publish(services: Services) -> None:
+    """Add the endpoints to the `gradio.Blocks` that is open."""
+    program = Program(services)
+    for endpoint in (program.chat, program.score, program.models):
+        api(
+            endpoint,
+            api_name=endpoint.__name__,
+            concurrency_limit=AT_ONCE,
+            concurrency_id="programs",
+        )
+
+
+class Program:
+    """What a program may ask for."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def chat(
+        self,
+        message: str,
+        history: Messages | None = None,
+        image: dict[str, Any] | None = None,
+        model: str = "",
+        strategy: str | None = None,
+        seed: int = -1,
+    ) -> dict[str, Any]:
+        """Reply to a seeker, with the reasoning before the reply and what the judge makes of it.
+
+        Args:
+            message: What the seeker says.
+            history: What was said before: ``role`` is user (seeker) or assistant (supporter),
+                ``content`` a string.
+            image: A picture that comes with the message.
+            model: A policy of ``/models``; empty means the default.
+            strategy: A strategy that the reply has to follow.
+            seed: The same seed gives the same reply; -1 draws one.
+        """
+        with _one_sentence():
+            dialogue = _dialogue(history)
+            images = _images(image)
+            said = check_message(_text(message, "message"), bool(images))
+            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
+            models = self._services.models
+            name = models.named("policy", _text(model, "model"))
+            with _served(models.line(name)):
+                policy = models.policy(name)
+                judge_name = models.default("judge")
+                judge = models.judge(judge_name) if judge_name else None
+                sampling = replace(policy.sampling, seed=_seed(seed))
+                controls = Controls(strategy=strategy or None, sampling=sampling)
+                record = _record(take_turn(policy, judge, dialogue, controls, threading.Event()))
+            self._services.metrics.count(record)
+            if record.status == "failed":
+                raise BackendError(record.error or "the reply broke off")
+            return _turn(record)
+
+    def score(
+        self,
+        history: Messages,
+        turn: str,
+        reference: str | None = None,
+        judge: str = "",
+    ) -> dict[str, Any]:
+        """Judge a supporter's turn.
+
+        Args:
+            history: What was said before; the last message is the seeker's.
+            turn: The turn to be judged, with its tags; without any it is judged as a reply alone.
+            reference: A reply to compare with; without it the reply itself has no verdict.
+            judge: A judge of ``/models``; empty means the default.
+        """
+        with _one_sentence():
+            dialogue = _dialogue(history)
+            if not dialogue.utterances or dialogue.utterances[-1].speaker is not Speaker.SEEKER:
+                raise InputError("the last message of the history must be the seeker's (role user)")
+            text = _bounded(_text(turn, "turn"), "turn")
+            if not text.strip():
+                raise InputError("the turn is empty")
+            compared = (
+                None if reference is None else _bounded(_text(reference, "reference"), "reference")
+            )
+            models = self._services.models
+            name = models.named("judge", _text(judge, "judge"))
+            # A judge may share its weights with the policies here, so it stands in their line.
+            with _served(models.line(name)):
+                loaded = models.judge(name)
+                return _score(_judged(loaded, dialogue, text, compared or None))
+
+    def models(self) -> list[dict[str, Any]]:
+        """List the models: policies that reply and judges that score."""
+        return self._services.models.public()
+
+
+# --- what comes in -------------------------------------------------------------------------------
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} must be a string")
+    return value
+
+
+def _bounded(text: str, name: str) -> str:
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"{name} has {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
+    return text
+
+
+def _dialogue(history: object) -> Dialogue:
+    if history is None:
+        return Dialogue()
+    if not isinstance(history, Sequence) or isinstance(history, str):
+        raise InputError("history must be a list of messages")
+    if len(history) > MAX_HISTORY:
+        raise InputError(f"history has {len(history)} messages, at most {MAX_HISTORY} are allowed")
+    dialogue = Dialogue.from_messages(history)
+    for utterance in dialogue:
+        _bounded(utterance.text, "a message of the history")
+    return dialogue
+
+
+def _seed(seed: object) -> int | None:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -1 <= seed <= MAX_SEED:
+        raise InputError(f"seed must be a whole number from 0 to {MAX_SEED}, or -1 to draw one")
+    return None if seed == -1 else seed
+
+
+def _images(image: object) -> tuple[Image, ...]:
+    """Read the picture of a request, and delete the upload."""
+    if image is None:
+        return ()
+    path = image.get("path") if isinstance(image, Mapping) else None
+    if not isinstance(path, str):
+        raise InputError("image must be a file; with gradio_client: handle_file(path)")
+    # Gradio checks only files that are marked as such, and a request may leave out the mark.
+    upload = Path(path).resolve()
+    if not upload.is_relative_to(Path(get_upload_folder()).resolve()):
+        raise InputError("image must be a file that was uploaded to this server")
+    try:
+        return (read_image(upload),)
+    finally:
+        upload.unlink(missing_ok=True)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn what may go wrong into one sentence for the caller."""
+    try:
+        yield
+    except (InputError, ConfigError) as error:
+        raise gr.Error(str(error), print_exception=False) from error
+    except LineFullError as error:
+        sentence = "too many wait already, try again in a minute"
+        raise gr.Error(sentence, print_exception=False) from error
+    except CompeerError as error:
+        logger.warning("a request failed: %s", error)
+        raise gr.Error(str(error), print_exception=False) from error
+
+
+@contextmanager
+def _served(line: Line) -> Iterator[None]:
+    """Wait in a line, and hold the place until the block ends."""
+    with line.place() as ticket:
+        while not line.wait(ticket):
+            pass
+        yield
+
+
+def _record(events: Generator[TurnEvent, None, None]) -> TurnRecord:
+    with closing(events):
+        for event in events:
+            if isinstance(event, TurnDone):
+                return event.record
+    raise BackendError("the turn did not end")
+
+
+def _judged(judge: Judge, dialogue: Dialogue, turn: str, reference: str | None) -> Judgement:
+    return judge.judge(dialogue, [turn], [reference])[0]
+
+
+# --- what goes out -------------------------------------------------------------------------------
+
+
+def _turn(record: TurnRecord) -> dict[str, Any]:
+    reading = record.reading
+    reward = None
+    if record.judgement is not None:
+        reward = _score(record.judgement) | {"judge": record.judge}
+    return {
+        "reply": reading.reply or "",
+        "reasoning": _reasoning(reading),
+        "complete": reading.is_complete,
+        "problems": [str(problem) for problem in reading.problems],
+        "reward": reward,
+        "model": record.model,
+        "seed": record.seed,
+        "seconds": round(record.seconds, 3),
+    }
+
+
+def _reasoning(reading: Reading) -> dict[str, Any]:
+    """Each step with its text and its labels; None where the model wrote none."""
+    reasoning: dict[str, Any] = {}
+    for part, step in zip(STEPS, reading.steps, strict=True):
+        if step is None:
+            reasoning[part.value] = None
+            continue
+        labels = {name: getattr(step, name) for name in LABELS[part]}
+        reasoning[part.value] = {"text": step.text} | {
+            name: None if isinstance(value, Unreadable) else _plain(value)
+            for name, value in labels.items()
+        }
+    return reasoning
+
+
+def _plain(value: str | int) -> str | int:
+    return str(value) if isinstance(value, str) else value
+
+
+def _score(judgement: Judgement) -> dict[str, Any]:
+    reward = judgement.reward()
+    return {
+        "steps": None if judgement.steps is None else [_step(step) for step in judgement.steps],
+        "response": _response(judgement.response),
+        "format": reward.format,
+        "total": reward.total,
+        "maximum": reward.maximum,
+    }
+
+
+def _step(outcome: StepVerdict | Unscorable) -> dict[str, Any]:
+    if isinstance(outcome, Unscorable):
+        return {"correct": None, "probability_correct": None, "unscorable": outcome.reason}
+    return {"correct": outcome.correct, "probability_correct": outcome.probability_correct}
+
+
+def _response(outcome: object) -> dict[str, Any] | None:
+    if isinstance(outcome, ResponseVerdict):
+        return {
+            "verdict": outcome.preference.value,
+            "probabilities": {key.value: value for key, value in outcome.probabilities.items()},
+        }
+    if isinstance(outcome, Unscorable):
+        return {"verdict": None, "probabilities": None, "unscorable": outcome.reason}
+    return None

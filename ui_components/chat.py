@@ -1,0 +1,626 @@
+"""The conversation: what is said, the box to say it in, and what one may do with a message.
+
+`conversation_html` draws a `Session`; `Chat` holds the handlers. A handler changes the session in
+the store and yields what the screen shows now. While a reply is on its way, the handler that began
+it (or that of a page that was reloaded) watches the store and yields at most `UPDATES_PER_SECOND`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from compeer_core.dialogue import Speaker, Utterance, check_message, language_of
+from compeer_core.errors import ImageError, InputError
+from compeer_core.images import Image, read_image
+from compeer_core.reasoning import Part
+from compeer_core.safety import find_risk
+from ui_components.help import card_lines
+from ui_components.inspector import (
+    inspector_html,
+    picture_address,
+    reward_of,
+    status_line,
+    summary,
+    total_in_words,
+)
+from ui_components.models import Models
+from ui_components.progress import Progress
+from ui_components.services import Services
+from ui_components.session import MAX_TURNS, UNDO_SECONDS, Session, SessionKey, Turn, Undo
+from ui_components.templating import render
+from ui_components.texts import ASSETS, Texts
+from ui_components.writing import Order
+
+logger = logging.getLogger(__name__)
+
+UPDATES_PER_SECOND = 12
+HEARTBEAT_SECONDS = 1.0
+"""Gradio notices that a page was closed only when a handler yields."""
+MAX_IMAGES = 4
+MAX_SEED = 2**31 - 1
+OVER_SECONDS = 5.0
+"""How long a stopped reply may take to end before the next one is refused."""
+STARTERS = (1, 2, 3)
+CONVERSATION_ID = re.compile(r"[\w-]{16,64}")
+
+Update = dict[Any, Any]
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+def conversation_html(
+    session: Session,
+    texts: Texts,
+    models: Models,
+    *,
+    keep_seconds: float,
+    now: float,
+) -> str:
+    """Draw the conversation.
+
+    Args:
+        session: What there is.
+        texts: The words.
+        models: To say where a model does not know a language.
+        keep_seconds: How long conversations are kept, to say so.
+        now: The monotonic time, to say how long a model has been loading.
+    """
+    last = len(session.turns) - 1
+    turns = [
+        _turn(index, turn, session, texts, models, is_last=index == last, now=now)
+        for index, turn in enumerate(session.turns)
+    ]
+    newest = session.turns[-1].progress if session.turns else None
+    running = newest is not None and newest.outcome == "running"
+    editing = session.editing
+    return render(
+        "conversation.html",
+        t=texts,
+        turns=turns,
+        running=running,
+        risk=_risk(session, texts),
+        undo=_undo(session, texts),
+        editing=editing,
+        editing_pictures=editing is not None and bool(session.turns[editing].said.images),
+        hours=round(keep_seconds / 3600),
+        announced_key=f"{session.turns[-1].key}-{newest.seed}" if newest and not running else "",
+        announced=_announced(newest, texts) if newest and not running else "",
+    )
+
+
+def _turn(
+    index: int,
+    turn: Turn,
+    session: Session,
+    texts: Texts,
+    models: Models,
+    *,
+    is_last: bool,
+    now: float,
+) -> dict[str, object]:
+    progress = turn.progress
+    outcome = progress.outcome if progress else "none"
+    words = summary(progress, texts) if progress else []
+    if progress and progress.record and not words:
+        words = [texts("chat.how")]
+    reward = reward_of(progress)
+    seconds = now - progress.since if progress else 0.0
+    return {
+        "index": index,
+        "shown": session.shown == index,
+        "last": is_last,
+        "said": turn.said.text,
+        "pictures": [
+            {
+                "address": picture_address(turn.key, position),
+                "alt": image.alt or texts("chat.photo", number=position + 1),
+                "width": image.width,
+                "height": image.height,
+            }
+            for position, image in enumerate(turn.said.images)
+        ],
+        "notice": _language_notice(turn, texts, models),
+        "outcome": outcome,
+        "broken": progress is None
+        or outcome in {"stopped", "failed"}
+        or not progress.reply.strip(),
+        "reply": progress.reply if progress else "",
+        "writing": bool(progress and progress.writing is Part.REPLY),
+        "steps": _steps(progress, texts),
+        "status": status_line(progress, texts, seconds),
+        "summary": " · ".join(words),
+        "look": texts("chat.look", number=index + 1, summary=texts.listed(words)) if words else "",
+        "total": total_in_words(progress, texts) if reward and reward.total is not None else "",
+    }
+
+
+def _steps(progress: Progress | None, texts: Texts) -> list[dict[str, str]]:
+    if progress is None:
+        return []
+    return [
+        {"part": part.value, "name": texts(f"inspector.part_{part}"), "state": now.state}
+        for part, now in progress.parts.items()
+    ]
+
+
+def _language_notice(turn: Turn, texts: Texts, models: Models) -> str:
+    if turn.progress is None:
+        return ""
+    entry = models.entry("policy", turn.progress.model)
+    if entry is None or entry.speaks(turn.language):
+        return ""
+    names = [texts.label("languages", language) for language in entry.languages]
+    return texts(
+        "model.language_notice", model=entry.title or entry.name, languages=texts.listed(names)
+    )
+
+
+def _risk(session: Session, texts: Texts) -> list[dict[str, str]]:
+    """The one or two numbers of the calm card, none where no message asks for it."""
+    if not any(turn.at_risk for turn in session.turns):
+        return []
+    return card_lines(texts)
+
+
+def _undo(session: Session, texts: Texts) -> str:
+    if session.undo is None:
+        return ""
+    return texts(f"chat.{session.undo.kind}", number=session.undo.number)
+
+
+def _announced(progress: Progress, texts: Texts) -> str:
+    return f"{progress.reply} {status_line(progress, texts)}".strip()
+
+
+# --- the parts of the screen ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChatParts:
+    """The components that the handlers read and fill."""
+
+    conversation: gr.HTML
+    inspector: gr.HTML
+    message: gr.MultimodalTextbox
+    alt: gr.Textbox
+    error: gr.HTML
+    policy: gr.Dropdown
+    judge: gr.Dropdown
+    seed: gr.Number
+    note: gr.HTML
+    conversation_id: gr.BrowserState
+
+
+def build_conversation() -> gr.HTML:
+    """Lay out the conversation. What it triggers is listed in its script."""
+    return gr.HTML(
+        elem_id="conversation",
+        js_on_load=(ASSETS / "style" / "conversation.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+    )
+
+
+def build_message(i18n: gr.I18n) -> tuple[gr.MultimodalTextbox, gr.Textbox, gr.HTML]:
+    """Lay out the box for a message, the line for a description of photos, and the line for errors."""
+    error = gr.HTML(elem_id="error", apply_default_css=False)
+    alt = gr.Textbox(
+        label=i18n("chat.alt"), elem_id="alt", visible=False, max_lines=1, max_length=300
+    )
+    message = gr.MultimodalTextbox(
+        label=i18n("chat.message"),
+        placeholder=str(i18n("chat.placeholder")),
+        show_label=False,
+        file_types=["image"],
+        file_count="multiple",
+        lines=1,  # with more of them Enter would not send
+        max_lines=8,
+        max_plain_text_length=1_000_000,  # a longer paste would become a file
+        elem_id="message",
+    )
+    return message, alt, error
+
+
+# --- handlers ------------------------------------------------------------------------------------
+
+
+class Chat:
+    """The handlers of the page: plain functions of what came in, the store and the clock."""
+
+    def __init__(self, services: Services, parts: ChatParts) -> None:
+        self._services = services
+        self._parts = parts
+
+    # --- saying something ---
+
+    async def send(
+        self,
+        message: Mapping[str, Any] | None,
+        alt: str | None,
+        model: str,
+        judge: str,
+        seed: float | None,
+        conversation_id: str | None,
+        request: gr.Request,
+    ) -> AsyncIterator[Update]:
+        """Keep a message, then show how the reply to it comes."""
+        texts, parts = self._services.texts(request), self._parts
+        conversation = _conversation(conversation_id)
+        key = self._services.key(request, conversation)
+        text = (message or {}).get("text") or ""
+        files = [Path(path) for path in (message or {}).get("files") or ()]
+        try:
+            order = self._order(model, judge, seed)
+            images = await asyncio.to_thread(_read_images, files, alt or "")
+            before = self._services.store.get(key)
+            kept_images = (
+                len(before.turns[before.editing].said.images) if before.editing is not None else 0
+            )
+            said = check_message(text, bool(images) or bool(kept_images))
+            turn = _said(said, images)
+            await self._begin(key, _sending(turn, self._services.store.now()), order)
+        except InputError as error:
+            yield {parts.error: error_html(error, texts)}
+            return
+        for path in files:
+            _forget(path)
+        yield {
+            parts.conversation_id: conversation,
+            parts.message: gr.MultimodalTextbox(
+                value={"text": before.draft, "files": []}, submit_btn=False, stop_btn=True
+            ),
+            parts.alt: gr.Textbox(value="", visible=False),
+            parts.error: "",
+        }
+        async for update in self._watch(key, texts):
+            yield update
+
+    async def ask_again(
+        self,
+        model: str,
+        judge: str,
+        seed: float | None,
+        conversation_id: str | None,
+        request: gr.Request,
+        event: gr.EventData,
+    ) -> AsyncIterator[Update]:
+        """Write another reply to the last message; the one before can be brought back."""
+        texts, parts = self._services.texts(request), self._parts
+        key = self._services.key(request, _conversation(conversation_id))
+        index = _number(event)
+        try:
+            order = self._order(model, judge, seed)
+            change = _asking_again(index, self._services.store.now())
+            await self._begin(key, change, order)
+        except InputError as error:
+            yield {parts.error: error_html(error, texts)} | self._screen(key, texts)
+            return
+        yield {
+            parts.error: "",
+            parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True),
+        }
+        async for update in self._watch(key, texts):
+            yield update
+
+    def stop(self, conversation_id: str | None, request: gr.Request) -> None:
+        """Ask the reply on its way to end; whoever watches it shows that it did."""
+        self._services.writers.stop(self._services.key(request, _conversation(conversation_id)))
+
+    # --- changing what was said ---
+
+    def edit(
+        self,
+        message: Mapping[str, Any] | None,
+        conversation_id: str | None,
+        request: gr.Request,
+        event: gr.EventData,
+    ) -> Update:
+        """Put an earlier message into the box; what stood there comes back afterwards."""
+        texts, parts = self._services.texts(request), self._parts
+        key = self._services.key(request, _conversation(conversation_id))
+        index = _number(event)
+        session = self._services.store.get(key)
+        if not 0 <= index < len(session.turns):
+            return {parts.error: error_html(InputError("no such turn", code="turn_gone"), texts)}
+        typed = (message or {}).get("text") or ""
+        draft = session.draft if session.editing is not None else typed
+        self._services.store.update(key, lambda now: replace(now, editing=index, draft=draft))
+        text = session.turns[index].said.text
+        files = (message or {}).get("files") or []
+        return {parts.message: {"text": text, "files": files}} | self._screen(key, texts)
+
+    def stop_edit(
+        self,
+        message: Mapping[str, Any] | None,
+        conversation_id: str | None,
+        request: gr.Request,
+    ) -> Update:
+        """Leave the earlier message as it was."""
+        texts, parts = self._services.texts(request), self._parts
+        key = self._services.key(request, _conversation(conversation_id))
+        draft = self._services.store.get(key).draft
+        self._services.store.update(key, lambda now: replace(now, editing=None, draft=""))
+        files = (message or {}).get("files") or []
+        return {parts.message: {"text": draft, "files": files}} | self._screen(key, texts)
+
+    def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
+        """Empty the conversation; for a while it can be brought back."""
+        key = self._services.key(request, _conversation(conversation_id))
+        self._services.writers.stop(key)
+        until = self._services.store.now() + UNDO_SECONDS
+        self._services.store.update(key, lambda session: _cleared(session, until))
+        return {self._parts.error: ""} | self._screen(key, self._services.texts(request))
+
+    def undo(self, conversation_id: str | None, request: gr.Request) -> Update:
+        """Bring back what the last change removed."""
+        texts = self._services.texts(request)
+        key = self._services.key(request, _conversation(conversation_id))
+        undo = self._services.store.get(key).undo
+        if undo is None or self._services.store.now() > undo.until:
+            return {self._parts.error: error_line(texts("chat.undo_late"))} | self._screen(
+                key, texts
+            )
+        self._services.writers.stop(key)
+        self._services.store.update(key, lambda _: Session(turns=undo.turns))
+        return {self._parts.error: ""} | self._screen(key, texts)
+
+    # --- looking ---
+
+    def pick(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
+        """Show another turn in the inspector."""
+        key = self._services.key(request, _conversation(conversation_id))
+        index = _number(event)
+        self._services.store.update(key, lambda session: _picked(session, index))
+        return self._screen(key, self._services.texts(request))
+
+    def use_starter(
+        self, message: Mapping[str, Any] | None, request: gr.Request, event: gr.EventData
+    ) -> Update:
+        """Put a starter situation into the box, after what is there."""
+        texts = self._services.texts(request)
+        number = _number(event)
+        if number not in STARTERS:
+            return {self._parts.message: gr.skip()}
+        offered = {texts(f"chat.starter_{each}") for each in STARTERS}
+        typed = (message or {}).get("text") or ""
+        starter = texts(f"chat.starter_{number}")
+        text = starter if not typed.strip() or typed in offered else f"{typed}\n{starter}"
+        files = (message or {}).get("files") or []
+        return {self._parts.message: {"text": text, "files": files}}
+
+    def attach(self, message: Mapping[str, Any] | None) -> Update:
+        """Offer the line for a description as soon as a photo is there."""
+        return {self._parts.alt: gr.Textbox(visible=bool((message or {}).get("files")))}
+
+    def choose_model(self, model: str, request: gr.Request) -> Update:
+        """Say what is to be known about the model that was picked."""
+        return {self._parts.note: self._note(model, self._services.texts(request))}
+
+    async def load(
+        self, model: str, conversation_id: str | None, request: gr.Request
+    ) -> AsyncIterator[Update]:
+        """Show the conversation of whoever came, and what is still on its way."""
+        texts, parts = self._services.texts(request), self._parts
+        conversation = _conversation(conversation_id)
+        key = self._services.key(request, conversation)
+        session = self._services.store.get(key)
+        first = {
+            parts.conversation_id: conversation,
+            parts.note: self._note(model, texts),
+            **self._screen(key, texts),
+        }
+        if session.editing is not None:
+            first[parts.message] = {"text": session.turns[session.editing].said.text, "files": []}
+        yield first
+        if self._services.writers.job(key) is not None:
+            yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
+            async for update in self._watch(key, texts):
+                yield update
+        while self._services.models.loading(model) is not None:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            yield {parts.note: self._note(model, texts)}
+
+    # --- what they share ---
+
+    def _order(self, model: str, judge: str, seed: float | None) -> Order:
+        models = self._services.models
+        if models.entry("policy", model) is None:
+            raise InputError("no such model", code="unknown_model")
+        if judge and models.entry("judge", judge) is None:
+            raise InputError("no such judge", code="unknown_judge")
+        return Order(model, judge or None, read_seed(seed))
+
+    async def _begin(
+        self, key: SessionKey, change: Callable[[Session], Session], order: Order
+    ) -> None:
+        stopped = self._services.writers.job(key)
+        if stopped is not None and stopped.stop.is_set():
+            await asyncio.to_thread(stopped.over.wait, OVER_SECONDS)
+        self._services.writers.begin(key, change, order)
+
+    async def _watch(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
+        """Yield the screen whenever it changes, until the reply on its way is over."""
+        parts = self._parts
+        job = self._services.writers.job(key)
+        with contextlib.ExitStack() as stack:
+            if job is not None:
+                stack.enter_context(job.watched())
+            shown: tuple[Session, int] | None = None
+            last_yield = 0.0
+            while True:
+                over = job is None or job.over.is_set()
+                session = self._services.store.get(key)
+                state = (session, _loading_seconds(session))
+                if over or shown is None or state[0] is not shown[0] or state[1] != shown[1]:
+                    shown, last_yield = state, time.monotonic()
+                    yield self._screen(key, texts)
+                elif time.monotonic() - last_yield > HEARTBEAT_SECONDS:
+                    last_yield = time.monotonic()
+                    yield {parts.error: gr.skip()}
+                if over:
+                    break
+                await asyncio.sleep(1 / UPDATES_PER_SECOND)
+        yield {parts.message: gr.MultimodalTextbox(submit_btn=True, stop_btn=False)}
+
+    def _screen(self, key: SessionKey, texts: Texts) -> Update:
+        session = self._services.store.get(key)
+        conversation = conversation_html(
+            session,
+            texts,
+            self._services.models,
+            keep_seconds=self._services.store.keep_seconds,
+            now=time.monotonic(),
+        )
+        return {
+            self._parts.conversation: conversation,
+            self._parts.inspector: inspector_html(session, texts),
+        }
+
+    def _note(self, model: str, texts: Texts) -> str:
+        models = self._services.models
+        entry = models.entry("policy", model)
+        if entry is None:
+            return ""
+        title = entry.title or entry.name
+        loading = models.loading(model)
+        if loading is not None:
+            text = texts("model.loading", model=title, seconds=round(loading.seconds))
+            return render("note.html", text=text, kind="loading")
+        if models.is_broken(model):
+            return render("note.html", text=texts("model.failed", model=title), kind="failed")
+        if "nano" in entry.name:
+            return render("note.html", text=texts("model.nano", model=title), kind="small")
+        return ""
+
+
+def error_html(error: InputError, texts: Texts) -> str:
+    """Draw what is wrong with what a visitor sent, in the visitor's language."""
+    key = f"errors.{error.code}"
+    return error_line(texts(key, **error.values) if key in texts.words else texts("errors.other"))
+
+
+def error_line(sentence: str) -> str:
+    """Draw one sentence at the field it is about."""
+    return render("error.html", text=sentence)
+
+
+def read_seed(seed: float | None) -> int | None:
+    """Return a seed that every model can take, None where none was given.
+
+    Raises:
+        InputError: It is not a whole number from 0 to `MAX_SEED`.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or seed != int(seed) or not 0 <= seed <= MAX_SEED:
+        raise InputError("bad seed", code="seed", values={"limit": MAX_SEED})
+    return int(seed)
+
+
+# --- changes of a session ------------------------------------------------------------------------
+
+
+def _said(text: str, images: tuple[Image, ...]) -> Turn:
+    return Turn(
+        Utterance(Speaker.SEEKER, text, images),
+        at_risk=find_risk(text) is not None,
+        language=language_of(text),
+    )
+
+
+def _sending(turn: Turn, now: float) -> Callable[[Session], Session]:
+    def change(session: Session) -> Session:
+        index = session.editing
+        if index is None or index >= len(session.turns):
+            if len(session.turns) >= MAX_TURNS:
+                raise InputError("too many", code="too_many_turns", values={"limit": MAX_TURNS})
+            return Session(turns=(*session.turns, turn))
+        images = session.turns[index].said.images + turn.said.images
+        edited = replace(turn, said=replace(turn.said, images=images))
+        undo = Undo("edited", session.turns, index + 1, now + UNDO_SECONDS)
+        return Session(turns=(*session.turns[:index], edited), undo=undo)
+
+    return change
+
+
+def _asking_again(index: int, now: float) -> Callable[[Session], Session]:
+    def change(session: Session) -> Session:
+        if index != len(session.turns) - 1 or index < 0:
+            raise InputError("not the last turn", code="turn_gone")
+        turn = session.turns[index]
+        again = Turn(turn.said, at_risk=turn.at_risk, language=turn.language)
+        has_reply = turn.progress is not None and turn.progress.reply.strip()
+        undo = Undo("retried", session.turns, index + 1, now + UNDO_SECONDS) if has_reply else None
+        return replace(session, turns=(*session.turns[:index], again), selected=None, undo=undo)
+
+    return change
+
+
+def _cleared(session: Session, until: float) -> Session:
+    if not session.turns:
+        return session
+    return Session(undo=Undo("cleared", session.turns, 0, until))
+
+
+def _picked(session: Session, index: int) -> Session:
+    if not 0 <= index < len(session.turns):
+        return session
+    return replace(session, selected=None if index == len(session.turns) - 1 else index)
+
+
+def _loading_seconds(session: Session) -> int:
+    newest = session.turns[-1].progress if session.turns else None
+    if newest is None or newest.phase != "loading":
+        return -1
+    return round(time.monotonic() - newest.since)
+
+
+# --- what comes in -------------------------------------------------------------------------------
+
+
+def _conversation(claimed: object) -> str:
+    """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
+    if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):
+        return claimed
+    return secrets.token_urlsafe(24)
+
+
+def _number(event: gr.EventData) -> int:
+    data = event._data
+    value = data.get("turn") if isinstance(data, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def _read_images(files: Sequence[Path], alt: str) -> tuple[Image, ...]:
+    if len(files) > MAX_IMAGES:
+        raise ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
+    return tuple(_read_named(path, alt.strip()) for path in files)
+
+
+def _read_named(path: Path, alt: str) -> Image:
+    if not path.is_file():
+        raise ImageError("the upload is gone", code="image_gone")
+    try:
+        return read_image(path, alt=alt)
+    except ImageError as error:
+        megapixels = round(error.values.get("limit", 0) / 1e6)
+        values = error.values | {"name": path.name, "megapixels": megapixels}
+        raise ImageError(str(error), code=error.code, values=values) from error
+
+
+def _forget(path: Path) -> None:
+    """Delete an upload that is in memory now; gradio would keep it for an hour."""
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+    except OSError:
+        logger.debug("an upload's folder is still in use")

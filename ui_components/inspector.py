@@ -1,0 +1,428 @@
+"""The inspector: how the reply of the selected turn came about, and what the judge makes of it.
+
+`build_inspector` lays it out. `inspector_html` draws it from a `Session` alone, so that it can be
+tested without a browser.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import gradio as gr
+
+from compeer_core.reasoning import STEPS, LabelValue, Part, Unreadable
+from compeer_core.taxonomy import ESCONV_STRATEGIES, INTENSITIES, Stage, StrategyVocabulary
+from compeer_core.unifireward import (
+    NotApplicable,
+    ResponseVerdict,
+    Reward,
+    StepVerdict,
+    Unscorable,
+)
+from ui_components.progress import PartProgress, Progress
+from ui_components.session import Session
+from ui_components.templating import render
+from ui_components.texts import ASSETS, Texts
+
+SPARKLINE_WIDTH = 240
+SPARKLINE_HEIGHT = 44
+MARGIN = 6
+
+
+def build_inspector() -> gr.HTML:
+    """Lay out the inspector. It triggers ``pick_turn`` with ``{turn}``."""
+    return gr.HTML(
+        elem_id="inspector",
+        js_on_load=(ASSETS / "style" / "inspector.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+    )
+
+
+def inspector_html(
+    session: Session, texts: Texts, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
+) -> str:
+    """Draw the inspector for the selected turn."""
+    shown = session.shown
+    if shown is None:
+        return render("inspector_empty.html", t=texts)
+    turn = session.turns[shown]
+    progress = turn.progress
+    pictures = [
+        {
+            "address": picture_address(turn.key, index),
+            "alt": image.alt or texts("chat.photo_of", number=index + 1, turn=shown + 1),
+        }
+        for index, image in enumerate(turn.said.images)
+    ]
+    cards = [_card(part, progress, texts, vocabulary, pictures) for part in STEPS]
+    return render(
+        "inspector.html",
+        t=texts,
+        number=shown + 1,
+        count=len(session.turns),
+        cards=cards,
+        status=status_line(progress, texts),
+        problems=_problems(progress, texts),
+        error=progress.record.error if progress and progress.record else None,
+        score=_score(progress, texts),
+        sparkline=_sparkline(session, texts, shown),
+        raw=_raw(progress),
+        facts=_facts(progress, texts),
+    )
+
+
+def picture_address(turn_key: str, index: int) -> str:
+    """Where the server shows a picture of a turn, relative to the page."""
+    return f"pictures/{turn_key}/{index}"
+
+
+# --- the state of a reply in words ---------------------------------------------------------------
+
+
+def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -> str:
+    """Return one calm sentence on how a reply stands; empty if it is there and whole."""
+    if progress is None:
+        return texts("status.unfinished")
+    if progress.outcome == "running":
+        return _running_line(progress, texts, seconds)
+    if progress.outcome == "stopped":
+        return texts("status.stopped")
+    if progress.outcome == "failed":
+        if progress.failure == "model":
+            return texts("model.failed", model=progress.model)
+        if progress.failure == "line":
+            return texts("errors.too_many_waiting")
+        return texts("status.failed")
+    return "" if progress.reply.strip() else texts("status.empty_reply")
+
+
+def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
+    if progress.phase == "waiting":
+        if progress.place:
+            return texts("status.waiting", place=progress.place)
+        return texts("status.waiting_first")
+    if progress.phase == "loading":
+        return texts("status.loading", model=progress.model, seconds=round(seconds))
+    if progress.phase == "judging":
+        return texts("status.judging")
+    if progress.writing is not None:
+        return texts(f"status.{progress.writing}")
+    done = [part for part, now in progress.parts.items() if now.state == "done"]
+    if not done:
+        return texts("status.thinking")
+    if progress.judge is not None and progress.parts[done[-1]].verdict is None:
+        return texts("status.judging")
+    ahead = [part for part, now in progress.parts.items() if now.state == "ahead"]
+    return texts(f"status.{ahead[0]}" if ahead else "status.thinking")
+
+
+def summary(progress: Progress, texts: Texts) -> list[str]:
+    """Return the labels of a reply in a few words, for the chip under it."""
+    words: list[str] = []
+    stage = _readable(progress.parts[Part.HISTORY].labels.get("stage"))
+    emotion = _readable(progress.parts[Part.EMOTION].labels.get("emotion"))
+    intensity = _readable(progress.parts[Part.EMOTION].labels.get("intensity"))
+    strategy = _readable(progress.parts[Part.STRATEGY].labels.get("strategy"))
+    if stage is not None:
+        words.append(texts.label("stages", str(stage)))
+    if emotion is not None:
+        word = texts.label("emotions", str(emotion))
+        words.append(word if intensity is None else f"{word} {intensity}/5")
+    if strategy is not None:
+        words.append(texts.label("strategies", str(strategy)))
+    return words
+
+
+def reward_of(progress: Progress | None) -> Reward | None:
+    """Return what a reply is worth, None where nobody judged it."""
+    if progress is None or progress.record is None or progress.record.judgement is None:
+        return None
+    return progress.record.judgement.reward()
+
+
+def total_in_words(progress: Progress | None, texts: Texts) -> str:
+    """Return the total with its maximum, or that there is none."""
+    reward = reward_of(progress)
+    if reward is None or reward.total is None:
+        return texts("inspector.not_scored")
+    return texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign, a real minus sign among them.
+
+    Example:
+        >>> signed(1.0), signed(-4.0), signed(0.0), signed(0.25)
+        ('+1', '−4', '0', '+0.25')
+    """
+    if value == 0:
+        return "0"
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def _readable(value: LabelValue | None) -> str | int | None:
+    return None if isinstance(value, Unreadable) else value
+
+
+# --- the cards -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What a card says about the judge: a sign, words, and how sure the judge is."""
+
+    kind: str
+    sign: str
+    words: str
+    detail: str = ""
+
+
+def _card(
+    part: Part,
+    progress: Progress | None,
+    texts: Texts,
+    vocabulary: StrategyVocabulary,
+    pictures: Sequence[Mapping[str, str]],
+) -> dict[str, object]:
+    now = progress.parts[part] if progress else PartProgress()
+    over = progress is not None and progress.phase == "over"
+    state = "missing" if over and now.state in {"ahead", "missing"} else now.state
+    known = state in {"writing", "done"}
+    card: dict[str, object] = {
+        "part": part.value,
+        "title": texts(f"inspector.{part}"),
+        "number": STEPS.index(part) + 1,
+        "state": state,
+        "text": now.text,
+        "verdict": _verdict(now, progress, texts),
+        "labels": _labels(now, texts) if known else [],
+        "notes": _label_notes(now, texts) if state == "done" else [],
+    }
+    if part is Part.HISTORY:
+        card["stages"] = _stages(now.labels.get("stage"), texts)
+    if part is Part.EMOTION:
+        card["pictures"] = pictures
+        card["intensity"] = _intensity(now.labels.get("intensity"), texts)
+    if part is Part.STRATEGY:
+        card |= _strategies(now.labels.get("strategy"), texts, vocabulary)
+    return card
+
+
+def _verdict(now: PartProgress, progress: Progress | None, texts: Texts) -> _Verdict | None:
+    if progress is None or now.state in {"ahead", "writing"}:
+        return None
+    match now.verdict:
+        case StepVerdict(correct=correct, probability_correct=probability):
+            percent = round(100 * (probability if correct else 1 - probability))
+            sure = texts("inspector.sure", percent=percent)
+            if correct:
+                return _Verdict("right", "✓", texts("inspector.right"), sure)
+            return _Verdict("wrong", "✗", texts("inspector.wrong"), sure)
+        case Unscorable():
+            words = texts("inspector.not_scored")
+            return _Verdict("unscored", "–", words, texts("inspector.judge_broke"))
+        case None:
+            return _no_verdict(progress, texts)
+
+
+def _no_verdict(progress: Progress, texts: Texts) -> _Verdict | None:
+    words = texts("inspector.not_scored")
+    if progress.judge is None:
+        reason = "model.judge_failed" if progress.judge_failed else "inspector.no_judge"
+        return _Verdict("unscored", "–", words, texts(reason))
+    if progress.outcome == "running":
+        return _Verdict("pending", "…", texts("inspector.pending"))
+    if progress.record is not None and progress.record.judgement is not None:
+        return _Verdict("unscored", "–", words, texts("inspector.not_judged"))
+    return _Verdict("unscored", "–", words, status_line(progress, texts))
+
+
+def _labels(now: PartProgress, texts: Texts) -> list[dict[str, str]]:
+    shown = (("sentiment", "sentiments", "sentiment"), ("emotion", "emotions", "feeling"))
+    return [
+        {
+            "name": texts(f"inspector.{title}"),
+            "value": texts.label(vocabulary, str(value)),
+            "kind": name,
+        }
+        for name, vocabulary, title in shown
+        if (value := _readable(now.labels.get(name))) is not None
+    ]
+
+
+def _label_notes(now: PartProgress, texts: Texts) -> list[str]:
+    """Say which labels could not be read, and what stands in their place."""
+    titles = {"emotion": "feeling", "strategy": "chosen"}
+    notes: list[str] = []
+    for name, value in now.labels.items():
+        if isinstance(value, Unreadable):
+            title = texts(f"inspector.{titles.get(name, name)}")
+            reason = (
+                texts("inspector.unreadable", text=value.text)
+                if value.text
+                else texts("inspector.no_label")
+            )
+            notes.append(f"{title}: {reason}")
+    return notes
+
+
+def _stages(value: LabelValue | None, texts: Texts) -> list[dict[str, object]]:
+    order = list(Stage)
+    now = order.index(value) if isinstance(value, Stage) else None
+    return [
+        {
+            "name": texts.label("stages", stage),
+            "state": "ahead" if now is None or index > now else "now" if index == now else "past",
+        }
+        for index, stage in enumerate(order)
+    ]
+
+
+def _intensity(value: LabelValue | None, texts: Texts) -> dict[str, object] | None:
+    if not isinstance(value, int):
+        return None
+    return {
+        "value": value,
+        "steps": [step <= value for step in INTENSITIES],
+        "words": texts("inspector.intensity_of", value=value),
+    }
+
+
+def _strategies(
+    value: LabelValue | None, texts: Texts, vocabulary: StrategyVocabulary
+) -> dict[str, object]:
+    entries = [
+        {
+            "name": texts.label("strategies", entry.name),
+            "definition": entry.definition(texts.language),
+            "chosen": entry.name == value,
+        }
+        for entry in vocabulary.entries
+    ]
+    chosen = next((entry for entry in entries if entry["chosen"]), None)
+    return {"strategies": entries, "chosen": chosen}
+
+
+# --- the score -----------------------------------------------------------------------------------
+
+
+def _score(progress: Progress | None, texts: Texts) -> dict[str, object] | None:
+    """The score line: what each part of the reply earned, and the total."""
+    reward = reward_of(progress)
+    if progress is None or (reward is None and progress.outcome == "running"):
+        return None
+    if reward is None:
+        reason = "inspector.not_scored" if progress.judge else "inspector.no_total_judge"
+        return {"parts": [], "total": texts(reason), "kind": "none"}
+    steps = [
+        texts("inspector.not_scored") if value is None else signed(value)
+        for value in reward.steps or ()
+    ]
+    parts = [
+        {"name": texts("inspector.steps"), "value": " ".join(steps)},
+        {"name": texts("inspector.reply"), "value": _reply_value(progress, reward, texts)},
+    ]
+    if reward.format is not None:
+        parts.append({"name": texts("inspector.format"), "value": signed(reward.format)})
+    if reward.total is None:
+        return {"parts": parts, "total": texts("inspector.no_total"), "kind": "none"}
+    total = texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
+    return {"parts": parts, "total": total, "kind": "low" if reward.total < 0 else "high"}
+
+
+def _reply_value(progress: Progress, reward: Reward, texts: Texts) -> str:
+    match progress.reply_verdict:
+        case ResponseVerdict() if reward.response is not None:
+            return signed(reward.response)
+        case Unscorable():
+            return texts("inspector.not_scored")
+        case NotApplicable() if reward.response is None:
+            return texts("inspector.no_reference")
+        case _:
+            return (
+                texts("inspector.not_scored")
+                if reward.response is None
+                else signed(reward.response)
+            )
+
+
+def _sparkline(session: Session, texts: Texts, shown: int) -> dict[str, object] | None:
+    """Totals over the turns as points of an SVG, each share of its own maximum, and as a sentence."""
+    rewards = [reward_of(turn.progress) for turn in session.turns]
+    if sum(reward is not None and reward.total is not None for reward in rewards) < 2:
+        return None
+    width = SPARKLINE_WIDTH - 2 * MARGIN
+    height = SPARKLINE_HEIGHT - 2 * MARGIN
+    points = []
+    for index, reward in enumerate(rewards):
+        if reward is None or reward.total is None:
+            continue
+        share = (reward.total / reward.maximum + 1) / 2
+        x = MARGIN + width * (index / (len(rewards) - 1))
+        y = MARGIN + height * (1 - share)
+        points.append({"x": f"{x:.1f}", "y": f"{y:.1f}", "now": index == shown})
+    listed = [
+        texts(
+            "inspector.sparkline_turn", number=index + 1, total=total_in_words(turn.progress, texts)
+        )
+        for index, turn in enumerate(session.turns)
+    ]
+    return {
+        "points": points,
+        "line": " ".join(f"{point['x']},{point['y']}" for point in points),
+        "width": SPARKLINE_WIDTH,
+        "height": SPARKLINE_HEIGHT,
+        "middle": SPARKLINE_HEIGHT / 2,
+        "words": texts("inspector.over_turns_text", list=texts.listed(listed)),
+    }
+
+
+# --- what is written in small --------------------------------------------------------------------
+
+
+def _problems(progress: Progress | None, texts: Texts) -> str:
+    """Say what a finished reply lacks; one that was cut off from outside lacks nothing of its own."""
+    record = progress.record if progress else None
+    if record is None or record.status != "finished" or record.reading.is_complete:
+        return ""
+    sentences = [
+        texts(
+            f"inspector.problem_{problem.kind}",
+            part=texts(f"inspector.part_{problem.part}") if problem.part else "",
+        )
+        for problem in record.reading.problems
+    ]
+    return texts("inspector.incomplete", problems=texts.listed(sentences))
+
+
+def _raw(progress: Progress | None) -> str | None:
+    return progress.record.raw if progress and progress.record else None
+
+
+def _facts(progress: Progress | None, texts: Texts) -> list[dict[str, str]]:
+    record = progress.record if progress else None
+    if record is None:
+        return []
+    unknown = texts("inspector.unknown")
+    first = record.first_token_seconds
+    writing = record.seconds - (first or 0.0)
+    speed = (
+        texts(
+            "inspector.tokens_per_second",
+            value=f"{record.tokens / writing:.0f}",
+            tokens=record.tokens,
+        )
+        if record.tokens and writing > 0
+        else unknown
+    )
+    facts = {
+        "model": record.model,
+        "judge": record.judge or texts("inspector.no_judge"),
+        "seed": str(record.seed),
+        "first_token": unknown
+        if first is None
+        else texts("inspector.seconds", value=f"{first:.2f}"),
+        "speed": speed,
+    }
+    if record.judgement is not None and record.judge:
+        facts["scoring"] = texts("inspector.seconds", value=f"{record.scoring_seconds:.2f}")
+    return [{"name": texts(f"inspector.{key}"), "value": value} for key, value in facts.items()]

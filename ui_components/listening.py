@@ -1,0 +1,94 @@
+"""Where the server listens, and where uploads lie for a moment."""
+
+import errno
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from compeer_core.errors import ConfigError
+
+UPLOADS = "uploads-"
+LEFT_OVER_SECONDS = 24 * 3600.0
+
+
+def listen(host: str, port: int, tries: int = 1) -> socket.socket:
+    """Bind a socket.
+
+    Args:
+        host: An address of this machine.
+        port: The port; 0 takes any free one.
+        tries: How many ports from there on may be tried while they are taken.
+
+    Raises:
+        ConfigError: None of them could be had.
+    """
+    error: OSError | None = None
+    for candidate in range(port, min(port + tries, 65536)):
+        try:
+            return _bound(host, candidate)
+        except OSError as failure:
+            error = failure
+            if failure.errno != errno.EADDRINUSE:
+                break
+    assert error is not None  # at least one port was tried
+    if error.errno != errno.EADDRINUSE:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    if tries == 1:
+        raise ConfigError(
+            f"port {port} is taken by another program; choose another one with --port"
+        )
+    raise ConfigError(
+        f"all ports from {port} to {port + tries - 1} are taken; choose one with --port"
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere the option would let two servers share a port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def default_data_folder() -> Path:
+    """Return where programs of this user keep their data."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Application Support")
+    else:
+        base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "compeer"
+
+
+def upload_folder(data_folder: Path) -> "tempfile.TemporaryDirectory[str]":
+    """Make a private folder for uploads, which is gone when the server ends.
+
+    What a server left behind that was killed is removed after a day.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+    try:
+        data_folder.mkdir(parents=True, exist_ok=True)
+        for old in data_folder.glob(f"{UPLOADS}*"):
+            if time.time() - old.stat().st_mtime > LEFT_OVER_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
+        return tempfile.TemporaryDirectory(
+            prefix=UPLOADS, dir=data_folder, ignore_cleanup_errors=True
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the data folder {data_folder} cannot be used: {error.strerror or error}; "
+            "choose another one with --data-dir"
+        ) from error

@@ -1,0 +1,40 @@
+"""What all visitors of one server share. Handlers get it handed in; nothing is global."""
+
+from dataclasses import dataclass, field, replace
+
+import gradio as gr
+
+from ui_components.metrics import Metrics
+from ui_components.models import Models
+from ui_components.session import SessionKey, SessionStore
+from ui_components.texts import Texts, choose_language, load_texts, region_of
+from ui_components.visitors import LANGUAGE_COOKIE, Visitors
+from ui_components.writing import Writers
+
+
+@dataclass(frozen=True)
+class Services:
+    """The shared parts of one server."""
+
+    models: Models
+    language: str | None = None
+    """The language of the page where the visitor has chosen none; None asks the browser."""
+    store: SessionStore = field(default_factory=SessionStore)
+    metrics: Metrics = field(default_factory=Metrics)
+    visitors: Visitors = field(default_factory=Visitors)
+    writers: Writers = field(init=False)
+
+    def __post_init__(self) -> None:
+        writers = Writers(self.models, self.store, self.metrics)
+        object.__setattr__(self, "writers", writers)
+
+    def texts(self, request: gr.Request) -> Texts:
+        """The words in the language of whoever asks."""
+        chosen = request.cookies.get(LANGUAGE_COOKIE)
+        accepted = request.headers.get("accept-language")
+        texts = load_texts(choose_language(chosen, accepted, self.language))
+        return replace(texts, region=region_of(accepted, texts.language))
+
+    def key(self, request: gr.Request, conversation: str) -> SessionKey:
+        """The conversation of whoever asks."""
+        return SessionKey(self.visitors.read(request.cookies), conversation)

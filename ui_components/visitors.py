@@ -1,0 +1,33 @@
+"""Who asks: a visitor without a name, known by a signed cookie that scripts cannot read."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from itsdangerous import BadSignature, Signer
+
+COOKIE = "compeer_visitor"
+LANGUAGE_COOKIE = "compeer_language"
+COOKIE_SECONDS = 30 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Visitors:
+    """Makes and reads the cookie. With a secret of its own, a server knows only its own visitors."""
+
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    def new_cookie(self) -> str:
+        """Return the cookie of somebody new."""
+        return self._signer.sign(secrets.token_urlsafe(24)).decode("ascii")
+
+    def read(self, cookies: Mapping[str, str]) -> str:
+        """Return the visitor's id, empty where there is no cookie or a forged one."""
+        try:
+            return self._signer.unsign(cookies.get(COOKIE, "")).decode("ascii")
+        except (BadSignature, UnicodeError):
+            return ""
+
+    @property
+    def _signer(self) -> Signer:
+        return Signer(self.secret, salt="visitor")
