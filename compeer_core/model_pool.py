@@ -188,10 +188,10 @@ def as_folder(source: str) -> Path | None:
         CheckpointError: It can only be a folder, and there is none.
     """
     path = Path(source).expanduser()
-    if path.is_dir():
+    if source and path.is_dir():
         return path
     looks_like_path = source.startswith((".", "~", "/")) or "\\" in source or source.count("/") > 1
-    if path.exists() or looks_like_path or not source:
+    if not source or path.exists() or looks_like_path:
         raise CheckpointError(
             f"{source or '(nothing)'}: no such folder; give a checkpoint's folder"
         )
@@ -315,7 +315,10 @@ def _load(
     small = place.type == "cpu" and parameters < SMALL
     torch.set_num_threads(1 if small else TORCH_THREADS)
     chat = ChatModel(name, model, processor, owner)
-    chat.warm_up()
+    try:
+        chat.warm_up()
+    except Exception as error:
+        raise CheckpointError(_advice(name, folder, quantize, error)) from error
     logger.info("loaded %s: %.1f M parameters, %s, %s", name, parameters / 1e6, model.dtype, place)
     return chat
 

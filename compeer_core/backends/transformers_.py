@@ -35,6 +35,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
@@ -197,6 +198,7 @@ class ChatModel:
         limit: Tokens that the model can read and write in one conversation; None if unlimited.
         hidden: Tokens that are not text: the special ones, unless they are tags of our grammar.
         end_tokens: Those that end an assistant's turn.
+        placeholder: The token that stands where a picture is.
         adapted: The peft model around the weights, once there are adapters.
     """
 
@@ -225,6 +227,7 @@ class ChatModel:
         self.hidden = frozenset(
             token for token in self._special if self.tokenizer.decode([token]).strip() not in TAGS
         )
+        self.placeholder: int | None = getattr(processor, "image_token_id", None)
         self._learn_template()
         self.end_tokens = self._end_tokens()
         # The checkpoint's own sampling habits (top_k = 1, penalties) would be merged into ours.
@@ -521,20 +524,13 @@ class ChatModel:
         return value.to(self.model.device)
 
     def warm_up(self) -> None:
-        """Write one token, so that the first visitor does not pay for what is set up on first use.
+        """Write two tokens, so that the first visitor does not pay for what is set up on first use.
 
-        Raises:
-            CheckpointError: The model cannot generate the way this module does it.
+        A model that cannot be used in the way of this module fails here, with whatever error.
         """
-        try:
-            track = Track(self.encode([Message("user", ("Hello",))]), None)
-            for _ in range(2):  # once from the beginning, once from a cache
-                token = int(self.run(track, _config(1)).sequences[0, -1])
-                track.ids.append(token)
-        except CompeerError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"{self.name} cannot generate text: {_brief(error)}") from error
+        track = Track(self.encode([Message("user", ("Hello",))]), None)
+        for _ in range(2):  # once from the beginning, once from a cache
+            track.ids.append(int(self.run(track, _config(1)).sequences[0, -1]))
 
 
 def _config(max_new_tokens: int, *, logits: bool = False) -> GenerationConfig:
@@ -642,9 +638,13 @@ class SeededChoice(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
-def _processors(sampling: Sampling, device: torch.device) -> list[LogitsProcessor]:
+def _processors(
+    sampling: Sampling, placeholder: int | None, device: torch.device
+) -> list[LogitsProcessor]:
     """What turns logits into a choice, in the order in which `generate` has them itself."""
     chain: list[LogitsProcessor] = []
+    if placeholder is not None:  # a picture that is not there could not be read again
+        chain.append(SuppressTokensLogitsProcessor([placeholder], device=str(device)))
     if sampling.repetition_penalty != 1:
         chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     if sampling.temperature > 0:
@@ -702,7 +702,7 @@ class TransformersCompletion:
         self._track = track
         self._stop = stop
         self._budget = sampling.max_new_tokens
-        self._processors = _processors(sampling, chat.model.device)
+        self._processors = _processors(sampling, chat.placeholder, chat.model.device)
         self._decoder = TextDecoder(chat.tokenizer, chat.hidden)
         self._carried = ""
         self._tokens = 0
