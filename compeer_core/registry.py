@@ -37,7 +37,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.backends.openai_ import OpenAIBackend
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
@@ -178,7 +178,7 @@ class ModelEntry(FrozenModel):
         """The entry for a source given on the command line; it becomes the default of its kind.
 
         Raises:
-            ConfigError: The source cannot be read.
+            ConfigError: The source cannot be read, or does not fit the kind.
         """
         where = parse_source(source)
         is_local = where.kind in {SourceKind.SCRIPTED, SourceKind.CHECKPOINT} or (
@@ -188,14 +188,17 @@ class ModelEntry(FrozenModel):
             form = f"{where.kind.value}:" if where.kind is SourceKind.SCRIPTED else ""
             source = f"{form}{Path(where.location).resolve()}"
         label = where.model or Path(where.location).name
-        return cls(
-            name=re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[:80] or kind,
-            kind=kind,
-            title=label,
-            source=source,
-            style="trained" if where.kind is SourceKind.SCRIPTED else "prompted",
-            default=True,
-        )
+        try:
+            return cls(
+                name=re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[:80] or kind,
+                kind=kind,
+                title=label,
+                source=source,
+                style="trained" if where.kind is SourceKind.SCRIPTED else "prompted",
+                default=True,
+            )
+        except ValidationError as error:
+            raise ConfigError(f"{source!r}: {error.errors()[0]['msg']}") from error
 
     @property
     def where(self) -> Source:
@@ -357,12 +360,12 @@ class Registry:
         ]
 
     def close(self) -> None:
-        """Free the policies that are loaded. Those that come after are loaded anew."""
+        """Free what is loaded. A model that is asked for afterwards is loaded anew."""
         for slot in self._slots.values():
             with slot.lock:
                 loaded, slot.loaded = slot.loaded, None
-            if isinstance(loaded, Policy):
-                loaded.backend.close()
+            if loaded is not None:
+                (loaded.backend if isinstance(loaded, Policy) else loaded.scorer).close()
 
     # --- loading -------------------------------------------------------------------------------
 

@@ -17,12 +17,12 @@ and a question that could not be answered (`Unscorable`), which never becomes a 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compeer_core.backends.protocol import LabelScorer, ScoringSession
 from compeer_core.dialogue import Dialogue
-from compeer_core.errors import CompeerError
+from compeer_core.errors import CompeerError, InputError
 from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
 from compeer_core.reasoning import (
     STEPS,
@@ -268,6 +268,7 @@ class JudgeSession:
         self._dialogue = dialogue
         self._session: ScoringSession | None = None
         self._answered: list[Part] = []
+        self._said: list[tuple[str, tuple[str, ...], str]] = []  # question, labels, answer
         self._broken: Unscorable | None = None
 
     def __enter__(self) -> "JudgeSession":
@@ -289,7 +290,7 @@ class JudgeSession:
             self._broken = probabilities
             return probabilities
         likeliest = _likeliest(probabilities)
-        failure = self._commit(VERDICTS[likeliest])
+        failure = self._commit(question, VERDICTS[likeliest])
         self._answered.append(part)
         if failure is not None:
             # This verdict stands, since it was read before; those that would build on it do not.
@@ -320,6 +321,9 @@ class JudgeSession:
     def close(self) -> None:
         """Let go of the model. No question can be asked afterwards."""
         self._broken = self._broken or Unscorable("the judge's session is closed")
+        self._release()
+
+    def _release(self) -> None:
         session, self._session = self._session, None
         if session is None:
             return
@@ -337,19 +341,39 @@ class JudgeSession:
     def _ask(self, question: str, labels: tuple[str, ...]) -> tuple[float, ...] | Unscorable:
         if self._broken is not None:
             return self._broken
-        try:
-            if self._session is None:
-                messages = judge_messages(
-                    self._dialogue, self._judge.language, self._judge.scorer.reserved
-                )
-                self._session = self._judge.scorer.open(messages)
-            probabilities = self._session.ask(question, labels)
-        except FAILURES as error:
-            return self._failed(error)
-        return _checked(probabilities, labels)
+        while True:
+            try:
+                if self._session is None:
+                    self._session = self._opened()
+                return _checked(self._session.ask(question, labels), labels)
+            except InputError as error:
+                if error.code != TOO_LONG or len(self._dialogue) < 2:
+                    return self._failed(error)
+                self._forget_half()
+            except FAILURES as error:
+                return self._failed(error)
 
-    def _commit(self, label: str) -> Unscorable | None:
+    def _opened(self) -> ScoringSession:
+        """A conversation that stands where this one does."""
+        judge = self._judge
+        messages = judge_messages(self._dialogue, judge.language, judge.scorer.reserved)
+        session = judge.scorer.open(messages)
+        for question, labels, label in self._said:
+            session.ask(question, labels)
+            session.answer(label)
+        return session
+
+    def _forget_half(self) -> None:
+        """A dialogue that is too long for the judge is judged by its later half."""
+        self._release()
+        utterances = self._dialogue.utterances
+        kept = utterances[-(len(utterances) // 2) :]
+        self._dialogue = replace(self._dialogue, utterances=kept)
+        logger.info("judge %s: reads the last %d utterances", self._judge.name, len(kept))
+
+    def _commit(self, question: str, label: str) -> Unscorable | None:
         assert self._session is not None
+        self._said.append((question, VERDICTS, label))
         try:
             self._session.answer(label)
         except FAILURES as error:
@@ -360,6 +384,9 @@ class JudgeSession:
         logger.warning("judge %s failed", self._judge.name, exc_info=error)
         return Unscorable("the reward model failed")
 
+
+TOO_LONG = "message_too_long"
+"""The code of the `InputError` with which a model says that it cannot read so much."""
 
 FAILURES = (CompeerError, RuntimeError)
 """What a model may fail with: our own errors, and those of torch, which are RuntimeErrors."""

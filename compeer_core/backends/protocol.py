@@ -140,7 +140,8 @@ class ScoringSession(Protocol):
         """Return how probable each label is as the answer to a question.
 
         The first question is appended to the last user message of the prefix; each later one opens
-        a user message of its own, after the `answer` to the one before.
+        a user message of its own, after the `answer` to the one before. A question without an
+        answer leaves no trace: the next one takes its place.
 
         Args:
             text: The question.
@@ -186,4 +187,8 @@ class LabelScorer(Protocol):
 
     def open(self, messages: Sequence[Message]) -> ScoringSession:
         """Begin a conversation with a prefix that ends before the first question's text."""
+        ...
+
+    def close(self) -> None:
+        """Free the model. May be called twice."""
         ...

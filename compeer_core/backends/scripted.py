@@ -232,6 +232,9 @@ class ScriptedScorer:
     def open(self, messages: Sequence[Message]) -> "ScriptedScoring":
         return ScriptedScoring(self, tuple(messages))
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class ScriptedScoring:
     """One scripted judgement; `asked` and `answered` are there for tests to look at."""

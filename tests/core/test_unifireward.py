@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.scripted import ScriptedScorer, ScriptedScoring
 from compeer_core.dialogue import Dialogue
-from compeer_core.errors import BackendError, ConfigError
+from compeer_core.errors import BackendError, ConfigError, InputError
 from compeer_core.reasoning import Part, parse, read
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import (
@@ -345,6 +345,58 @@ def test_a_verdict_that_cannot_be_kept_stands_but_nothing_builds_on_it() -> None
     [judgement] = Judge("j", Scorer(["True"])).judge(DIALOGUE, [TEXT], ["x"])
 
     assert judgement.reward().steps == (1.0, None, None)
+    assert judgement.reward().unscorable == 3
+
+
+class Narrow(Recorder):
+    """A scorer that reads a limited number of characters."""
+
+    limit = 0
+
+    def open(self, messages: Sequence[Message]) -> ScriptedScoring:
+        session = super().open(messages)
+        read_so_far = sum(len(message.text) for message in messages)
+
+        def ask(text: str, labels: Sequence[str]) -> tuple[float, ...]:
+            length = read_so_far + sum(map(len, session.asked)) + len(text)
+            if length > self.limit:
+                raise InputError("too long", "message_too_long")
+            return ScriptedScoring.ask(session, text, labels)
+
+        session.ask = ask  # type: ignore[method-assign]
+        return session
+
+
+def test_a_long_dialogue_is_judged_by_its_later_half() -> None:
+    roles = ("user", "assistant")
+    dialogue = Dialogue.from_messages(
+        [{"role": roles[n % 2], "content": f"utterance {n} " + "x" * 100} for n in range(9)]
+    )
+    scorer = Narrow("True", "False", "True", FIRST)
+    judge = Judge("j", scorer)
+    scorer.limit = 10_000
+    judge.judge(dialogue, [TEXT], ["Calm down."])
+    [whole] = scorer.sessions
+    needed = sum(map(len, whole.asked)) + sum(len(message.text) for message in whole.messages)
+
+    # The first limit is met by the very last question, the second by the first one.
+    for limit, kept in ((needed - 1, 4), (needed - 800, 2)):
+        scorer.limit = limit
+        scorer.sessions.clear()
+        [judgement] = judge.judge(dialogue, [TEXT], ["Calm down."])
+        *given_up, last = scorer.sessions
+
+        assert given_up
+        assert judgement.reward().steps == (1.0, -1.0, 1.0)
+        assert judgement.reward().unscorable == 0
+        assert all(session.closed for session in scorer.sessions)
+        assert last.answered == ["True", "False", "True"]
+        assert last.messages[-1].text.count("utterance") == kept
+
+
+def test_a_last_message_that_is_too_long_on_its_own_is_unscorable() -> None:
+    [judgement] = Judge("j", Narrow("True")).judge(DIALOGUE, [TEXT], [None])
+
     assert judgement.reward().unscorable == 3
 
 
