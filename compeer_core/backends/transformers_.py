@@ -35,7 +35,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
@@ -622,38 +621,42 @@ class TextDecoder:
         return text
 
 
-class SeededChoice(LogitsProcessor):
-    """Draws the next token from a generator of its own, and leaves no other choice."""
+class Choice(LogitsProcessor):
+    """Chooses the next token and leaves no other: temperature, top-p, penalty, and a seed.
 
-    def __init__(self, seed: int | None, device: torch.device) -> None:
+    The steps are the library's own, in the order in which `generate` has them. They are one
+    processor here because the draw comes from a generator that belongs to the turn, and because
+    `generate` looks at the signature of every processor again for every token.
+    """
+
+    def __init__(self, sampling: Sampling, placeholder: int | None, device: torch.device) -> None:
+        self._placeholder = placeholder
+        self._chain: list[LogitsProcessor] = []
+        self._generator: torch.Generator | None = None
+        if sampling.repetition_penalty != 1:
+            self._chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+        if sampling.temperature == 0:
+            return
+        if sampling.temperature != 1:
+            self._chain.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_p < 1:
+            self._chain.append(TopPLogitsWarper(float(sampling.top_p)))
         self._generator = torch.Generator(device)
-        if seed is None:
+        if sampling.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(seed)
+            self._generator.manual_seed(sampling.seed)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        probabilities = torch.softmax(scores, dim=-1)
-        drawn = torch.multinomial(probabilities, 1, generator=self._generator)
+        if self._placeholder is not None:
+            # A picture that the model invents could not be shown to it when it reads on.
+            scores[:, self._placeholder] = -torch.inf
+        for step in self._chain:
+            scores = step(input_ids, scores)
+        if self._generator is None:
+            return scores
+        drawn = torch.multinomial(torch.softmax(scores, -1), 1, generator=self._generator)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
-
-
-def _processors(
-    sampling: Sampling, placeholder: int | None, device: torch.device
-) -> list[LogitsProcessor]:
-    """What turns logits into a choice, in the order in which `generate` has them itself."""
-    chain: list[LogitsProcessor] = []
-    if placeholder is not None:  # a picture that is not there could not be read again
-        chain.append(SuppressTokensLogitsProcessor([placeholder], device=str(device)))
-    if sampling.repetition_penalty != 1:
-        chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-    if sampling.temperature > 0:
-        if sampling.temperature != 1:
-            chain.append(TemperatureLogitsWarper(float(sampling.temperature)))
-        if sampling.top_p < 1:
-            chain.append(TopPLogitsWarper(float(sampling.top_p)))
-        chain.append(SeededChoice(sampling.seed, device))
-    return chain
 
 
 @dataclass
@@ -702,7 +705,7 @@ class TransformersCompletion:
         self._track = track
         self._stop = stop
         self._budget = sampling.max_new_tokens
-        self._processors = _processors(sampling, chat.placeholder, chat.model.device)
+        self._choice = Choice(sampling, chat.placeholder, chat.model.device)
         self._decoder = TextDecoder(chat.tokenizer, chat.hidden)
         self._carried = ""
         self._tokens = 0
@@ -771,7 +774,7 @@ class TransformersCompletion:
 
         try:
             config = _config(self._budget - self._tokens)
-            self._chat.run(self._track, config, self._processors, [_EveryToken(take)])
+            self._chat.run(self._track, config, [self._choice], [_EveryToken(take)])
             if not part.finished and not self._halted(part):
                 self._chat.owner.submit(lambda: self._slice(part))
                 return
