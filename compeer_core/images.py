@@ -127,9 +127,9 @@ def _rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
 
 def _eight_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
     """Scale grey levels of more than 8 bits: Pillow's own conversion would clip them to white."""
-    levels = np.asarray(picture, dtype=np.float64)
+    levels = np.nan_to_num(np.asarray(picture, dtype=np.float64)).clip(0)
     full = 255.0 if levels.max() <= 255 else max(65535.0, float(levels.max()))
-    return PIL.Image.fromarray((levels.clip(0) * (255.0 / full)).astype(np.uint8))
+    return PIL.Image.fromarray((levels * (255.0 / full)).astype(np.uint8))
 
 
 def _encoded(picture: PIL.Image.Image, alt: str, *, lossless: bool) -> Image:

@@ -155,11 +155,14 @@ def _disarmed(token: str, blank: str) -> str:
 @cache
 def _forged(extra: frozenset[str]) -> tuple[re.Pattern[str], str]:
     tokens = sorted((token for token in extra if token), key=len, reverse=True)
+    # Some models reserve thousands of tokens: look only where one of them could begin.
+    firsts = "".join(sorted({token[0] for token in tokens} | set("<[")))
     # The built-in patterns do not depend on case; a model's own tokens do.
     builtin = rf"(?i:{'|'.join((*_BARRED, _ANGLED, _SQUARED))})"
+    pattern = rf"(?=[{re.escape(firsts)}])(?:{'|'.join((*map(re.escape, tokens), builtin))})"
     # A token could be made of the blank itself; then another one has to do.
     blank = next((one for one in _BLANKS if not any(one in token for token in tokens)), "")
-    return re.compile("|".join((*map(re.escape, tokens), builtin))), blank
+    return re.compile(pattern), blank
 
 
 def _one_voice(text: str) -> str:
@@ -268,6 +271,8 @@ def step_question(part: Part, step_text: str, language: str = "en") -> str:
     Raises:
         ValueError: The part is the reply.
     """
+    if part not in STEPS:
+        raise ValueError(f"<{part}> is not a step")
     template = load_prompt("judge_step", language)
     return fill(
         template,
