@@ -285,7 +285,7 @@ def test_a_stop_while_waiting_for_the_model_is_quick() -> None:
     record = record_of(turn(ScriptedTurn(text=TEXT, first_delay_seconds=60), stop=stop))
 
     assert record.status == "stopped"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_stop_after_the_last_text_leaves_the_reply_unjudged_but_finished() -> None:
@@ -308,7 +308,7 @@ def test_a_turn_that_takes_too_long_is_ended_and_says_so() -> None:
     assert record.error == "the reply took longer than 0.2 seconds and was ended"
     assert TEXT.startswith(record.raw)
     assert record.judgement is None
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_judge_that_takes_too_long_leaves_the_reply_unharmed() -> None:

@@ -108,7 +108,7 @@ def test_between_two_parts_nothing_is_generated() -> None:
             assert len(backend.completions[0].untils) == list(Part).index(event.part) + 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30))
 def test_the_events_do_not_depend_on_the_chunks(size: int) -> None:
     events = events_of(ScriptedBackend([ScriptedTurn(text=TEXT, chunk_characters=size)]))
@@ -116,7 +116,7 @@ def test_the_events_do_not_depend_on_the_chunks(size: int) -> None:
     assert coalesce(events) == coalesce(events_of(ScriptedBackend([TEXT])))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30))
 def test_nothing_is_written_after_the_reply(size: int) -> None:
     turn = ScriptedTurn(
@@ -149,7 +149,7 @@ def test_a_part_that_is_never_closed_ends_with_the_budget(part: Part) -> None:
     assert f"{part.opening} is not closed" in map(str, reading.problems)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([*(p.opening for p in Part), *(p.closing for p in Part), "a\n"])))
 def test_any_text_gives_its_reading_up_to_the_first_closed_reply(pieces: list[str]) -> None:
     text = "".join(pieces)
@@ -289,7 +289,7 @@ def answer_to(forced: str) -> Callable[[str], str]:
     return lambda text: text.replace("Strategy: Question", f"Strategy: {forced}")
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30))
 def test_a_forced_strategy_is_written_in_place_of_the_models_own(size: int) -> None:
     backend = Watched(ScriptedTurn(text=TEXT, chunk_characters=size))

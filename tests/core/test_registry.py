@@ -2,13 +2,12 @@
 
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -109,6 +108,7 @@ def test_a_wrong_source_says_what_is_wrong(text: str, part: str) -> None:
     assert part in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_a_source_or_a_configuration_error(text: str) -> None:
     try:
@@ -302,11 +302,12 @@ def test_two_visitors_who_come_at_once_load_a_model_once(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
+    go_on = threading.Event()
     real = ScriptedBackend.from_file
 
     def slow(path: Path) -> ScriptedBackend:
         loads.append(path)
-        time.sleep(0.1)
+        assert go_on.wait(60)
         return real(path)
 
     monkeypatch.setattr(compeer_core.registry.ScriptedBackend, "from_file", slow)
@@ -319,6 +320,7 @@ def test_two_visitors_who_come_at_once_load_a_model_once(
         visitor.start()
     assert registry.policy("remote").name == "remote"  # nobody waits for another model
     assert not got
+    go_on.set()
     for visitor in visitors:
         visitor.join()
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Backend, LabelScorer, Message, Sampling
@@ -35,6 +35,7 @@ def test_both_are_what_the_protocols_ask_for() -> None:
     assert backend.name == scorer.name == "scripted"
 
 
+@settings(deadline=None)
 @given(st.text("<a/>b", min_size=1, max_size=40), st.integers(1, 7), st.sampled_from(["</a>", "b"]))
 def test_a_turn_is_played_whole_in_stretches(text: str, size: int, until: str) -> None:
     completion = opened(ScriptedTurn(text=text, chunk_characters=size))
@@ -76,7 +77,7 @@ def test_a_stop_interrupts_the_wait_before_a_chunk() -> None:
 
     assert list(completion.generate()) == []
     assert not completion.ended
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_closed_turn_writes_nothing_more() -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Message
@@ -132,6 +132,7 @@ def test_a_bare_reply_has_neither_steps_nor_format() -> None:
 outcomes = st.sampled_from([RIGHT, WRONG, UNKNOWN])
 
 
+@settings(deadline=None)
 @given(
     st.tuples(outcomes, outcomes, outcomes),
     st.sampled_from([BETTER, WORSE, UNKNOWN, NO_REFERENCE]),
