@@ -73,6 +73,7 @@ class OwnerThread:
     """The one thread that runs a set of weights: jobs in the order in which they came."""
 
     def __init__(self, name: str) -> None:
+        self.closed = False
         self._lock = threading.Lock()
         self._waiting = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -102,7 +103,8 @@ class OwnerThread:
         return self.submit(job).result()
 
     def close(self) -> None:
-        """Let the queued jobs end and the thread with them. May be called twice."""
+        """End the turns that are being written, and the thread with them. May be called twice."""
+        self.closed = True
         self._executor.shutdown(wait=False)
 
     def _run(self, job: Callable[[], Result]) -> Result:
@@ -388,10 +390,12 @@ class ChatModel:
             ) from error
         ids = tuple(inputs.pop("input_ids")[0].tolist())
         inputs.pop("attention_mask", None)
-        placeholder = getattr(self.processor, "image_token", None)
-        begin = text.rfind(placeholder) + len(placeholder) if pictures and placeholder else 0
+        # Behind the last picture's placeholder, a token of its own, text is tokenised by itself.
+        placeholder = getattr(self.processor, "image_token", None) or ""
+        at = text.rfind(placeholder) if pictures and placeholder else -1
+        begin = at + len(placeholder) if at >= 0 else 0
         tail = self._tokens(text[begin:])
-        certain = ids[len(ids) - len(tail) :] == tuple(tail) and not (pictures and not begin)
+        certain = ids[len(ids) - len(tail) :] == tuple(tail) and (at >= 0 or not pictures)
         return Encoded(
             ids=ids,
             inputs={key: value for key, value in inputs.items() if torch.is_tensor(value)},
@@ -792,7 +796,8 @@ class TransformersCompletion:
         part.texts.put(None)
 
     def _halted(self, part: _Part) -> bool:
-        return part.cancelled or self._ended or self._closed or self._stop.is_set()
+        given_up = part.cancelled or self._closed or self._chat.owner.closed
+        return given_up or self._ended or self._stop.is_set()
 
     def _take(self, part: _Part, token: int) -> bool:
         """Add a token to the turn; say whether the part (or more) is over."""

@@ -9,6 +9,7 @@ import itertools
 import json
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -499,6 +500,21 @@ def test_a_closed_turn_can_be_closed_again_and_writes_no_more(qwen):
         completion.write("x")
 
 
+def test_closing_a_model_ends_the_turns_that_it_writes(qwen_folder):
+    backend = load_transformers(str(qwen_folder), pool=ModelPool())
+    completion = opened(backend, [user("Hi")], Sampling(temperature=0, max_new_tokens=450))
+    texts = completion.generate()
+    next(texts)
+
+    backend.close()
+    "".join(texts)
+
+    assert completion.tokens < 450
+    completion.close()
+    with pytest.raises(BackendError, match="the model was closed"):
+        opened(backend, [user("Hi")])
+
+
 def test_what_a_model_runs_into_is_a_backend_error_and_others_go_on(qwen, monkeypatch):
     completion = opened(qwen, [user("Hi")])
     with monkeypatch.context() as patch:
@@ -792,6 +808,19 @@ def test_a_template_that_changes_earlier_turns_is_followed(tmp_path, picture):
         session.answer("True")
         asked.append(assistant("True"))
     scorer.close()
+
+
+def test_pictures_are_prepared_again_where_nobody_knows_which_tokens_they_are(
+    scorer, plain_qwen, picture
+):
+    session = scorer.open([user("Look ", picture(1), "\n")])
+    scorer.chat.owner.call(lambda: None)
+    session._track.encoded = replace(session._track.encoded, fixed=None)
+
+    found = session.ask("Step", ("True", "False"))
+
+    expected = plain_qwen.probabilities([user("Look ", picture(1), "\nStep")], ("True", "False"))
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_labels_of_several_tokens_are_named(scorer):
