@@ -17,6 +17,7 @@ whoever else is served. `generate` costs about 1 ms to enter and 0.8 ms a token 
 pass of COMPEER-nano (7 ms on one busy core); that did not justify a decoding loop of our own.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -267,15 +268,22 @@ class ChatModel:
             return ""
 
     def _end_tokens(self) -> frozenset[int]:
-        """The tokens that end a turn: what the checkpoint says, and what the template writes."""
+        """The tokens that end a turn.
+
+        Those are what the checkpoint says, what its template writes behind an answer, and what can
+        never stand inside one: the beginning of the next message, of a text, or padding.
+        """
         declared = self.model.generation_config.eos_token_id
         declared = declared if isinstance(declared, list) else [declared]
         ends = {*declared, self.tokenizer.eos_token_id} - {None}
-        text = self._tried([Message("user", ("Hi",)), Message("assistant", (PROBE,))], reply=False)
-        behind = self._tokens(text.rpartition(PROBE)[2].lstrip()) if PROBE in text else []
-        if behind and behind[0] in self._special:
-            ends.add(behind[0])
-        return frozenset(int(token) for token in ends)
+        question = Message("user", ("Hi",))
+        answered = self._tried([question, Message("assistant", (PROBE,))], reply=False)
+        behind = answered.rpartition(PROBE)[2] if PROBE in answered else ""
+        opening = self._tried([question]).removeprefix(self._tried([question], reply=False))
+        outside = {self.tokenizer.bos_token_id, self.tokenizer.pad_token_id}
+        for text in (behind, opening):
+            outside.update(self._tokens(text.lstrip())[:1])
+        return frozenset(int(token) for token in ends | (outside & self._special))
 
     def _apply(self, messages: Sequence[Message], *, reply: bool = False) -> str:
         conversation = [
@@ -365,9 +373,12 @@ class ChatModel:
             ImageError: A picture has a shape that the model cannot take.
         """
         text = self.render(messages, reply=reply)
+        # The text that stands for one picture; a processor puts as many tokens as it needs there.
+        placeholder = getattr(self.processor, "image_token", None) or ""
         if like is not None and like.fixed is not None and text.startswith(like.fixed_text):
-            tail = self._tokens(text[len(like.fixed_text) :])
-            return replace(like, ids=(*like.ids[: like.fixed], *tail))
+            rest = text[len(like.fixed_text) :]
+            if not placeholder or placeholder not in rest:
+                return replace(like, ids=(*like.ids[: like.fixed], *self._tokens(rest)))
         pictures = [
             part.to_pil()
             for message in messages
@@ -390,8 +401,7 @@ class ChatModel:
             ) from error
         ids = tuple(inputs.pop("input_ids")[0].tolist())
         inputs.pop("attention_mask", None)
-        # Behind the last picture's placeholder, a token of its own, text is tokenised by itself.
-        placeholder = getattr(self.processor, "image_token", None) or ""
+        # Behind the last placeholder, a token of its own, text is tokenised by itself.
         at = text.rfind(placeholder) if pictures and placeholder else -1
         begin = at + len(placeholder) if at >= 0 else 0
         tail = self._tokens(text[begin:])
@@ -417,19 +427,16 @@ class ChatModel:
             What was encoded, and the number of messages left out.
 
         Raises:
-            InputError: The last message alone is too long (code "message_too_long").
-            BackendError: See `encode`.
+            InputError: The last message alone is too long (code "message_too_long", with ``limit``
+                and ``length`` in characters; the limit is an estimate).
+            BackendError: See `encode`; or the system message alone is too long.
         """
         system = [message for message in messages if message.role == "system"]
         turns = [message for message in messages if message.role != "system"]
         starts = [at for at, turn in enumerate(turns) if turn.role == "user"] or [0]
         if starts[0] > 0:
-            try:
+            with contextlib.suppress(BackendError):
                 self.render(messages, reply=True)
-            except BackendError:
-                if not starts[0] < len(turns):
-                    raise
-            else:
                 starts.insert(0, 0)  # the template lets an assistant speak first
         encoded = self.encode([*system, *turns[starts[0] :]])
         if self.limit is None:
@@ -449,15 +456,36 @@ class ChatModel:
             else:
                 low = middle + 1
         if best is None:
-            raise InputError(
-                f"{self.name} reads at most {room} tokens here, the message has {len(encoded.ids)}",
-                "message_too_long",
-                {"limit": room, "length": len(encoded.ids), "unit": "tokens"},
+            error = self.too_long(turns[-1].text if turns else "", len(encoded.ids), room)
+            if error.values["limit"] > 0:
+                raise error
+            raise BackendError(
+                f"{self.name} reads at most {room} tokens here, and what it is told beside the "
+                "message has more; use a model with a longer context"
             )
         logger.info(
             "%s: %d old messages left out, the conversation is too long", self.name, best[1]
         )
         return best
+
+    def too_long(self, text: str, length: int, room: int) -> InputError:
+        """The error for a conversation that is too long.
+
+        People count in characters, so the limit it names is as large a share of the last text as
+        of its tokens.
+
+        Args:
+            text: The text that was given last.
+            length: Tokens of the whole conversation.
+            room: Tokens that it may have.
+        """
+        tokens = max(1, len(self._tokens(text)))
+        fitting = max(0, len(text) * (room - (length - tokens)) // tokens)
+        return InputError(
+            f"{self.name} reads at most {room} tokens here, this makes {length}",
+            "message_too_long",
+            {"limit": fitting, "length": len(text)},
+        )
 
     # --- the weights ---------------------------------------------------------------------------
 
@@ -649,7 +677,7 @@ class Choice(LogitsProcessor):
         if sampling.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(sampling.seed)
+            self._generator.manual_seed(sampling.seed % 2**63)  # torch takes no larger ones
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self._placeholder is not None:
@@ -930,14 +958,7 @@ class TransformersScoringSession:
             asked = [*self._messages, Message("user", (text,))]
         try:
             encoded = self._chat.encode(asked, like=self._track.encoded)
-            limit = self._chat.limit
-            if limit is not None and len(encoded.ids) >= limit:
-                raise InputError(
-                    f"{self._scorer.name} reads at most {limit} tokens, "
-                    f"the text to judge has {len(encoded.ids)}",
-                    "message_too_long",
-                    {"limit": limit, "length": len(encoded.ids), "unit": "tokens"},
-                )
+            self._scorer.check_length(encoded, text)
             self._track.become(encoded)
             outputs = self._chat.run(self._track, _config(1, logits=True))
         except CompeerError:
@@ -989,10 +1010,21 @@ class TransformersScorer:
             raise ConfigError(f"{self.name}: two of {', '.join(labels)} are the same token")
         return tokens
 
+    def check_length(self, encoded: Encoded, text: str) -> None:
+        """Make sure that the model can read a conversation whose last text is this one.
+
+        Raises:
+            InputError: It cannot (code "message_too_long").
+        """
+        limit = self.chat.limit
+        if limit is not None and len(encoded.ids) >= limit:
+            raise self.chat.too_long(text, len(encoded.ids), limit - 1)
+
     def open(self, messages: Sequence[Message]) -> TransformersScoringSession:
         def begin() -> TransformersScoringSession:
             # Read ahead: the first question is appended to these tokens, and few of them change.
             encoded = self.chat.encode(messages, reply=False)
+            self.check_length(encoded, messages[-1].text if messages else "")
             return TransformersScoringSession(self, messages, Track(encoded, self._adapter))
 
         session = self.chat.owner.call(begin)

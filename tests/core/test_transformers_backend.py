@@ -247,6 +247,16 @@ def test_the_end_of_a_turn_is_not_text(qwen_folder, plain_qwen, tmp_path):
     backend.close()
 
 
+def test_the_beginning_of_another_message_ends_a_turn(qwen, llava):
+    chatml, vicuna = (
+        {backend._chat.tokenizer.decode([token]) for token in backend._chat.end_tokens}
+        for backend in (qwen, llava)
+    )
+
+    assert chatml == {"<|im_end|>", "<|im_start|>", "<|endoftext|>"}
+    assert vicuna == {"</s>", "<s>", "<pad>"}
+
+
 def test_the_budget_holds_for_all_parts_together(qwen):
     completion = opened(qwen, [user("Hi")], Sampling(temperature=0, max_new_tokens=7))
 
@@ -404,6 +414,13 @@ def test_parts_do_not_change_what_a_seed_draws(qwen):
         text_of(completion, whole[8]) + text_of(completion, whole[-1]) + text_of(completion)
         == whole
     )
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**40])
+def test_any_whole_number_is_a_seed(qwen, seed):
+    warm = Sampling(temperature=1, seed=seed, max_new_tokens=8)
+
+    assert text_of(opened(qwen, [user("Hi")], warm)) == text_of(opened(qwen, [user("Hi")], warm))
 
 
 def test_other_seeds_and_no_seed_give_other_turns(qwen):
@@ -616,7 +633,15 @@ def test_a_message_that_alone_is_too_long_is_the_visitors_mistake(qwen, before):
         opened(qwen, [*before, user("难过" * 600)])
 
     assert caught.value.code == "message_too_long"
-    assert caught.value.values["limit"] == 480
+    assert caught.value.values["length"] == 1200
+    fits = caught.value.values["limit"]
+    assert 100 < fits < 1200
+    assert text_of(opened(qwen, [*before, user("难过" * (fits // 2))]))
+
+
+def test_instructions_that_leave_no_room_for_a_message_are_the_models_fault(qwen):
+    with pytest.raises(BackendError, match="longer context"):
+        opened(qwen, [Message("system", ("Be kind. " * 400,)), user("Hi")])
 
 
 def test_a_budget_beyond_the_models_limit_still_leaves_half_for_reading(qwen):
@@ -848,10 +873,17 @@ def test_an_answer_needs_a_question(scorer):
 def test_a_text_too_long_to_judge_is_said_and_the_session_goes_on(scorer):
     session = scorer.open([user("x")])
 
-    with pytest.raises(InputError, match="reads at most 512 tokens"):
+    with pytest.raises(InputError, match="reads at most 511 tokens"):
         session.ask("I feel sad. " * 300, ("True", "False"))
 
     assert sum(session.ask("short", ("True", "False"))) == pytest.approx(1)
+
+
+def test_a_history_too_long_to_judge_is_said_when_the_session_is_opened(scorer):
+    with pytest.raises(InputError) as caught:
+        scorer.open([user("I feel sad. " * 300)])
+
+    assert caught.value.code == "message_too_long"
 
 
 def test_a_failure_while_judging_is_a_backend_error_and_the_next_question_works(
