@@ -5,8 +5,8 @@ once, before any model has answered, and keep such a conversation out of votes a
 
 What it cannot do:
 
-- It cannot tell that somebody is safe. Most people in danger never write such a phrase, and many
-  write it in words that are not listed; None means "no listed phrase", nothing more.
+- It cannot tell that somebody is safe. A person in danger may write no such phrase, or write it in
+  words that are not listed; None means "no listed phrase", nothing more.
 - It reads one message. It knows no history, no voice, no face, and no irony beyond a few idioms.
 - It reads English and Chinese. In other languages it finds nothing.
 - It has not been evaluated on clinical data. It must not be used to decide about a person, to
@@ -94,7 +94,7 @@ def load_help_lines(path: Path = HELP_LINES_FILE) -> HelpLines:
 
 
 class RiskKind(StrEnum):
-    """What a phrase points to."""
+    """What a phrase points to, the gravest first."""
 
     SUICIDE = "suicide"
     """The writer thinks of ending their life."""
@@ -188,13 +188,12 @@ def _compiled(phrases: _Phrases) -> _Rules:
 def find_risk(text: str, language: str = "und") -> RiskSign | None:
     """Return the gravest sign of danger in a message, or None where no listed phrase is found.
 
-    Danger to the writer comes before danger to others, and that before danger to somebody the
-    writer knows. See the top of this module for what None does not mean.
+    The order is that of `RiskKind`. See the top of this module for what None does not mean.
 
     Args:
         text: What the seeker wrote.
-        language: ``en`` or ``zh`` names the phrases to try first; the others are tried as well,
-            since people mix languages.
+        language: ``en`` or ``zh`` says whose phrase to return of two equally grave ones. All
+            phrases are tried whatever it is, since people mix languages.
 
     Example:
         >>> find_risk("I could kill for a coffee", "en") is None
@@ -203,7 +202,6 @@ def find_risk(text: str, language: str = "und") -> RiskSign | None:
         <RiskKind.SUICIDE: 'suicide'>
     """
     plain = " ".join(re.sub("['’‘`]", "", text.lower()).split())
-    rules = _rules()
-    first = [rules[language]] if language in rules else []
-    signs = (one.find(plain) for one in (*first, *rules.values()))
-    return next((sign for sign in signs if sign), None)
+    languages = sorted(_rules(), key=lambda code: code != language)
+    signs = [sign for code in languages if (sign := _rules()[code].find(plain))]
+    return min(signs, key=lambda sign: list(RiskKind).index(sign.kind), default=None)

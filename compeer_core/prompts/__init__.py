@@ -110,7 +110,7 @@ _ANGLE_NAMES = (
 )
 _SQUARE_NAMES = (
     *("inst", "img", "img_break", "img_end", "gmask", "system_prompt", "tool_calls"),
-    *("tool_results", "tool_content", "available_tools", "think", "prefix", "suffix", "middle"),
+    *("tool_results", "tool_content", "available_tools", "think"),
 )
 # Possessive quantifiers and the look-behinds keep hostile input from costing quadratic time.
 _BARRED = r"<[|｜](?:[^<>\n]*+>)?", r"<[^<>\s|｜]*+[|｜]>"  # some models use the wide bar

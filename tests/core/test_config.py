@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -55,6 +55,7 @@ def test_an_override_that_is_no_toml_is_a_string(written, value):
     assert load_toml(written('name = "sft"'), Stage, [f"name={value}"]).name == value
 
 
+@settings(deadline=None)  # each example writes a file
 @given(value=st.text(alphabet=st.characters(codec="utf-8")))
 def test_no_value_of_an_override_can_set_another_key(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("config") / "stage.toml"

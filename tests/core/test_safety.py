@@ -3,7 +3,7 @@
 import datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compeer_core.dialogue import language_of
@@ -177,11 +177,19 @@ def test_danger_to_the_writer_comes_before_danger_to_others():
     assert sign.phrase == "want to die"
 
 
+def test_the_gravest_sign_counts_in_whichever_language_it_stands():
+    sign = find_risk("My brother wants to kill himself. 我想死。", "en")
+
+    assert sign is not None
+    assert sign.phrase == "想死"
+
+
 def test_an_idiom_does_not_hide_a_sign_beside_it():
     assert find_risk("I could kill for a coffee, and I want to kill myself", "en") is not None
     assert find_risk("想死你了，可是我想死", "zh") is not None
 
 
+@settings(deadline=None)  # the first call reads the phrases
 @given(st.text(), st.sampled_from(["en", "zh", "und"]))
 def test_any_text_can_be_looked_at(text, language):
     sign = find_risk(text, language)
