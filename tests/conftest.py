@@ -29,7 +29,12 @@ os.environ.update(
 
 # The settings above must stand before any library reads them.
 import pytest
+from hypothesis import settings
 from playwright.sync_api import Browser, Page, sync_playwright
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("compeer", deadline=None)
+settings.load_profile("compeer")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CHROMIUM = Path(os.environ.get("COMPEER_CHROMIUM", "/usr/bin/chromium"))
