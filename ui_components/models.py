@@ -168,16 +168,14 @@ class Models:
         return model
 
     def _warm_up(self, on_broken: Callable[[CompeerError], None]) -> None:
-        with self._local.place() as ticket:
-            while not self._local.wait(ticket):
-                pass
-            try:
-                _write_a_word(self.policy(self.default("policy")))
-                if self.default("judge"):
-                    _judge_a_word(self.judge(self.default("judge")))
-            except CompeerError as error:
-                logger.warning("a model could not be warmed up: %s", error)
-                on_broken(error)
+        """Outside of every line: who comes meanwhile shall see a model load, not a queue."""
+        try:
+            _write_a_word(self.policy(self.default("policy")))
+            if self.default("judge"):
+                _judge_a_word(self.judge(self.default("judge")))
+        except CompeerError as error:
+            logger.warning("a model could not be warmed up: %s", error)
+            on_broken(error)
 
 
 def _write_a_word(policy: Policy) -> None:

@@ -9,6 +9,7 @@ page, analytics, error details.
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,6 +34,7 @@ MAX_UPLOAD = "8mb"
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FRAME_ANCESTORS = "'self' https://huggingface.co"
 HEADERS = {
     "content-security-policy": (
@@ -284,6 +286,19 @@ class Server(uvicorn.Server):
         """Serve until told to stop. ``on_served`` is called once requests are answered."""
         self._on_served = on_served
         self.run([bound])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in good order on a signal; uvicorn would raise it again before our folders are gone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say so."""

@@ -9,7 +9,7 @@ from ui_components.models import Models
 from ui_components.session import SessionKey, SessionStore
 from ui_components.texts import Texts, choose_language, load_texts, region_of
 from ui_components.visitors import LANGUAGE_COOKIE, Visitors
-from ui_components.writing import Writers
+from ui_components.writing import GRACE_SECONDS, Writers
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class Services:
     store: SessionStore = field(default_factory=SessionStore)
     metrics: Metrics = field(default_factory=Metrics)
     visitors: Visitors = field(default_factory=Visitors)
+    grace_seconds: float = GRACE_SECONDS
+    """How long a reply goes on although its page was closed, so that a reload finds it."""
     writers: Writers = field(init=False)
 
     def __post_init__(self) -> None:
-        writers = Writers(self.models, self.store, self.metrics)
+        writers = Writers(self.models, self.store, self.metrics, grace_seconds=self.grace_seconds)
         object.__setattr__(self, "writers", writers)
 
     def texts(self, request: gr.Request) -> Texts:

@@ -29,6 +29,8 @@ from ui_components.waiting import LineFullError
 logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 120.0
+GRACE_SECONDS = 5.0
+"""How long a reply goes on although nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -43,26 +45,40 @@ class Order:
 class Job:
     """One reply on its way."""
 
-    def __init__(self, key: SessionKey, turn_key: str) -> None:
+    def __init__(self, key: SessionKey, turn_key: str, grace_seconds: float) -> None:
         self.key = key
         self.turn_key = turn_key
         self.stop = threading.Event()
         self.over = threading.Event()
+        self._grace_seconds = grace_seconds
         self._watchers = 0
+        self._leaving: threading.Timer | None = None
         self._lock = threading.Lock()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count as a watcher until the block ends; the last one to leave stops the reply."""
+        """Count as a watcher until the block ends. When the last one has left, the reply is stopped.
+
+        A page that is reloaded leaves before it comes back, so there is a moment of grace.
+        """
         with self._lock:
             self._watchers += 1
+            if self._leaving is not None:
+                self._leaving.cancel()
         try:
             yield
         finally:
             with self._lock:
                 self._watchers -= 1
-                if self._watchers == 0:
-                    self.stop.set()
+                if self._watchers == 0 and not self.over.is_set():
+                    self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
+                    self._leaving.daemon = True
+                    self._leaving.start()
+
+    def _stop_if_alone(self) -> None:
+        with self._lock:
+            if self._watchers == 0:
+                self.stop.set()
 
 
 class Writers:
@@ -73,12 +89,15 @@ class Writers:
         models: Models,
         store: SessionStore,
         metrics: Metrics,
+        *,
         deadline_seconds: float = DEADLINE_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         self._models = models
         self._store = store
         self._metrics = metrics
         self._deadline_seconds = deadline_seconds
+        self._grace_seconds = grace_seconds
         self._jobs: dict[SessionKey, Job] = {}
         self._lock = threading.Lock()
 
@@ -86,6 +105,11 @@ class Writers:
         """The reply on its way in a conversation, if there is one."""
         with self._lock:
             return self._jobs.get(key)
+
+    def count(self) -> int:
+        """How many replies are on their way, those in line among them."""
+        with self._lock:
+            return len(self._jobs)
 
     def stop(self, key: SessionKey) -> bool:
         """End the reply on its way. Return whether there was one."""
@@ -117,7 +141,7 @@ class Writers:
             )
             begun = replace(turn, progress=progress)
             self._store.update(key, lambda now: now.with_turn(begun))
-            job = Job(key, turn.key)
+            job = Job(key, turn.key, self._grace_seconds)
             self._jobs[key] = job
         threading.Thread(
             target=self._run, args=(job, dialogue, order), name="reply", daemon=True

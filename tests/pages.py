@@ -1,0 +1,213 @@
+"""What the tests of the page share: scripted models on disk, services on them, a page to look at."""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+
+from compeer_core.registry import Registry
+from ui_components.chat import Chat
+from ui_components.models import Models
+from ui_components.services import Services
+from ui_components.session import SessionKey
+from ui_components.visitors import COOKIE
+
+REPLY = "That is a heavy thing to carry alone. What makes it hardest?"
+SECOND_REPLY = "You noticed what this does to you, and that takes courage."
+COMPLETE = (
+    "<history>The seeker lost a job and told nobody.\nStage: Exploration</history>\n"
+    "<emotion>There is fear of the next days.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4"
+    "</emotion>\n"
+    "<strategy>The seeker should feel understood first.\nStrategy: Reflection of Feelings</strategy>\n"
+    f"<reply>{REPLY}</reply>"
+)
+SECOND = (
+    "<history>The seeker says what is hard.\nStage: Comforting</history>\n"
+    "<emotion>A little lighter.\nSentiment: Negative\nEmotion: Shame\nIntensity: 3</emotion>\n"
+    "<strategy>Name what went well.\nStrategy: Affirmation and Reassurance</strategy>\n"
+    f"<reply>{SECOND_REPLY}</reply>"
+)
+BROKEN = (
+    "<history>About the exam.\nStage: Explore</history>\n"
+    "<emotion>Tense.\nSentiment: Negative</emotion>\n"
+    "<reply>You have come a long way.</reply>"
+)
+HOSTILE = (
+    "<history>${window.stolen(1)} {{value}} <script>window.stolen(2)</script>\nStage: ${1+1}</history>\n"
+    "<emotion>`${window.stolen(3)}`\nSentiment: Negative\nEmotion: Anger\nIntensity: 2</emotion>\n"
+    "<strategy>\\${window.stolen(4)}\nStrategy: <b>Hug</b></strategy>\n"
+    "<reply><img src=x onerror='window.stolen(5)'> ${window.stolen(6)} ![x](https://example.com/x.png)"
+    "</reply>"
+)
+SLOW_DELAY = 0.15
+
+
+def script(turns: Sequence[dict[str, Any]]) -> str:
+    """Write a script for the scripted backend."""
+    lines: list[str] = []
+    for turn in turns:
+        lines.append("[[turns]]")
+        for key, value in turn.items():
+            lines.append(f"{key} = '''{value}'''" if isinstance(value, str) else f"{key} = {value}")
+    return "\n".join(lines)
+
+
+STANDARD_TURNS: tuple[dict[str, Any], ...] = (
+    {"when": "slowly", "text": COMPLETE, "delay_seconds": SLOW_DELAY, "chunk_characters": 20},
+    {"when": "for ever", "text": COMPLETE, "delay_seconds": 0.05, "ending": "endless"},
+    {"when": "fail", "text": COMPLETE[:150], "ending": "failed"},
+    {"when": "broken", "text": BROKEN},
+    {
+        "when": "hostile",
+        "text": HOSTILE.replace("onerror='window.stolen(5)'", 'onerror="stolen(5)"'),
+    },
+    {"when": "mute", "text": "<history>Nothing"},
+    {"text": COMPLETE, "delay_seconds": 0.01, "chunk_characters": 16},
+    {"text": SECOND, "delay_seconds": 0.01, "chunk_characters": 16},
+)
+JUDGE = "answers = [{ True = 0.91, False = 0.09 }, { True = 0.83, False = 0.17 }, { True = 0.34, False = 0.66 }]\n"
+
+
+def write_models(folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS) -> Path:
+    """Write a list of models: a policy, one that cannot be loaded, a judge, one that fails."""
+    (folder / "turns.toml").write_text(script(turns), encoding="utf-8")
+    (folder / "other.toml").write_text(script([{"text": SECOND}]), encoding="utf-8")
+    (folder / "judge.toml").write_text(JUDGE, encoding="utf-8")
+    (folder / "mute.toml").write_text('answers = ["Both"]\n', encoding="utf-8")
+    (folder / "wrong.toml").write_text("turns = 3\n", encoding="utf-8")
+    path = folder / "models.toml"
+    path.write_text(
+        """
+[[models]]
+name = "scripted-nano"
+kind = "policy"
+title = "Scripted nano"
+source = "scripted:turns.toml"
+languages = ["en"]
+
+[[models]]
+name = "other"
+kind = "policy"
+source = "scripted:other.toml"
+
+[[models]]
+name = "wrong"
+kind = "policy"
+source = "scripted:wrong.toml"
+
+[[models]]
+name = "recorded-judge"
+kind = "judge"
+title = "Recorded judge"
+source = "scripted:judge.toml"
+
+[[models]]
+name = "failing-judge"
+kind = "judge"
+source = "scripted:mute.toml"
+
+[[models]]
+name = "wrong-judge"
+kind = "judge"
+source = "scripted:wrong.toml"
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def make_services(
+    folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS, *, grace_seconds: float = 0.2
+) -> Services:
+    """Return the services of a server with scripted models."""
+    models = Models(Registry.from_toml(write_models(folder, turns)))
+    return Services(models, grace_seconds=grace_seconds)
+
+
+# --- handlers without a browser ------------------------------------------------------------------
+
+PARTS = SimpleNamespace(
+    **{
+        name: name
+        for name in (
+            "conversation", "inspector", "message", "alt", "error", "policy", "judge", "seed", "note",
+            "conversation_id",
+        )
+    }
+)  # fmt: skip
+"""Stand-ins for the components: an update then says by name what it changes."""
+
+
+class Visitor:
+    """Somebody at the page, without a page: calls the handlers and keeps what the screen shows."""
+
+    def __init__(
+        self, services: Services, language: str = "en", *, cookie: str | None = None
+    ) -> None:
+        self.services = services
+        self.chat = Chat(services, PARTS)  # type: ignore[arg-type]
+        self.conversation_id = "conversation-" + "x" * 16
+        self.cookie = services.visitors.new_cookie() if cookie is None else cookie
+        self.request: Any = SimpleNamespace(
+            cookies={COOKIE: self.cookie}, headers={"accept-language": language}
+        )
+        self.screen: dict[str, Any] = {}
+        self.updates: list[dict[str, Any]] = []
+
+    @property
+    def key(self) -> SessionKey:
+        return self.services.key(self.request, self.conversation_id)
+
+    @property
+    def session(self) -> Any:
+        return self.services.store.get(self.key)
+
+    async def send(
+        self,
+        text: str,
+        files: Sequence[Path] = (),
+        alt: str = "",
+        model: str = "scripted-nano",
+        judge: str = "recorded-judge",
+        seed: float | None = None,
+    ) -> None:
+        """Send a message and look on until the reply is over."""
+        message = {"text": text, "files": [str(path) for path in files]}
+        await self.watch(
+            self.chat.send(message, alt, model, judge, seed, self.conversation_id, self.request)
+        )
+
+    async def ask_again(self, index: int = 0, model: str = "scripted-nano") -> None:
+        """Ask for another reply and look on until it is over."""
+        arguments = (model, "recorded-judge", None, self.conversation_id, self.request)
+        await self.watch(self.chat.ask_again(*arguments, pressed(index)))
+
+    async def watch(self, updates: AsyncIterator[dict[Any, Any]]) -> None:
+        async for update in updates:
+            self.see(update)
+
+    def see(self, update: dict[Any, Any]) -> None:
+        self.updates.append(update)
+        self.screen |= update
+
+    @property
+    def error(self) -> str:
+        return str(self.screen.get("error", ""))
+
+
+def pressed(turn: int) -> gr.EventData:
+    """The event of a button that names a turn."""
+    return gr.EventData(None, {"turn": turn})
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        pause.wait(0.01)

@@ -1,0 +1,137 @@
+"""The command line: what is wrong is said in one sentence, with exit code 2."""
+
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import app
+from compeer_core.registry import Registry
+from tests.pages import write_models
+from ui_components.listening import listen, upload_folder
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    return write_models(tmp_path)
+
+
+def run(*flags: object) -> int:
+    return app.main([str(flag) for flag in flags])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--policy", "compeer-nan0"], "unknown model 'compeer-nan0'"),
+        (["--policy", "hff:x"], "unknown source 'hff:'"),
+        (["--policy", "openai:http://localhost:1/v1"], "name of the model is missing"),
+        (["--reward", "nobody"], "unknown model 'nobody'"),
+    ],
+)
+def test_a_wrong_model_is_one_sentence_and_exit_code_2(models, capsys, flags, sentence):
+    assert run("--models", models, *flags) == 2
+
+    written = capsys.readouterr().err
+    assert sentence in written
+    assert "Traceback" not in written
+    assert len(written.strip().splitlines()) == 1
+
+
+def test_a_missing_list_or_file_is_exit_code_2(models, tmp_path, capsys):
+    assert run("--models", tmp_path / "none.toml") == 2
+    (tmp_path / "turns.toml").unlink()
+    assert run("--models", models) == 2
+
+    assert "turns.toml" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_exit_code_2_if_it_was_asked_for(models, capsys):
+    with listen("127.0.0.1", 0) as taken:
+        assert run("--models", models, "--port", taken.getsockname()[1]) == 2
+
+    assert "is taken by another program" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_passed_over_if_none_was_asked_for():
+    with listen("127.0.0.1", 0) as taken, listen("127.0.0.1", taken.getsockname()[1], 50) as bound:
+        assert bound.getsockname()[1] > taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "flags", [["--port", "x"], ["--quantize", "3bit"], ["--language", "fr"], ["--x"]]
+)
+def test_a_wrong_flag_is_exit_code_2(flags, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(*flags)
+
+    assert stopped.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_help_explains_every_flag(capsys):
+    with pytest.raises(SystemExit):
+        run("--help")
+
+    text = capsys.readouterr().out
+    for flag in ("host", "port", "models", "policy", "reward", "quantize", "device", "data-dir"):
+        assert re.search(rf"--{flag}\b[^\n]*\n?\s+\S+", text), flag
+
+
+def test_a_data_folder_that_cannot_be_written_is_exit_code_2(models, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+
+    assert run("--models", models, "--data-dir", blocked) == 2
+    assert "--data-dir" in capsys.readouterr().err
+
+
+def test_the_folder_for_uploads_is_private_and_gone_in_the_end(tmp_path):
+    with upload_folder(tmp_path / "data") as name:
+        assert Path(name).stat().st_mode & 0o077 == 0
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], None), (["--policy", "other"], "other"), (["--policy", "openai:http://h/v1#a/b"], "b")],
+)
+def test_a_policy_can_be_named_or_brought_along(models, flags, expected):
+    registry, policy = app._read_models(app._flags().parse_args(["--models", str(models), *flags]))
+
+    assert isinstance(registry, Registry)
+    assert policy == expected
+
+
+def test_the_app_prints_its_address_when_the_page_is_served(models, tmp_path):
+    command = [sys.executable, "app.py", "--models", models, "--data-dir", tmp_path / "data"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            address = re.search(r"http://\S+", line)[0]
+            with urllib.request.urlopen(f"{address}/healthz", timeout=30) as answer:
+                assert answer.status == 200
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                assert b"gradio-app" in answer.read()
+        finally:
+            process.terminate()
+        process.wait(30)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_checkpoint_that_turns_out_broken_ends_the_app_with_exit_code_2(models, tmp_path):
+    # The files are all there, so it shows only when the model is loaded.
+    command = [sys.executable, "app.py", "--models", models, "--policy", "wrong"]
+    ended = subprocess.run(
+        [*command, "--port", "0", "--data-dir", tmp_path / "data"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "wrong.toml" in ended.stderr.splitlines()[-1]

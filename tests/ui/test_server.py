@@ -1,0 +1,173 @@
+"""The server around the page: headers, cookie, language, pictures, and gradio's switches."""
+
+import asyncio
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from compeer_core.images import Image
+from tests.pages import Visitor, make_services
+from ui_components.server import build_server
+from ui_components.services import Services
+from ui_components.visitors import COOKIE
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
+    return make_services(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def client(services: Services):
+    with warnings.catch_warnings(), TestClient(build_server(services)) as client:
+        yield client
+
+
+def config(client: TestClient) -> dict:
+    return json.loads(client.get("/config").text)
+
+
+def test_every_answer_carries_the_security_headers(client):
+    for path in ("/", "/healthz", "/metrics", "/config", "/theme.css", "/nothing"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "connect-src 'self'" in policy, path
+        assert "img-src 'self' data: blob:" in policy, path
+        assert headers["x-content-type-options"] == "nosniff", path
+        assert headers["referrer-policy"] == "no-referrer", path
+
+
+def test_the_page_gives_a_signed_cookie_that_scripts_cannot_read(client, services):
+    client.cookies.clear()
+    first = client.get("/").headers["set-cookie"]
+    assert "HttpOnly" in first
+    assert "SameSite=Lax" in first
+    assert services.visitors.read({COOKIE: client.cookies[COOKIE]})
+    assert "set-cookie" not in client.get("/").headers  # it is kept
+
+
+def test_a_forged_cookie_is_replaced(client, services):
+    client.cookies.clear()
+    client.cookies.set(COOKIE, "anna.forged")
+
+    assert "set-cookie" in client.get("/").headers
+    assert services.visitors.read({COOKIE: "anna.forged"}) == ""
+
+
+def test_in_a_frame_of_another_site_the_cookie_still_travels(client):
+    client.cookies.clear()
+    cookie = client.get("/", headers={"x-forwarded-proto": "https"}).headers["set-cookie"]
+
+    assert "SameSite=None; Secure; Partitioned" in cookie
+
+
+def test_health_names_the_model_and_whether_it_is_loaded(client, services):
+    assert client.get("/healthz").json()["model_state"] == "loading"
+    services.models.policy("scripted-nano")
+    answer = client.get("/healthz").json()
+
+    assert answer["status"] == "ok"
+    assert answer["model"] == "scripted-nano"
+    assert answer["model_state"] == "ready"
+
+
+def test_metrics_count_turns_and_hold_no_words(client, services):
+    anna = Visitor(services)
+    asyncio.run(anna.send("something private"))
+    text = client.get("/metrics").text
+
+    assert 'compeer_turns_total{model="scripted-nano",status="finished"}' in text
+    assert "compeer_waiting 0.0" in text
+    assert "private" not in text
+
+
+def test_a_picture_is_shown_to_nobody_but_its_visitor(client, services):
+    from compeer_core.dialogue import Speaker, Utterance
+    from ui_components.session import Session, Turn
+
+    anna = Visitor(services)
+    turn = Turn(Utterance(Speaker.SEEKER, "", (Image(b"\x89PNG...", 1, 1),)))
+    services.store.update(anna.key, lambda _: Session(turns=(turn,)))
+    path = f"/pictures/{turn.key}/0"
+    client.cookies.clear()
+    assert client.get(path).status_code == 404
+    client.cookies.set(COOKIE, anna.cookie)
+    answer = client.get(path)
+
+    assert answer.content == b"\x89PNG..."
+    assert answer.headers["content-type"] == "image/png"
+    assert "no-store" in answer.headers["cache-control"]
+    assert client.get(f"/pictures/{turn.key}/1").status_code == 404
+
+
+def test_the_page_is_in_the_language_that_the_browser_asks_for(client):
+    client.cookies.clear()
+    chinese = client.get("/", headers={"accept-language": "zh-CN,en;q=0.5"}).text
+    english = client.get("/", headers={"accept-language": "fr,en;q=0.5"}).text
+
+    assert '"zh-CN"' in re.search(r"<head><script>.*?</script>", chinese)[0]
+    assert '"en"' in re.search(r"<head><script>.*?</script>", english)[0]
+
+
+def test_the_language_can_be_switched_and_the_choice_is_remembered(client):
+    client.cookies.clear()
+    answer = client.get("/?lang=zh", follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "./"
+    assert (
+        '"zh-CN"' in client.get("/", headers={"accept-language": "en"}).text.split("</script>")[0]
+    )
+    assert client.get("/?lang=xx", follow_redirects=False).status_code == 200
+
+
+def test_gradio_keeps_and_publishes_nothing(client):
+    settings = config(client)
+
+    assert settings["analytics_enabled"] is False
+    assert settings.get("run_history") in {False, None}
+    assert client.get("/monitoring").status_code != 200
+    assert client.get("/gradio_api/monitoring/summary").status_code != 200
+    assert settings["show_error"] is False
+    assert settings["max_file_size"] == 8 * 1024 * 1024
+
+
+def test_programs_see_three_endpoints_and_none_of_the_page(client):
+    named = client.get("/gradio_api/info").json()
+
+    assert set(named["named_endpoints"]) == {"/chat", "/score", "/models"}
+    assert named["unnamed_endpoints"] == {}
+
+
+def test_uploads_over_the_limit_are_refused(client):
+    answer = client.post(
+        "/gradio_api/upload", files={"files": ("big.png", b"0" * (9 * 1024 * 1024), "image/png")}
+    )
+
+    assert answer.status_code == 413
+
+
+def test_search_engines_are_asked_to_stay_away(client):
+    assert "Disallow: /" in client.get("/robots.txt").text
+
+
+def test_files_of_the_machine_are_not_served(client, tmp_path: Path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("private", encoding="utf-8")
+
+    for path in (secret, Path("/etc/passwd"), Path("app.py").resolve()):
+        assert client.get(f"/gradio_api/file={path}").status_code == 403
+
+
+def test_without_a_page_there_are_the_endpoints_and_a_line_that_says_so(services):
+    with TestClient(build_server(services, api_only=True)) as client:
+        assert "without a page" in client.get("/").text
+        assert set(client.get("/gradio_api/info").json()["named_endpoints"]) == {
+            "/chat",
+            "/score",
+            "/models",
+        }
+        assert client.get("/healthz").json()["status"] == "ok"
