@@ -22,6 +22,7 @@ import logging
 import queue
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -196,7 +197,7 @@ class ChatModel:
     Attributes:
         name: The folder's or the hub's name.
         owner: The thread on which all methods below run, `render` and `encode` included.
-        reserved: Special and added tokens of the tokenizer.
+        reserved: The tokenizer's `control_tokens`.
         limit: Tokens that the model can read and write in one conversation; None if unlimited.
         hidden: Tokens that are not text: the special ones, unless they are tags of our grammar.
         end_tokens: Those that end an assistant's turn.
@@ -222,8 +223,7 @@ class ChatModel:
         config = model.config.get_text_config()
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
         added = self.tokenizer.added_tokens_decoder
-        named = {*map(str, added.values()), *self.tokenizer.all_special_tokens}
-        self.reserved = tuple(sorted(token for token in named if token.strip()))
+        self.reserved = control_tokens(self.tokenizer)
         special = {token for token, added_token in added.items() if added_token.special}
         self._special = frozenset({*special, *self.tokenizer.all_special_ids})
         self.hidden = frozenset(
@@ -562,6 +562,27 @@ class ChatModel:
         track = Track(self.encode([Message("user", ("Hello",))]), None)
         for _ in range(2):  # once from the beginning, once from a cache
             track.ids.append(int(self.run(track, _config(1)).sequences[0, -1]))
+
+
+def control_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the tokens that steer a model, which no text of somebody else's may contain.
+
+    They are those that the tokenizer marks special, and all that were added to it but plain words.
+    Words are added so that each is one token, as COMPEER-nano's verdicts are; "First" and "True"
+    steer nothing, and a seeker must be able to say them.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    steering = {str(token) for token in added if token.special or not _is_plain(str(token))}
+    named = steering.union(tokenizer.all_special_tokens)
+    return tuple(sorted(token for token in named if token.strip()))
+
+
+def _is_plain(token: str) -> bool:
+    """Whether a token is words alone, in any script: some write vowels as combining marks."""
+    return all(
+        character.isspace() or character in "'’-" or unicodedata.category(character)[0] in "LMN"
+        for character in token
+    )
 
 
 def _config(max_new_tokens: int, *, logits: bool = False) -> GenerationConfig:
