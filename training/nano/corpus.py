@@ -16,11 +16,13 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -29,6 +31,10 @@ from compeer_core.prompts import neutralise
 DOCUMENT_END = "<|endoftext|>"
 """Separates documents in the plain-text files and ends each tokenised document."""
 
+_UNREADABLE = (
+    *(AttributeError, KeyError, TypeError, ValueError, csv.Error),  # another layout
+    *(EOFError, OSError, zlib.error),  # a download cut short
+)
 _SPEAKER_LINE = re.compile(r"^([A-Z]|User|Assistant): (.*)$")
 
 
@@ -51,7 +57,7 @@ class Source(FrozenModel):
     path: str
     """Relative to the corpora folder; `.gz` is read through gzip."""
     kind: SourceKind
-    share: float = 1.0
+    share: float = Field(default=1.0, ge=0)
     """How often the file is seen in one epoch: 0.3 takes 30 % of its documents, 2 takes each twice."""
 
 
@@ -77,12 +83,26 @@ def read_documents(folder: Path, source: Source) -> Iterator[str]:
     """Yield every document of one file, in file order.
 
     Raises:
-        ConfigError: The file is not there.
+        ConfigError: The file is not there, is damaged, or is not of that kind.
     """
+    check_files(folder, [source])
     path = folder / source.path
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such corpus file (check data_dir and the sources)")
-    yield from _READERS[source.kind](path)
+    try:
+        yield from _READERS[source.kind](path)
+    except _UNREADABLE as error:
+        raise ConfigError(f"{path}: cannot be read as {source.kind} ({error!r})") from error
+
+
+def check_files(folder: Path, sources: Iterable[Source]) -> None:
+    """Make sure that the files are there.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for source in sources:
+        path = folder / source.path
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such corpus file (check data_dir and the sources)")
 
 
 def mixed_documents(folder: Path, sources: Sequence[Source], seed: int) -> list[str]:
@@ -127,7 +147,7 @@ def _read_dialogue(path: Path) -> Iterator[str]:
     for block in _read_blocks(path):
         turns: list[tuple[str, str]] = []
         opener = ""
-        for line in block.splitlines():
+        for line in block.split("\n"):  # splitlines() would also cut at U+2028 inside a turn
             match = _SPEAKER_LINE.match(line)
             if match is None:
                 continue  # a scene line before the talk

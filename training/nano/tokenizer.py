@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.nano.corpus import Source, mixed_documents
 
@@ -86,11 +87,11 @@ def train_tokenizer(
     """Train a byte-level BPE with the tags, verdict words and ChatML tokens added.
 
     Raises:
-        ValueError: `vocabulary_size` leaves no room for the 256 bytes and the added tokens.
+        ConfigError: `vocabulary_size` leaves no room for the 256 bytes and the added tokens.
     """
     added = len(TAGS) + len(VERDICT_WORDS) + len(SPECIAL_TOKENS)
     if vocabulary_size < 256 + added:
-        raise ValueError(f"vocabulary_size must be at least {256 + added}, got {vocabulary_size}")
+        raise ConfigError(f"vocabulary_size must be at least {256 + added}, got {vocabulary_size}")
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -122,6 +123,8 @@ def train_tokenizer(
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Train and save the tokenizer; a dry run only reads the corpora."""
+    if resume is not None:
+        raise ConfigError("a tokenizer cannot be resumed: begin it again")
     documents = mixed_documents(config.data_dir, config.sources, config.seed)
     if dry_run:
         return
