@@ -105,6 +105,19 @@ class RunDirectory:
             if line.endswith("\n"):
                 yield json.loads(line)
 
+    def rewind(self, step: int) -> None:
+        """Drop the rows after `step`, and a last line cut short by a crash.
+
+        A run that goes on from the checkpoint of that step makes the later ones again.
+        """
+        path = self.path / METRICS_FILE
+        if not path.exists():
+            return
+        kept = [row for row in self.rows() if row["step"] <= step]
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        fresh.replace(path)
+
     def log(self, message: str, *values: object) -> None:
         """Write one line to log.txt and to the log of the process."""
         _log.info(message, *values)

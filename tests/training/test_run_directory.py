@@ -107,6 +107,27 @@ def test_a_key_that_may_change_does_and_is_recorded(tmp_path):
     assert len(record["resumed"]) == 1
 
 
+def test_steps_that_will_be_made_again_are_taken_back(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+    for step in (1, 2, 3, 4):
+        run.metrics(step=step, loss=0.5 * step)
+    with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 5, "lo')  # power was lost here
+
+    run.rewind(2)
+    run.metrics(step=3, loss=7.0)
+
+    assert [(row["step"], row["loss"]) for row in run.rows()] == [(1, 0.5), (2, 1.0), (3, 7.0)]
+
+
+def test_a_run_without_rows_can_be_taken_back_too(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+    run.rewind(0)
+
+    assert list(run.rows()) == []
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_there_must_be_a_run_to_resume(tmp_path):
     with pytest.raises(ConfigError, match=r"no run to resume"):
         RunDirectory.open(tmp_path / "nothing", Config(), resume=True)

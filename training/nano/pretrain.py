@@ -13,13 +13,12 @@ A run stopped at any point continues from its last checkpoint with the same data
 """
 
 import json
+import logging
 import math
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import torch
@@ -33,10 +32,14 @@ from transformers import (
 )
 
 from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
 from training.nano.architecture import NanoShape, build_model
-from training.nano.corpus import DOCUMENT_END, Source, mixed_documents
+from training.nano.corpus import DOCUMENT_END, Source, check_files, mixed_documents
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
+from training.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16]
 
@@ -125,13 +128,26 @@ def build_optimizers(
     ]
 
 
+def _block_count(name: str, tokens: Tokens, config: Config) -> int:
+    """Return how many blocks of tokens there are, each with the token that follows it.
+
+    Raises:
+        ConfigError: There is not one.
+    """
+    count = len(tokens) // config.block_size - 1
+    if count < 1:
+        raise ConfigError(
+            f"{name}: {len(tokens)} tokens, at least {2 * config.block_size} are needed "
+            f"(block_size is {config.block_size})"
+        )
+    return count
+
+
 class _Batches:
     """Batches of blocks in a fixed order; `skip` continues where a run had stopped."""
 
     def __init__(self, tokens: Tokens, config: Config, skip: int) -> None:
-        self._blocks = len(tokens) // config.block_size - 1
-        if self._blocks < 1:
-            raise ValueError(f"{len(tokens)} tokens do not fill one block of {config.block_size}")
+        self._blocks = _block_count("sources", tokens, config)
         self._tokens = tokens
         self._config = config
         self._order = block_order(self._blocks, config.seed)
@@ -149,7 +165,7 @@ def _validation_loss(
     model: Qwen2_5_VLForConditionalGeneration, tokens: Tokens, config: Config
 ) -> float:
     size = config.block_size
-    count = min(config.validation_blocks, len(tokens) // size - 1)
+    count = min(config.validation_blocks, _block_count("validation", tokens, config))
     losses = []
     model.eval()
     with torch.no_grad(), torch.autocast(config.device.split(":")[0], dtype=torch.bfloat16):
@@ -166,7 +182,10 @@ def _save(
     optimizers: list[torch.optim.Optimizer],
     step: int,
 ) -> None:
-    """Write a checkpoint beside the last one and swap them, so one is whole at any moment."""
+    """Write a checkpoint beside the last one and swap them.
+
+    At any moment `folder`, or else its `.old`, is whole: that is where `_load` looks.
+    """
     fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -178,8 +197,8 @@ def _save(
         },
         fresh / "state.pt",
     )
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
+    if folder.exists():  # if not, a run was killed at this point and `old` is all there is
+        shutil.rmtree(old, ignore_errors=True)
         Path(folder).replace(old)
     Path(fresh).replace(folder)
     shutil.rmtree(old, ignore_errors=True)
@@ -215,67 +234,70 @@ def _prepare_tokens(
     return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
 
 
+def _forget_former_start(run_dir: Path) -> None:
+    """Remove what a start that made no step has left: it may have had another config."""
+    for name in ("train", "validation"):
+        (run_dir / f"{name}.uint16.npy").unlink(missing_ok=True)
+    for name in ("checkpoint", "checkpoint.old"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Pre-train to `config.steps`, or continue a run; Ctrl-C saves first."""
+    if not (config.tokenizer / "tokenizer.json").is_file():
+        raise ConfigError(f"{config.tokenizer}: no tokenizer there (the tokenizer stage writes it)")
     tokenizer = AutoTokenizer.from_pretrained(config.tokenizer)
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
-    tokens = _prepare_tokens(directory.path, "train", config.sources, config, tokenizer)
-    held_out = _prepare_tokens(directory.path, "validation", config.validation, config, tokenizer)
     model = build_model(config.shape, tokenizer, config.seed)
     nn.Module.to(model, config.device)
     parameters = sum(p.numel() for p in model.parameters())
-    directory.log("%d parameters, %d tokens an epoch", parameters, len(tokens))
     if dry_run:
+        check_files(config.data_dir, (*config.sources, *config.validation))
+        _log.info("%d parameters", parameters)
         return
+    directory = RunDirectory.open(
+        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
+    )
+    if resume is None:
+        _forget_former_start(directory.path)
+    tokens = _prepare_tokens(directory.path, "train", config.sources, config, tokenizer)
+    held_out = _prepare_tokens(directory.path, "validation", config.validation, config, tokenizer)
+    _block_count("validation", held_out, config)  # better known now than at the first evaluation
+    directory.log("%d parameters, %d tokens an epoch", parameters, len(tokens))
     optimizers = build_optimizers(model, config)
     checkpoint = directory.path / "checkpoint"
     step = _load(checkpoint, model, optimizers)
+    directory.rewind(step)
     batches = _Batches(tokens, config, skip=step)
     loss_of = torch.compile(language_loss) if config.compile else language_loss
-    stopping = _StopOnSignal()
     started, first = time.monotonic(), step
-    while step < config.steps and not stopping.asked:
-        factor = learning_rate_factor(step, config)
-        for optimizer, rate in zip(optimizers, (config.muon_lr, config.adamw_lr), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-        with torch.autocast(config.device.split(":")[0], dtype=torch.bfloat16):
-            loss = loss_of(model, batches.next())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        step += 1
-        row: dict[str, float] = {"loss": loss.item(), "lr_factor": factor}
-        if step % config.evaluate_every == 0 or step == config.steps:
-            row["validation_loss"] = _validation_loss(model, held_out, config)
-        seen = (step - first) * config.batch_size * config.block_size
-        row["tokens_per_second"] = seen / (time.monotonic() - started)
-        directory.metrics(step=step, **row)
-        if step % config.save_every == 0 or step == config.steps:
+    with StopRequest() as stopping:
+        while step < config.steps and not stopping.asked:
+            factor = learning_rate_factor(step, config)
+            for optimizer, rate in zip(optimizers, (config.muon_lr, config.adamw_lr), strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * factor
+            with torch.autocast(config.device.split(":")[0], dtype=torch.bfloat16):
+                loss = loss_of(model, batches.next())
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            step += 1
+            row: dict[str, float] = {"loss": loss.item(), "lr_factor": factor}
+            if step % config.evaluate_every == 0 or step == config.steps:
+                row["validation_loss"] = _validation_loss(model, held_out, config)
+            seen = (step - first) * config.batch_size * config.block_size
+            row["tokens_per_second"] = seen / (time.monotonic() - started)
+            directory.metrics(step=step, **row)
+            if step % config.save_every == 0 or step == config.steps:
+                _save(checkpoint, model, optimizers, step)
+        if stopping.asked:
             _save(checkpoint, model, optimizers, step)
-    if stopping.asked:
-        _save(checkpoint, model, optimizers, step)
-        raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
     model.save_pretrained(directory.path / "model")
     tokenizer.save_pretrained(directory.path / "model")
     (directory.path / "model" / "pretraining.json").write_text(
         json.dumps({"steps": step, "tokens": step * config.batch_size * config.block_size}),
         encoding="utf-8",
     )
-
-
-class _StopOnSignal:
-    """Turns the first Ctrl-C or SIGTERM into a wish to save and stop."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL)
