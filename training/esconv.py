@@ -49,7 +49,7 @@ def read_esconv(path: Path, split: str) -> Iterator[AnnotatedDialogue]:
                 continue
             try:
                 yield _annotated(json.loads(line), f"esconv/{split}/{number}")
-            except (KeyError, TypeError, ValueError) as error:
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
                     f"{path}, line {number + 1}: not an ESConv dialogue ({error!r})"
                 ) from error
@@ -58,6 +58,8 @@ def read_esconv(path: Path, split: str) -> Iterator[AnnotatedDialogue]:
 def _annotated(row: dict[str, Any], identifier: str) -> AnnotatedDialogue:
     turns: list[list[dict[str, str]]] = []
     for entry in row["dialog"]:
+        if entry["speaker"] not in {"usr", "sys"}:
+            raise ValueError(f"unknown speaker {entry['speaker']!r}")
         if not entry["text"].strip():
             continue
         if turns and turns[-1][0]["speaker"] == entry["speaker"]:

@@ -63,12 +63,19 @@ def read_faces(folder: Path, *, valid_of_unsplit: int = 10) -> list[Face]:
 
 
 def face_class_of(folder: Path) -> Mapping[Emotion, str]:
-    """Return the face class beside which each emotion of the taxonomy is shown."""
+    """Return the face class beside which each emotion of the taxonomy is shown.
+
+    Raises:
+        ConfigError: The map is missing, or leaves an emotion out.
+    """
+    path = folder / "emotion_map.csv"
     by_label = {
         row["source_label"]: row["face_class"]
-        for row in reversed(_rows(folder / "emotion_map.csv"))
+        for row in reversed(_rows(path))
         if row["source"] in {"esconv", "mesc"}
     }
+    if unknown := [emotion.value for emotion in Emotion if emotion.value.lower() not in by_label]:
+        raise ConfigError(f"{path}: no face class for {', '.join(unknown)}")
     return {emotion: by_label[emotion.value.lower()] for emotion in Emotion}
 
 

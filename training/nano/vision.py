@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from PIL.Image import Transpose
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
 from compeer_core.images import read_image
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.faces import FACE_CLASSES, Face, read_faces
@@ -43,6 +45,8 @@ class Config(FrozenModel):
     batch_size: int = 64
     lr: float = 1e-3
     weight_decay: float = 0.05
+    max_photos: int | None = Field(default=None, ge=1)
+    """Use at most so many photos of each split, drawn by the seed; None uses all."""
     seed: int = 0
 
 
@@ -100,7 +104,7 @@ class _Classifier(nn.Module):
 
 
 def _accuracy(classifier: _Classifier, faces: _Faces) -> tuple[float, dict[str, float]]:
-    """Return the share of right classes in all and by class."""
+    """Return the share of right classes in all, and by each class that there are photos of."""
     predictions = []
     classifier.eval()
     with torch.no_grad():
@@ -112,12 +116,31 @@ def _accuracy(classifier: _Classifier, faces: _Faces) -> tuple[float, dict[str, 
     by_class = {
         name: right[faces.labels == index].float().mean().item()
         for index, name in enumerate(FACE_CLASSES)
+        if (faces.labels == index).any()
     }
     return right.float().mean().item(), by_class
 
 
+def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Generator) -> list[Face]:
+    """Return the photos of a split, at most `most` of them.
+
+    Raises:
+        ConfigError: The split has no photo.
+    """
+    chosen = [face for face in faces if face.split == split]
+    if not chosen:
+        raise ConfigError(f"the folder of faces has no photo in its {split} part")
+    if most is None or len(chosen) <= most:
+        return chosen
+    return [chosen[i] for i in sorted(rng.choice(len(chosen), size=most, replace=False))]
+
+
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Train the tower on the train photos and save the checkpoint with its processor."""
+    if resume is not None:
+        raise ConfigError("the image tower's training cannot be resumed: begin it again")
+    if not (config.model / "config.json").is_file():
+        raise ConfigError(f"{config.model}: no checkpoint there (the pretrain stage writes it)")
     faces = read_faces(config.faces)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model)
     sizes: Any = model.config
@@ -128,16 +151,19 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     torch.manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
     train, valid = (
-        _Faces([f for f in faces if f.split == split], processor, config.image_side)
+        _Faces(_drawn(faces, split, config.max_photos, rng), processor, config.image_side)
         for split in ("train", "valid")
     )
     classifier = _Classifier(model.model.visual, sizes.text_config.hidden_size)
     optimizer = torch.optim.AdamW(
         classifier.parameters(), lr=config.lr, weight_decay=config.weight_decay
     )
-    steps_an_epoch = len(train) // config.batch_size
+    steps_an_epoch = max(1, len(train) // config.batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.lr, total_steps=steps_an_epoch * config.epochs, pct_start=0.1
+        optimizer,
+        config.lr,
+        total_steps=steps_an_epoch * config.epochs,
+        pct_start=0.1001,  # with a tenth of just ten steps, torch divides by zero
     )
     report: dict[str, object] = {}
     for epoch in range(config.epochs):
