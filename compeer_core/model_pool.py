@@ -30,6 +30,7 @@ from compeer_core.backends.transformers_ import (
     TransformersBackend,
     TransformersScorer,
 )
+from compeer_core.backends.transformers_.failures import brief
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.processing import load_processor
 
@@ -356,8 +357,7 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
 
 
 def _advice(name: str, folder: Path | None, quantize: Quantization | None, error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    found = f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    found = brief(error)
     if quantize is not None:
         return (
             f"{name} cannot be loaded in {quantize} ({found}); load it without --quantize, "

@@ -17,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText
 
-from compeer_core.backends import transformers_
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_ import TextDecoder, Track, control_tokens
+from compeer_core.backends.transformers_ import writing
+from compeer_core.backends.transformers_.control_tokens import control_tokens
+from compeer_core.backends.transformers_.text_decoder import TextDecoder
+from compeer_core.backends.transformers_.track import Track
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import (
     BackendError,
@@ -370,7 +372,7 @@ def test_interleaved_turns_and_a_judge_disturb_nobody(qwen_folder, adapter_folde
 
 
 def test_turns_of_many_threads_at_once_are_those_of_each_alone(qwen, monkeypatch, picture):
-    monkeypatch.setattr(transformers_, "SLICE_SECONDS", 0.0)  # give way after every token
+    monkeypatch.setattr(writing, "SLICE_SECONDS", 0.0)  # give way after every token
     messages = [[user(f"Message {n} ", *([picture(n)] if n % 2 else []))] for n in range(6)]
     sampling = [Sampling(temperature=0.9, seed=n, max_new_tokens=20) for n in range(6)]
     alone = [text_of(opened(qwen, m, s)) for m, s in zip(messages, sampling, strict=True)]
@@ -389,7 +391,7 @@ def test_turns_of_many_threads_at_once_are_those_of_each_alone(qwen, monkeypatch
 
 
 def test_a_long_turn_gives_way_to_a_new_one(qwen, monkeypatch):
-    monkeypatch.setattr(transformers_, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "SLICE_SECONDS", 0.0)
     long = opened(qwen, [user("A")], Sampling(temperature=0, max_new_tokens=400))
     texts = long.generate()
     next(texts)
@@ -672,7 +674,7 @@ def test_a_picture_of_an_impossible_shape_is_the_visitors_mistake(qwen, picture)
 
 
 def test_a_model_without_an_image_tower_says_so(qwen, picture, monkeypatch):
-    monkeypatch.setattr(qwen._chat, "has_images", False)
+    monkeypatch.setattr(qwen._chat.template, "has_images", False)
 
     with pytest.raises(BackendError, match="cannot see pictures"):
         opened(qwen, [user("Look ", picture(1))])

@@ -1,0 +1,151 @@
+"""Probabilities of labels, read from one position: how a judge in this process judges.
+
+Each label is one token, so a single forward pass tells how likely each of them is, and nothing that
+a judge writes has to be parsed.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from compeer_core.backends.protocol import Message
+from compeer_core.backends.transformers_.chat_model import ChatModel
+from compeer_core.backends.transformers_.failures import brief
+from compeer_core.backends.transformers_.track import Encoded, Track
+from compeer_core.errors import BackendError, CompeerError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersScoringSession:
+    """One conversation with a judge. See `compeer_core.backends.protocol.ScoringSession`.
+
+    A question that was not answered is withdrawn by the next one, so that two wordings of a
+    question (or two orders of the candidates) can be tried on the same history.
+
+    Each question costs one forward pass over the tokens that are new: the whole conversation is
+    rendered by the chat template and turned into tokens again, and the cache is kept as far as they
+    are the same. So the model always sees exactly what the template writes, also where a template
+    changes earlier turns.
+    """
+
+    def __init__(
+        self, scorer: "TransformersScorer", messages: Sequence[Message], track: Track
+    ) -> None:
+        self._scorer = scorer
+        self._chat = scorer.chat
+        self._messages = list(messages)
+        self._track = track
+        self._asked: list[Message] | None = None
+        self._failure: BackendError | None = None
+
+    def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
+        return self._chat.owner.call(lambda: self._ask(text, labels))
+
+    def answer(self, label: str) -> None:
+        if self._asked is None:
+            raise BackendError(f"{self._scorer.name}: nothing was asked")
+        self._messages = [*self._asked, Message("assistant", (label,))]
+        self._asked = None
+
+    def close(self) -> None:
+        try:
+            self._chat.owner.submit(self._track.reset)
+        except BackendError:
+            self._track.reset()
+
+    def read_prefix(self) -> None:
+        """Let the model read what is known before the first question. Runs on the owner thread."""
+        try:
+            self._chat.run(self._track, 1)
+        except Exception as error:
+            logger.warning("%s failed while it read", self._scorer.name, exc_info=error)
+            self._track.reset()  # the first question will meet the same failure, and report it
+
+    def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
+        tokens = self._scorer.label_tokens(labels)
+        last = self._messages[-1] if self._messages else None
+        if last is not None and last.role == "user":
+            asked = [*self._messages[:-1], replace(last, content=(*last.content, text))]
+        else:
+            asked = [*self._messages, Message("user", (text,))]
+        try:
+            encoded = self._chat.encode(asked, like=self._track.encoded)
+            self._scorer.check_length(encoded, text)
+            self._track.become(encoded)
+            outputs = self._chat.run(self._track, 1, logits=True)
+        except CompeerError:
+            raise
+        except Exception as error:
+            self._track.reset()
+            raise BackendError(f"{self._scorer.name} failed: {brief(error)}") from error
+        self._asked = asked
+        logits = outputs.logits[0][0, list(tokens)].float()
+        return tuple(torch.softmax(logits, dim=-1).tolist())
+
+
+class TransformersScorer:
+    """A judge in this process. See `compeer_core.backends.protocol.LabelScorer`."""
+
+    def __init__(
+        self, name: str, chat: ChatModel, adapter: str | None, release: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.reserved = chat.reserved
+        self.chat = chat
+        self._adapter = adapter
+        self._release = release
+        self._labels: dict[str, int] = {}
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        self.chat.owner.call(lambda: self.label_tokens(labels))
+
+    def label_tokens(self, labels: Sequence[str]) -> tuple[int, ...]:
+        """Return the token with which an assistant's turn begins that is this label.
+
+        Runs on the owner thread. Raises as `check_labels` does.
+        """
+        unknown = [label for label in labels if label not in self._labels]
+        offenders = []
+        for label in unknown:
+            token = self.chat.first_token(label)
+            if token is None:
+                offenders.append(repr(label))
+            else:
+                self._labels[label] = token
+        if offenders:
+            raise ConfigError(
+                f"{self.name}: {', '.join(offenders)} must be one token each for this tokenizer, "
+                "since a verdict is read from one position; choose other words or another model"
+            )
+        tokens = tuple(self._labels[label] for label in labels)
+        if len(set(tokens)) < len(set(labels)):
+            raise ConfigError(f"{self.name}: two of {', '.join(labels)} are the same token")
+        return tokens
+
+    def check_length(self, encoded: Encoded, text: str) -> None:
+        """Make sure that the model can read a conversation whose last text is this one.
+
+        Raises:
+            InputError: It cannot (code "message_too_long").
+        """
+        limit = self.chat.limit
+        if limit is not None and len(encoded.ids) >= limit:
+            raise self.chat.too_long(text, len(encoded.ids), limit - 1)
+
+    def open(self, messages: Sequence[Message]) -> TransformersScoringSession:
+        def begin() -> TransformersScoringSession:
+            # Read ahead: the first question is appended to these tokens, and few of them change.
+            encoded = self.chat.encode(messages, reply=False)
+            self.check_length(encoded, messages[-1].text if messages else "")
+            return TransformersScoringSession(self, messages, Track(encoded, self._adapter))
+
+        session = self.chat.owner.call(begin)
+        self.chat.owner.submit(session.read_prefix)
+        return session
+
+    def close(self) -> None:
+        """Let go of the model. May be called twice."""
+        self._release()

@@ -1,0 +1,89 @@
+"""What a model has read of one conversation, kept apart from the model.
+
+A `Track` holds the tokens, the key-value cache, and the position offset that Qwen's models keep on
+the module. `ChatModel.run` puts it in place before each job and takes it back after it, so no turn
+can tell whether it was alone. A track can go back: what the cache shares with a new state of the
+conversation is kept, and the rest is cut off or, where a cache cannot be cut, all of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation as the model takes it.
+
+    Attributes:
+        ids: Its tokens, those of the pictures included.
+        inputs: What the model needs beside the tokens when it reads the pictures.
+        fixed_text: The start of the rendered text, up to the last picture.
+        fixed: How many tokens that start makes; None where it cannot be told, because the
+            tokenizer does not treat the text behind it on its own.
+    """
+
+    ids: tuple[int, ...]
+    inputs: Mapping[str, torch.Tensor]
+    fixed_text: str
+    fixed: int | None
+
+
+@dataclass
+class Track:
+    """What a model has read of one conversation."""
+
+    encoded: Encoded
+    adapter: str | None
+    ids: list[int] = field(init=False)
+    cache: Any = None
+    offsets: list[Any] = field(default_factory=list)
+    """Qwen's `rope_deltas`, one for each module that has them."""
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.encoded.ids)
+
+    @property
+    def read(self) -> int:
+        """Tokens that are in the cache."""
+        return 0 if self.cache is None else int(self.cache.get_seq_length())
+
+    def become(self, encoded: Encoded) -> None:
+        """Continue with other tokens, and keep of the cache what they share with the old ones."""
+        shared = 0
+        for old, new in zip(self.ids, encoded.ids, strict=False):
+            if old != new:
+                break
+            shared += 1
+        self.encoded = encoded
+        self.truncate(shared)
+        self.ids = list(encoded.ids)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first `length`."""
+        del self.ids[length:]
+        self.forget(self.read - length)
+
+    def forget(self, excess: int) -> None:
+        """Take the last `excess` tokens out of the cache, or empty it where it cannot do that."""
+        if excess <= 0:
+            return
+        kept = self.read - excess
+        fixed = self.encoded.fixed
+        if fixed is not None and kept >= fixed and kept > 0:
+            try:
+                self.cache.crop(-excess)
+            except (NotImplementedError, RuntimeError, ValueError):
+                # A sliding window or a recurrent state has overwritten what would be needed.
+                self.reset()
+            else:
+                if self.read == kept:
+                    return
+        self.reset()
+
+    def reset(self) -> None:
+        """Empty the cache; the next run reads everything again, pictures included."""
+        self.cache = None
+        self.offsets = []
