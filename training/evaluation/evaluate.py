@@ -82,7 +82,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume is not None:
         raise ConfigError("an evaluation cannot be resumed: begin it again")
     registry = Registry.from_toml(config.models)
-    policy, judge = registry.policy(config.policy), registry.judge(config.judge)
+    policy = registry.policy(config.policy)
+    judge = registry.judge(config.judge) if config.judged is not None else None
     samples = list(read_records(config.samples, Sample))
     photos = {face.file: face.data for face in read_faces(config.faces)}
     if dry_run:
