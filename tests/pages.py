@@ -173,7 +173,7 @@ class Visitor:
         alt: str = "",
         model: str = "scripted-nano",
         judge: str = "recorded-judge",
-        seed: float | None = None,
+        seed: str = "",
     ) -> None:
         """Send a message and look on until the reply is over."""
         message = {"text": text, "files": [str(path) for path in files]}

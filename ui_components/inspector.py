@@ -184,8 +184,12 @@ def _card(
     pictures: Sequence[Mapping[str, str]],
 ) -> dict[str, object]:
     now = progress.parts[part] if progress else PartProgress()
-    over = progress is not None and progress.phase == "over"
-    state = "missing" if over and now.state in {"ahead", "missing"} else now.state
+    finished = progress is not None and progress.outcome == "finished"
+    state = now.state
+    if state in {"ahead", "missing"} and progress is not None and progress.phase == "over":
+        state = (
+            "missing" if finished else "ahead"
+        )  # what was cut off from outside is nobody's fault
     known = state in {"writing", "done"}
     card: dict[str, object] = {
         "part": part.value,
@@ -194,8 +198,9 @@ def _card(
         "state": state,
         "text": now.text,
         "verdict": _verdict(now, progress, texts),
+        "ahead": texts("inspector.not_written" if _is_running(progress) else "inspector.left_out"),
         "labels": _labels(now, texts) if known else [],
-        "notes": _label_notes(now, texts) if state == "done" else [],
+        "notes": _label_notes(now, texts) if finished and state == "done" else [],
     }
     if part is Part.HISTORY:
         card["stages"] = _stages(now.labels.get("stage"), texts)
@@ -207,8 +212,14 @@ def _card(
     return card
 
 
+def _is_running(progress: Progress | None) -> bool:
+    return progress is not None and progress.outcome == "running"
+
+
 def _verdict(now: PartProgress, progress: Progress | None, texts: Texts) -> _Verdict | None:
     if progress is None or now.state in {"ahead", "writing"}:
+        return None
+    if now.state == "missing" and progress.outcome != "finished":
         return None
     match now.verdict:
         case StepVerdict(correct=correct, probability_correct=probability):
@@ -218,8 +229,9 @@ def _verdict(now: PartProgress, progress: Progress | None, texts: Texts) -> _Ver
                 return _Verdict("right", "✓", texts("inspector.right"), sure)
             return _Verdict("wrong", "✗", texts("inspector.wrong"), sure)
         case Unscorable():
-            words = texts("inspector.not_scored")
-            return _Verdict("unscored", "–", words, texts("inspector.judge_broke"))
+            cut_off = progress.outcome in {"stopped", "failed"}
+            reason = "inspector.cut_off" if cut_off else "inspector.judge_broke"
+            return _Verdict("unscored", "–", texts("inspector.not_scored"), texts(reason))
         case None:
             return _no_verdict(progress, texts)
 
@@ -233,7 +245,7 @@ def _no_verdict(progress: Progress, texts: Texts) -> _Verdict | None:
         return _Verdict("pending", "…", texts("inspector.pending"))
     if progress.record is not None and progress.record.judgement is not None:
         return _Verdict("unscored", "–", words, texts("inspector.not_judged"))
-    return _Verdict("unscored", "–", words, status_line(progress, texts))
+    return _Verdict("unscored", "–", words, texts("inspector.cut_off"))
 
 
 def _labels(now: PartProgress, texts: Texts) -> list[dict[str, str]]:

@@ -6,7 +6,8 @@ import gradio as gr
 from gradio.components import Component
 
 from ui_components.api import publish
-from ui_components.chat import Chat, ChatParts, build_conversation, build_message
+from ui_components.chat import Chat, ChatParts, build_message
+from ui_components.conversation import build_conversation
 from ui_components.help import build_top
 from ui_components.inspector import build_inspector
 from ui_components.models import Models
@@ -58,7 +59,7 @@ def build_bare(services: Services) -> gr.Blocks:
     return blocks
 
 
-def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropdown, gr.Number]:
+def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropdown, gr.Textbox]:
     policies = [(entry.title or entry.name, entry.name) for entry in models.entries("policy")]
     judges = [(entry.title or entry.name, entry.name) for entry in models.entries("judge")]
     nobody = (str(i18n("model.no_judge")), "")
@@ -80,12 +81,9 @@ def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropd
             filterable=False,
         )
     with gr.Accordion(i18n("model.settings"), open=False, elem_id="settings"):
-        seed = gr.Number(
-            value=None,
-            precision=0,
-            label=i18n("model.seed"),
-            info=i18n("model.seed_info"),
-            elem_id="seed",
+        # A number field would turn "nothing" into 0.
+        seed = gr.Textbox(
+            label=i18n("model.seed"), info=i18n("model.seed_info"), max_lines=1, elem_id="seed"
         )
     return policy, judge, seed
 

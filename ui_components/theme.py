@@ -46,7 +46,7 @@ def build_theme() -> gr.themes.Base:
     }
     values = {key: f"var({name})" for key, name in names.items()}
     dark = {f"{key}_dark": value for key, value in values.items()}
-    return theme.set(**values, **dark)
+    return theme.set(input_border_width="1px", **values, **dark)
 
 
 def load_css() -> str:

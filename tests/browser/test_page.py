@@ -164,7 +164,7 @@ def test_who_judges_can_be_nobody_and_the_seed_can_be_chosen(page):
     page.locator("#judge input").click()
     page.get_by_role("option", name="Nobody (no scores)").click()
     page.locator("#settings button").first.click()
-    page.locator("#seed input").fill("41")
+    page.locator("#seed input, #seed textarea").fill("41")
     send(page, "hello")
     settled(page)
 

@@ -88,7 +88,7 @@ def test_an_unknown_model_is_refused_and_the_message_kept(anna):
     assert "no model of that name" in anna.error
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, 2**31])
+@pytest.mark.parametrize("seed", ["-1", "1.5", "2147483648", "9" * 5000, "0" * 5000, "seven", "٣"])
 def test_a_seed_that_no_model_takes_is_refused(anna, seed):
     asyncio.run(anna.send("hello", seed=seed))
 
@@ -96,7 +96,7 @@ def test_a_seed_that_no_model_takes_is_refused(anna, seed):
 
 
 def test_a_chosen_seed_is_the_seed_of_the_record(anna):
-    asyncio.run(anna.send("hello", seed=17))
+    asyncio.run(anna.send("hello", seed=" 17 "))
 
     assert anna.session.turns[0].progress.record.seed == 17
 

@@ -97,7 +97,7 @@ def test_no_output_leaves_the_inspector_blank(text):
 def test_a_judge_that_fails_is_not_a_number():
     html = drawn(turn(COMPLETE, BROKEN_JUDGE))
 
-    assert html.count("The judge failed on this part.") == 3
+    assert html.count("the judge failed on this part") == 3
     assert "no total: a part could not be scored" in html
 
 
@@ -114,6 +114,9 @@ def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
     assert "You stopped this reply" in html
     assert "does not follow the format" not in html
     assert "Format −1" not in html
+    assert "This part is missing" not in html
+    assert "gave no label" not in html
+    assert "the reply was not finished" in html
 
 
 def test_a_reply_that_broke_off_says_so_and_keeps_what_there_is():

@@ -1,0 +1,43 @@
+"""The page with the models that come with the code: real weights, real scores."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import app
+from compeer_core.registry import Registry
+from tests.browser.conftest import opened
+from ui_components.models import Models
+from ui_components.server import build_server, serving
+from ui_components.services import Services
+
+CHECKPOINTS = (
+    app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json",
+    app.MODELS.parent / "checkpoints" / "unifireward-nano" / "adapter_config.json",
+)
+
+if all(map(Path.is_file, CHECKPOINTS)):
+    # Gradio sets a pandas option that pandas has come to dislike.
+    pytestmark = pytest.mark.filterwarnings(
+        "ignore:'future.no_silent_downcasting' is deprecated", "ignore::DeprecationWarning"
+    )
+
+    def test_a_person_gets_a_reply_three_steps_and_scores_from_the_shipped_models(chromium: Page):
+        services = Services(Models(Registry.from_toml(app.MODELS)))
+        with serving(build_server(services)) as address:
+            failures: list[Exception] = []
+            services.models.warm_up(failures.append).join(120)
+            assert failures == []
+            page = opened(chromium, address)
+            page.locator("#message textarea").fill(
+                "I lost my job and I am afraid to tell my family."
+            )
+            page.locator("#message textarea").press("Enter")
+            turn = page.locator("#conversation .turn")
+            expect(turn).to_have_attribute("data-outcome", "finished", timeout=60_000)
+
+            expect(turn.locator(".answer .words")).not_to_be_empty()
+            expect(page.locator("#inspector .card[data-state=done]")).to_have_count(3)
+            expect(page.locator("#inspector .verdict")).to_have_count(3)
+            expect(page.locator("#inspector .total")).to_contain_text("of 4")
