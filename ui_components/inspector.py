@@ -67,6 +67,7 @@ def inspector_html(
         sparkline=_sparkline(session, texts, shown),
         raw=_raw(progress),
         facts=_facts(progress, texts),
+        note=texts("inspector.note" if _judge_is_small(progress) else "inspector.note_plain"),
     )
 
 
@@ -210,6 +211,10 @@ def _card(
     if part is Part.STRATEGY:
         card |= _strategies(now.labels.get("strategy"), texts, vocabulary)
     return card
+
+
+def _judge_is_small(progress: Progress | None) -> bool:
+    return progress is None or progress.judge is None or "nano" in progress.judge
 
 
 def _is_running(progress: Progress | None) -> bool:
