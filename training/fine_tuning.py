@@ -6,10 +6,13 @@ a LoRA adapter is trained, with the image tower frozen or not.
 """
 
 import dataclasses
+import math
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, Features, Image, List, Value
 from peft import LoraConfig
@@ -20,8 +23,11 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
+from compeer_core.errors import CheckpointError
 from compeer_core.processing import load_processor
 from training.run_directory import RunDirectory
+from training.stages import StoppedEarly
+from training.stopping import StopRequest
 
 
 class LoraShape(FrozenModel):
@@ -98,16 +104,75 @@ def build_dataset(rows: Sequence[Row]) -> Dataset:
     return Dataset.from_list(list(rows), features=features)
 
 
+def row_order(lengths: Sequence[int], batch: int, passes: float, seed: int) -> list[int]:
+    """Return the numbers of the rows in the order in which they are trained on.
+
+    Rows of like length come together, which spares padding; the batches of a pass are shuffled. The
+    order is drawn here because the library's own sampler draws anew at a resume: of the pass at
+    hand some rows would come twice and others not at all.
+
+    Args:
+        lengths: The length of each row, in any unit.
+        batch: Rows per optimiser step and device.
+        passes: How often each row comes; of 2.5 passes the last holds half of the rows.
+        seed: Draws the order.
+    """
+    count = len(lengths)
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([rng.permutation(count) for _ in range(math.ceil(passes))])
+    drawn = drawn[: math.ceil(passes * count)]
+    # Windows to sort in: small enough to leave chance some room, and passes nearly apart.
+    window = batch * max(1, min(50, count // (4 * batch)))
+    rows = np.concatenate(
+        [
+            part[np.argsort([lengths[i] for i in part], kind="stable")]
+            for part in np.split(drawn, range(window, len(drawn), window))
+        ]
+    )
+    batches = np.split(rows, range(batch, len(rows), batch))
+    *whole, last = batches  # the last one may be smaller, and must stay where it is
+    a_pass = max(1, count // batch)
+    for start in range(0, len(whole), a_pass):
+        part = whole[start : start + a_pass]
+        whole[start : start + a_pass] = [part[i] for i in rng.permutation(len(part))]
+    return [int(number) for number in np.concatenate([*whole, last])]
+
+
 class _MetricsToRunDirectory(TrainerCallback):
     """Copies what the trainer logs into the run's metrics.jsonl."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, passes: float) -> None:
         self._directory = directory
+        self._passes = passes
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         row = {k: v for k, v in kwargs.get("logs", {}).items() if isinstance(v, float | int)}
+        if "epoch" in row:
+            row["epoch"] *= self._passes  # the trainer sees all passes as one
         if state.is_world_process_zero:
             self._directory.metrics(step=state.global_step, **row)
+
+
+class _SaveAndStop(TrainerCallback):
+    """Ends the training after the step at hand once a person has asked for it."""
+
+    def __init__(self, stopping: StopRequest) -> None:
+        self._stopping = stopping
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stopping.asked:
+            control.should_save = True
+            control.should_training_stop = True
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """Return the latest whole checkpoint: a run that was killed may have left half of one."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=_step_of, default=None)
+
+
+def _step_of(checkpoint: Path | None) -> int:
+    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 def fine_tune(
@@ -128,13 +193,32 @@ def fine_tune(
         directory: Where metrics and checkpoints go.
         training_template: Chat template with `{% generation %}` marks, for `messages` rows.
         resume: Go on from the last checkpoint of the directory, if there is one.
+
+    Raises:
+        CheckpointError: `base` cannot be loaded.
+        StoppedEarly: Ctrl-C or SIGTERM; a checkpoint was saved.
     """
-    processor = load_processor(base)
-    model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    checkpoints = directory.path / "checkpoints"
+    if not resume:  # a start that logged no step may have left some, under another config
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    last = _last_checkpoint(checkpoints)
+    directory.rewind(_step_of(last))
+    # The trainer reads optimiser, schedule and adapter from its checkpoint. Whole weights it reads
+    # by their names in memory, which transformers 5 has changed on the way to disk: it would warn
+    # of missing keys and go on with the base's.
+    begin = last if last and settings.lora is None else base
+    try:
+        processor = load_processor(base)
+        model = AutoModelForImageTextToText.from_pretrained(begin, dtype=torch.float32)
+    except OSError as error:
+        raise CheckpointError(f"{begin}: cannot be loaded: {error}") from error
     if settings.freeze_vision:
         model.model.visual.requires_grad_(False)
     on_messages = "messages" in rows[0]
-    checkpoints = directory.path / "checkpoints"
+    stopping = StopRequest()
+    batch = settings.batch_size * settings.accumulation
+    passes = max(settings.epochs, settings.max_steps * batch / len(rows))
+    order = row_order([row["length"] for row in rows], batch, passes, settings.seed)
     # transformers 5.23 renamed the argument; trl's default for the old name is True.
     names = {field.name for field in dataclasses.fields(SFTConfig)}
     new_name = "activation_checkpointing"
@@ -143,7 +227,7 @@ def fine_tune(
     }
     arguments = SFTConfig(
         output_dir=str(checkpoints),
-        num_train_epochs=settings.epochs,
+        num_train_epochs=1,
         max_steps=settings.max_steps,
         per_device_train_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulation,
@@ -158,14 +242,12 @@ def fine_tune(
         max_length=None,  # cutting a row could cut an image in two
         assistant_only_loss=on_messages,
         chat_template_path=str(training_template) if training_template else None,
-        train_sampling_strategy="group_by_length",
-        length_column_name="length",
-        remove_unused_columns=False,  # `length` would be one
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,  # trl's collator wants the images
         logging_steps=settings.log_steps,
         save_steps=settings.save_steps,
         save_total_limit=1,
         seed=settings.seed,
-        data_seed=settings.seed,
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
@@ -174,7 +256,7 @@ def fine_tune(
     trainer = SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=build_dataset(rows),
+        train_dataset=build_dataset(rows).select(order),
         processing_class=processor,
         peft_config=None
         if lora is None
@@ -185,10 +267,12 @@ def fine_tune(
             target_modules=lora.target_modules,
             task_type="CAUSAL_LM",
         ),
-        callbacks=[_MetricsToRunDirectory(directory)],
+        callbacks=[_MetricsToRunDirectory(directory, passes), _SaveAndStop(stopping)],
     )
-    has_checkpoint = checkpoints.is_dir() and any(checkpoints.glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=resume and has_checkpoint)
+    with stopping:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    if stopping.asked:
+        raise StoppedEarly(f"saved; go on with --resume {directory.path}")
     output = directory.path / ("adapter" if lora else "model")
     trained: Any = trainer.model
     trained.save_pretrained(output)
