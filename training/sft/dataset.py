@@ -97,26 +97,29 @@ def build_samples(
             before = source.dialogue.utterances[:turn]
             if strategy is None or not before or before[-1].speaker is not Speaker.SEEKER:
                 continue
+            reply = _clean(source.dialogue.utterances[turn].text, quotes=True).strip()
+            if not reply:
+                continue  # nothing but mark-up
             labels = label_turn(source, turn)
             face_class = face_class_of[labels.emotion]
             face = None
             if faces.get(face_class) and rng.random() < face_share:
                 face = str(rng.choice(faces[face_class]))
+            history = _history(before, face, history_characters)
             reasoning = Reasoning(
-                _history_step(source, before, labels, rng),
-                _emotion_step(before, labels, face_class if face else None, rng),
+                _history_step(source, history, labels, rng),
+                _emotion_step(history, labels, face_class if face else None, rng),
                 StrategyStep(
                     _draw(rng, _wording()["strategy"]["reason"][strategy.value]), strategy
                 ),
             )
-            reply = source.dialogue.utterances[turn].text
             yield Sample(
                 id=f"{source.dialogue.id}#{turn}",
                 dialogue_id=source.dialogue.id,
                 problem=source.problem,
                 strategy=strategy.value,
-                history=_history(before, face, history_characters),
-                completion=render(SupportTurn(reasoning, _clean(reply, quotes=True))),
+                history=history,
+                completion=render(SupportTurn(reasoning, reply)),
             )
 
 
@@ -139,7 +142,7 @@ def _history(
 
 def _history_step(
     source: AnnotatedDialogue,
-    before: Sequence[Utterance],
+    history: Sequence[SampleUtterance],
     labels: TurnLabels,
     rng: np.random.Generator,
 ) -> HistoryStep:
@@ -150,14 +153,14 @@ def _history_step(
         problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
         sentences = [
             _draw(rng, words["history"]["issue"]).format(problem=problem),
-            _draw(rng, words["history"]["quote"]).format(quote=_quote(before[-1].text)),
+            _draw(rng, words["history"]["quote"]).format(quote=_quote(history[-1].text)),
         ]
     sentences.append(_draw(rng, words["history"]["stage"][labels.stage.value]))
     return HistoryStep(" ".join(sentences), labels.stage)
 
 
 def _emotion_step(
-    before: Sequence[Utterance],
+    history: Sequence[SampleUtterance],
     labels: TurnLabels,
     face_class: str | None,
     rng: np.random.Generator,
@@ -170,7 +173,7 @@ def _emotion_step(
         sentences.append(_draw(rng, words["relief"]))
     else:
         name = _draw(rng, words["name"][labels.emotion.value])
-        cue = _cue(before, words["words"][labels.emotion.value])
+        cue = _cue(history, words["words"][labels.emotion.value])
         pattern = _draw(rng, words["cue"] if cue else words["plain"])
         sentences.append(pattern.format(cue=cue, emotion=name))
         sentences.append(_draw(rng, words["intensity"][str(labels.intensity)]))
@@ -188,9 +191,9 @@ def _quote(text: str, longest: int = 12) -> str:
     return " ".join(words[:longest]) + (" ..." if len(words) > longest else "")
 
 
-def _cue(before: Sequence[Utterance], cues: Sequence[str]) -> str | None:
+def _cue(history: Sequence[SampleUtterance], cues: Sequence[str]) -> str | None:
     """Return the latest word of the seeker's that is a cue."""
-    for utterance in reversed(before):
+    for utterance in reversed(history):
         if utterance.speaker is Speaker.SEEKER:
             found: list[str] = [
                 w for w in re.findall(r"[a-z']+", utterance.text.lower()) if w in cues

@@ -3,7 +3,9 @@
 The loss is on the completion alone: three steps and the reply, never the history.
 """
 
+import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.run_directory import RunDirectory
 from training.samples import SPLITS, Sample, read_records, write_records
 from training.sft.dataset import build_samples
+
+_log = logging.getLogger(__name__)
 
 
 class Config(FrozenModel):
@@ -38,19 +42,25 @@ class Config(FrozenModel):
     training: FineTuning = FineTuning()
 
 
-def prepare_samples(config: Config, output: Path) -> None:
-    """Write the samples of every split, unless they are there; photos never cross splits."""
+def prepare_samples(config: Config, output: Path, *, keep: bool = False) -> None:
+    """Write the samples of every split; photos never cross splits.
+
+    Args:
+        config: The dialogues, the photos and how many of them.
+        output: Folder that receives `samples.<split>.jsonl`.
+        keep: Leave the files that are there: a run that is resumed has already used them.
+    """
     photos = read_faces(config.faces)
     class_of = face_class_of(config.faces)
     for split in SPLITS:
         path = output / f"samples.{split}.jsonl"
-        if path.exists():
+        if keep and path.exists():
             continue
         by_class: dict[str, list[str]] = {}
         for photo in photos:
             if photo.split == ("train" if split == "train" else "valid"):
                 by_class.setdefault(photo.face_class, []).append(photo.file)
-        write_records(
+        count = write_records(
             path,
             build_samples(
                 read_esconv(config.esconv / f"{split}.txt.gz", split),
@@ -61,6 +71,7 @@ def prepare_samples(config: Config, output: Path) -> None:
                 seed=config.training.seed,
             ),
         )
+        _log.info("%s: %d samples", split, count)
 
 
 def sample_row(sample: Sample, faces: dict[str, bytes]) -> Row:
@@ -72,15 +83,17 @@ def sample_row(sample: Sample, faces: dict[str, bytes]) -> Row:
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Build the samples and train; a dry run stops after the samples are counted."""
+    """Build the samples and train; a dry run only counts the samples."""
+    if dry_run:
+        with TemporaryDirectory() as scratch:
+            prepare_samples(config, Path(scratch))
+        return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
-    prepare_samples(config, directory.path)
+    prepare_samples(config, directory.path, keep=resume is not None)
     samples = list(read_records(directory.path / "samples.train.jsonl", Sample))
     chosen = np.random.default_rng(config.training.seed).permutation(len(samples))
     chosen = chosen[: max(1, round(config.row_share * len(samples)))]
     directory.log("%d samples, %d of them used", len(samples), len(chosen))
-    if dry_run:
-        return
     photos = {face.file: face.data for face in read_faces(config.faces)}
     rows = [sample_row(samples[i], photos) for i in sorted(chosen.tolist())]
     fine_tune(config.base, rows, config.training, directory, resume=resume is not None)
