@@ -3,22 +3,26 @@
 No person judged these turns. A turn as the SFT set has it counts as right. Mistakes are put in by
 three rules, each with its own draw, so that their labels are known:
 
-- *history*: the step of a turn from a dialogue about another problem, or another stage;
+- *history*: the step of a turn from a dialogue about another problem, or another stage (two
+  turns after mere greetings have the same step whatever the problem, so they do not lend theirs
+  to each other);
 - *emotion*: the step of a turn with another emotion;
 - *strategy*: the step of a turn with another strategy.
 
 The reply is compared with a reference: the corpus's reply against one from another dialogue (the
 corpus's is better), two from other dialogues (neither), or the corpus's reply against its own first
-sentence (both). Which of the two comes first is drawn. `rule` in each record tells what was done.
+sentence (both). The two always differ; which of them comes first is drawn. `rule` in each record
+tells what was done.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, HistoryStep, Part, SupportTurn, parse, render
-from compeer_core.taxonomy import Preference, Stage
+from compeer_core.taxonomy import Emotion, Preference, Stage
 from training.samples import JudgedTurn, Sample
 
 PREFERENCE_SHARES = {
@@ -28,6 +32,9 @@ PREFERENCE_SHARES = {
     Preference.NEITHER: 0.2,
 }
 """How often each of the four answers is asked for; `both` only where a reply has two sentences."""
+
+MAX_DRAWS = 10_000
+"""Tries to find a sample that fits; nearly every corpus needs only a few."""
 
 
 def judged_turns(
@@ -39,6 +46,9 @@ def judged_turns(
         samples: Turns of the SFT set.
         false_share: Probability, for each step, that a mistake is put in.
         seed: Draws mistakes, donors and pairs.
+
+    Raises:
+        ConfigError: The samples are too much alike to lend each other mistakes or replies.
     """
     rng = np.random.default_rng(seed)
     turns = [parse(sample.completion) for sample in samples]
@@ -75,15 +85,39 @@ def _with_mistake(
         stages = [stage for stage in Stage if stage != reasoning.history.stage]
         step = HistoryStep(reasoning.history.text, stages[int(rng.integers(len(stages)))])
         return replace(turn, reasoning=replace(reasoning, history=step))
-    while True:  # every corpus has more than one problem, emotion and strategy
-        donor = int(rng.integers(len(samples)))
+
+    def is_wrong_here(donor: int) -> bool:
         other = turns[donor].reasoning
-        if part is Part.HISTORY and samples[donor].problem != samples[index].problem:
-            return replace(turn, reasoning=replace(reasoning, history=other.history))
-        if part is Part.EMOTION and other.emotion.emotion != reasoning.emotion.emotion:
-            return replace(turn, reasoning=replace(reasoning, emotion=other.emotion))
-        if part is Part.STRATEGY and samples[donor].strategy != samples[index].strategy:
-            return replace(turn, reasoning=replace(reasoning, strategy=other.strategy))
+        match part:
+            case Part.HISTORY:
+                greetings = {other.emotion.emotion, reasoning.emotion.emotion} == {Emotion.NEUTRAL}
+                return samples[donor].problem != samples[index].problem and not greetings
+            case Part.EMOTION:
+                return other.emotion.emotion != reasoning.emotion.emotion
+            case _:
+                return samples[donor].strategy != samples[index].strategy
+
+    other = turns[_drawn(is_wrong_here, len(samples), rng)].reasoning
+    match part:
+        case Part.HISTORY:
+            wrong = replace(reasoning, history=other.history)
+        case Part.EMOTION:
+            wrong = replace(reasoning, emotion=other.emotion)
+        case _:
+            wrong = replace(reasoning, strategy=other.strategy)
+    return replace(turn, reasoning=wrong)
+
+
+def _drawn(fits: Callable[[int], bool], count: int, rng: np.random.Generator) -> int:
+    """Return a number below `count` that fits."""
+    for _ in range(MAX_DRAWS):
+        number = int(rng.integers(count))
+        if fits(number):
+            return number
+    raise ConfigError(
+        f"{count} samples are too much alike for a judge to learn from: in {MAX_DRAWS} draws none "
+        "had another problem, emotion or strategy, or a reply of another dialogue"
+    )
 
 
 def _pair(
@@ -96,18 +130,19 @@ def _pair(
     if wanted is Preference.BOTH and (opening == own or len(opening.split()) < 5):
         wanted = Preference.FIRST if rng.random() < 0.5 else Preference.SECOND
 
-    def foreign() -> str:
-        while True:
-            donor = int(rng.integers(len(samples)))
-            if samples[donor].dialogue_id != samples[index].dialogue_id:
-                return turns[donor].reply
+    def foreign(*unlike: str) -> str:
+        def fits(donor: int) -> bool:
+            is_foreign = samples[donor].dialogue_id != samples[index].dialogue_id
+            return is_foreign and turns[donor].reply not in unlike
+
+        return turns[_drawn(fits, len(samples), rng)].reply
 
     if wanted is Preference.FIRST:
-        return own, foreign(), wanted
+        return own, foreign(own), wanted
     if wanted is Preference.SECOND:
-        return foreign(), own, wanted
+        return foreign(own), own, wanted
     if wanted is Preference.NEITHER:
-        return foreign(), foreign(), wanted
-    pair = (own, opening + ".")
-    first, second = pair if rng.random() < 0.5 else pair[::-1]
-    return first, second, wanted
+        first = foreign(own)
+        return first, foreign(own, first), wanted
+    shorter = opening + "."
+    return (own, shorter, wanted) if rng.random() < 0.5 else (shorter, own, wanted)

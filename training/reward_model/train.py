@@ -4,14 +4,16 @@ Run as `python -m training reward <config.toml>`. The loss is on the verdict wor
 of a turn in one pass. The conversation is laid out by the functions that the judge itself uses.
 """
 
+import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.prompts import judge_messages, reply_question, step_question
+from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
 from compeer_core.reasoning import parse, part_of, render_step
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import PREFERENCES, VERDICTS
@@ -20,6 +22,8 @@ from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.reward_model.dataset import judged_turns
 from training.run_directory import RunDirectory
 from training.samples import SPLITS, JudgedTurn, Sample, read_records, write_records
+
+_log = logging.getLogger(__name__)
 
 TRAINING_TEMPLATE = Path(__file__).with_name("chatml_training.jinja")
 
@@ -47,8 +51,8 @@ def judge_conversation(turn: JudgedTurn, faces: dict[str, bytes]) -> tuple[Messa
     messages = list(judge_messages(turn.sample.dialogue(faces)))
     reasoning = parse(turn.sample.completion).reasoning
     steps = (reasoning.history, reasoning.emotion, reasoning.strategy)
-    questions = [step_question(part_of(step), render_step(step)) for step in steps]
-    questions.append(reply_question(turn.first, turn.second))
+    questions = [step_question(part_of(step), neutralise(render_step(step))) for step in steps]
+    questions.append(reply_question(neutralise(turn.first), neutralise(turn.second)))
     answers = [VERDICTS[0] if right else VERDICTS[1] for right in turn.step_labels]
     answers.append(PREFERENCES[list(Preference).index(turn.preference)])
     for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
@@ -61,11 +65,17 @@ def judge_conversation(turn: JudgedTurn, faces: dict[str, bytes]) -> tuple[Messa
     return tuple(messages)
 
 
-def prepare_judged_turns(config: Config, directory: RunDirectory) -> None:
-    """Write the judged turns of every split, unless they are there."""
+def prepare_judged_turns(config: Config, output: Path, *, keep: bool = False) -> None:
+    """Write the judged turns of every split.
+
+    Args:
+        config: The samples and the share of mistakes.
+        output: Folder that receives `judged.<split>.jsonl`.
+        keep: Leave the files that are there: a run that is resumed has already used them.
+    """
     for split in SPLITS:
-        path = directory.path / f"judged.{split}.jsonl"
-        if path.exists():
+        path = output / f"judged.{split}.jsonl"
+        if keep and path.exists():
             continue
         source = config.samples / f"samples.{split}.jsonl"
         samples = list(read_records(source, Sample))
@@ -76,16 +86,18 @@ def prepare_judged_turns(config: Config, directory: RunDirectory) -> None:
         )
         write_records(path, turns)
         wrong = [f"{sum(not t.step_labels[i] for t in turns) / len(turns):.2f}" for i in range(3)]
-        directory.log("%s: %d judged turns, share of wrong steps %s", split, len(turns), wrong)
+        _log.info("%s: %d judged turns, share of wrong steps %s", split, len(turns), wrong)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Make the judged turns and train; a dry run counts them."""
-    directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
-    prepare_judged_turns(config, directory)
-    turns = list(read_records(directory.path / "judged.train.jsonl", JudgedTurn))
+    """Make the judged turns and train; a dry run only counts them."""
     if dry_run:
+        with TemporaryDirectory() as scratch:
+            prepare_judged_turns(config, Path(scratch))
         return
+    directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
+    prepare_judged_turns(config, directory.path, keep=resume is not None)
+    turns = list(read_records(directory.path / "judged.train.jsonl", JudgedTurn))
     chosen = np.random.default_rng(config.training.seed).permutation(len(turns))
     chosen = chosen[: max(1, round(config.row_share * len(turns)))]
     photos = {face.file: face.data for face in read_faces(config.faces)}
