@@ -11,8 +11,10 @@ config = "nano/tokenizer.toml"   # beside the recipe
 [[stage]]
 name = "pretrain"
 config = "nano/pretrain.toml"
-set = ["steps=200"]
+set = ["steps=200", "tokenizer={output}/tokenizer"]
 ```
+
+In `set`, `{output}` and `{data_dir}` stand for the recipe's own, so that one `--set` moves all of it.
 
 A stage that is done is skipped when the recipe runs again, as long as its config is the same. A
 stage that was stopped half-way is resumed if its config names its run directory as `output`.
@@ -21,6 +23,7 @@ stage that was stopped half-way is resumed if its config names its run directory
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Self
 
@@ -42,7 +45,7 @@ class Step(FrozenModel):
     config: Path
     """Its TOML file; a relative path starts at the recipe's folder."""
     set: tuple[str, ...] = ()
-    """Keys to change, as with --set."""
+    """Keys to change, as with --set; `{output}` and `{data_dir}` are filled in."""
 
 
 class Config(FrozenModel):
@@ -91,10 +94,20 @@ def _plan(config: Config, number: int, step: Step) -> tuple[Step, StageModule, F
             f"stage {number}: unknown stage '{step.name}'; the stages are {', '.join(STAGES)}"
         )
     module = load_stage(step.name)
-    changes = list(step.set)
+    changes = [_filled(change, number, config) for change in step.set]
     if config.data_dir is not None and "data_dir" in module.Config.model_fields:
         changes.append(f"data_dir={json.dumps(str(config.data_dir))}")
     return step, module, load_toml(config.folder / step.config, module.Config, changes)
+
+
+def _filled(change: str, number: int, config: Config) -> str:
+    """Put the recipe's folders in their places."""
+    if "{data_dir}" in change and config.data_dir is None:
+        raise ConfigError(
+            f"stage {number}: {change!r} needs the recipe's data_dir, which is not set"
+        )
+    folders = {"{output}": str(config.output), "{data_dir}": str(config.data_dir)}
+    return re.sub(r"\{(?:output|data_dir)\}", lambda match: folders[match[0]], change)
 
 
 def _begun(settings: FrozenModel) -> Path | None:

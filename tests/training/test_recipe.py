@@ -121,6 +121,26 @@ def test_the_data_folder_is_handed_to_every_stage(bakery, bread):
     assert bakery.data_dirs == [Path("elsewhere")] * 2
 
 
+def test_its_own_folders_can_stand_in_the_changes_of_a_stage(bakery, bread):
+    text = bread.read_text(encoding="utf-8")
+    text = text.replace('"steps=2"', '"output={output}/of-{data_dir}", "steps=2"')
+    bread.write_text(f'data_dir = "flour"\n{text}', encoding="utf-8")
+
+    assert main(["run", str(bread), "--set", f"output={bread.parent / 'moved'}"]) == 0
+
+    assert bakery.calls == [("dough", False), ("of-flour", False)]
+    assert (bread.parent / "moved" / "of-flour" / "metrics.jsonl").exists()
+    assert (bread.parent / "moved" / "02-oven.done.json").exists()
+
+
+def test_a_recipe_without_a_data_folder_cannot_put_it_anywhere(bakery, bread, capsys):
+    text = bread.read_text(encoding="utf-8").replace('"steps=2"', '"steps={data_dir}"')
+    bread.write_text(text, encoding="utf-8")
+
+    assert main(["run", str(bread)]) == 2
+    assert "stage 2: 'steps={data_dir}' needs the recipe's data_dir" in capsys.readouterr().err
+
+
 def test_a_recipe_holds_no_recipe(bakery, bread):
     bread.write_text(bread.read_text(encoding="utf-8").replace('"dough"', '"run"'), "utf-8")
 
