@@ -397,6 +397,7 @@ def _attach(chat: ChatModel, folder: Path, name: str) -> None:
         if config.is_prompt_learning:
             raise ValueError(f"{config.peft_type} is not a LoRA adapter")
         config.inference_mode = True
+        config.base_model_name_or_path = None  # peft would look for it here, then on the hub
         weights = peft.load_peft_weights(str(folder), device="cpu")
         if adapted is None:
             with warnings.catch_warnings():

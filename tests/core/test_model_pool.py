@@ -122,6 +122,17 @@ def test_an_adapter_is_loaded_once(qwen_folder, adapter_folders):
     assert len(models[0]._chat.adapted.peft_config) == 1
 
 
+def test_the_base_that_an_adapter_names_is_not_looked_for(qwen_folder, adapter_folders, tmp_path):
+    folder = Path(shutil.copytree(adapter_folders[0], tmp_path / "adapter"))
+    edit_json(folder / "adapter_config.json", base_model_name_or_path="../base")
+    pool = ModelPool()
+
+    moved = load_transformers(str(qwen_folder), adapter=folder, pool=pool)  # warns if it looks
+    named = load_transformers(str(qwen_folder), adapter=adapter_folders[0], pool=pool)
+
+    assert written(moved) == written(named)
+
+
 def test_the_pool_of_the_process_is_one():
     assert model_pool.shared_pool() is model_pool.shared_pool()
 
