@@ -8,6 +8,7 @@ The results go to `assets/results`, from where README and cards take them.
 """
 
 import datetime
+import json
 import logging
 import threading
 from collections import Counter
@@ -52,6 +53,12 @@ class Config(FrozenModel):
     """Folder of the packed faces."""
     checkpoint: Path
     """The policy's checkpoint, for its perplexity."""
+    tower: Path | None = None
+    """`vision.json` of the vision stage; its numbers are taken over as they are."""
+    pretraining: Path | None = None
+    """`metrics.jsonl` of the pre-training run; its last validation loss is taken over."""
+    pretraining_tokens: int = 48 * 512
+    """On how many tokens that loss was taken: `validation_blocks` times `block_size`."""
     models: Path = Path("assets/models.toml")
     """The list of models."""
     policy: str = ""
@@ -93,6 +100,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         *perplexity_metrics(
             config.checkpoint, _drawn(samples, config.perplexity_turns, config.seed), photos
         ),
+        *training_metrics(config),
     ]
     title = f"{policy.name} on turns of ESConv's test split"
     source = "ESConv's workers (strategy, emotion); stage and emotion of single turns by rule"
@@ -161,6 +169,30 @@ def perplexity_metrics(
         _metric("Perplexity of whole turns", turn, unit="", note="reasoning text is rule-made"),
         _metric("Perplexity of replies", reply, unit="", note="after the corpus's own reasoning"),
     ]
+
+
+def training_metrics(config: Config) -> list[results.Metric]:
+    """Return what earlier stages measured on held-out data, read from their reports."""
+    metrics: list[results.Metric] = []
+    if config.tower is not None:
+        report = json.loads(config.tower.read_text(encoding="utf-8"))
+        n = int(report["validation_photos"])
+        accuracy = share(round(report["validation_accuracy"] * n), n)
+        metrics.append(
+            _metric("Image tower alone: expressions named rightly", accuracy, note="7 classes")
+        )
+    if config.pretraining is not None:
+        rows = config.pretraining.read_text(encoding="utf-8").splitlines()
+        losses = [row for row in map(json.loads, rows) if "validation_loss" in row]
+        metrics.append(
+            results.Metric(
+                name="Loss after pre-training, nats a token",
+                value=losses[-1]["validation_loss"],
+                n=config.pretraining_tokens,
+                note="tokens of ESConv's validation dialogues",
+            )
+        )
+    return metrics
 
 
 def judge_metrics(
