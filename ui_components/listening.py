@@ -13,6 +13,7 @@ from compeer_core.errors import ConfigError
 
 UPLOADS = "uploads-"
 LEFT_OVER_SECONDS = 24 * 3600.0
+LAST_PORT = 65535
 
 
 def listen(host: str, port: int, tries: int = 1) -> socket.socket:
@@ -24,10 +25,12 @@ def listen(host: str, port: int, tries: int = 1) -> socket.socket:
         tries: How many ports from there on may be tried while they are taken.
 
     Raises:
-        ConfigError: None of them could be had.
+        ConfigError: None of them could be had, or it is no port.
     """
+    if not 0 <= port <= LAST_PORT:
+        raise ConfigError(f"a port is a number from 0 to {LAST_PORT}, got {port}")
     error: OSError | None = None
-    for candidate in range(port, min(port + tries, 65536)):
+    for candidate in range(port, min(port + tries, LAST_PORT + 1)):
         try:
             return _bound(host, candidate)
         except OSError as failure:

@@ -30,9 +30,11 @@ def run(*flags: object) -> int:
         (["--policy", "hff:x"], "unknown source 'hff:'"),
         (["--policy", "openai:http://localhost:1/v1"], "name of the model is missing"),
         (["--reward", "nobody"], "unknown model 'nobody'"),
+        (["--port", "99999"], "a port is a number from 0 to 65535, got 99999"),
+        (["--port", "-1"], "a port is a number from 0 to 65535, got -1"),
     ],
 )
-def test_a_wrong_model_is_one_sentence_and_exit_code_2(models, capsys, flags, sentence):
+def test_a_wrong_model_or_port_is_one_sentence_and_exit_code_2(models, capsys, flags, sentence):
     assert run("--models", models, *flags) == 2
 
     written = capsys.readouterr().err
