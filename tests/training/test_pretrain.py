@@ -220,9 +220,14 @@ def test_a_second_ctrl_c_is_not_held_back(config, monkeypatch):
         ask_to_stop()
 
     at_pass(2, monkeypatch, twice)
+    # A shell starts what runs in the background with Ctrl-C ignored, and tests inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    with pytest.raises(KeyboardInterrupt):
-        pretrain.run(config)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pretrain.run(config)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_resumed_run_may_be_longer_and_no_different_otherwise(config):
