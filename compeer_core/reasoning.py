@@ -87,8 +87,9 @@ LABELS: Mapping[Part, tuple[str, ...]] = MappingProxyType(
 
 _ORDER = {part: position for position, part in enumerate(Part)}
 _TAG = re.compile(r"<(/?)(history|emotion|strategy|reply)>")
-_TAGS = tuple(tag for part in Part for tag in (part.opening, part.closing))
-_LONGEST_TAG = max(map(len, _TAGS))
+TAGS = tuple(tag for part in Part for tag in (part.opening, part.closing))
+"""Opening and closing tag of each part, in the order of a turn."""
+_LONGEST_TAG = max(map(len, TAGS))
 _COLON = re.compile("[:：]")
 
 
@@ -721,6 +722,6 @@ def _may_become_label(line: str, names: Iterable[str]) -> bool:
 def _start_of_partial_tag(text: str, position: int) -> int:
     """Return where an end of the text begins that may become a tag, or the text's length."""
     for start in range(max(position, len(text) - _LONGEST_TAG + 1), len(text)):
-        if any(tag.startswith(text[start:]) for tag in _TAGS):
+        if any(tag.startswith(text[start:]) for tag in TAGS):
             return start
     return len(text)

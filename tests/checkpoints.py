@@ -29,37 +29,13 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from compeer_core.reasoning import TAGS
+from training.nano.tokenizer import CHAT_TEMPLATE as CHATML
+from training.nano.tokenizer import SPECIAL_TOKENS as QWEN_SPECIAL
+from training.nano.tokenizer import VERDICT_WORDS
 
-TAGS = tuple(
-    f"<{slash}{part}>"
-    for part in ("history", "emotion", "strategy", "reply")
-    for slash in ("", "/")
-)
-VERDICT_WORDS = ("True", "False", "First", "Second", "Both", "Neither")
-QWEN_SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
 LLAVA_SPECIAL = ("<s>", "</s>", "<pad>", "<image>")
 
-CHATML = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\n' -}}"
-    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
-    "{%- for block in message['content'] -%}"
-    "{%- if block['type'] == 'image' -%}"
-    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
-    "{%- else -%}{{- block['text'] -}}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}"
-    "{{- '<|im_end|>\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
 VICUNA = (
     "{{- '<s>' -}}"
     "{%- for message in messages -%}"

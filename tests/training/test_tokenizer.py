@@ -5,8 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import Part, read
-from compeer_core.unifireward import PREFERENCES, VERDICTS
+from compeer_core.reasoning import read
 from training.nano import tokenizer as stage
 from training.nano.corpus import Source, SourceKind
 from training.nano.tokenizer import (
@@ -32,11 +31,6 @@ texts = st.text() | st.lists(
 
 def ids(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def test_tags_and_verdict_words_are_those_of_the_core():
-    assert set(TAGS) == {tag for part in Part for tag in (part.opening, part.closing)}
-    assert VERDICT_WORDS == VERDICTS + PREFERENCES
 
 
 @pytest.mark.parametrize("word", ONE_TOKEN)

@@ -14,16 +14,12 @@ from transformers import PreTrainedTokenizerFast
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from compeer_core.reasoning import TAGS
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from compeer_core.unifireward import PREFERENCES, VERDICTS
 from training.nano.corpus import Source, mixed_documents
 
-TAGS = tuple(
-    f"<{slash}{part}>"
-    for part in ("history", "emotion", "strategy", "reply")
-    for slash in ("", "/")
-)
-"""Opening and closing tag of each part of a turn."""
-VERDICT_WORDS = ("True", "False", "First", "Second", "Both", "Neither")
+VERDICT_WORDS = (*VERDICTS, *PREFERENCES)
 """The words a judge answers with, each one token."""
 SPECIAL_TOKENS = (
     "<|endoftext|>",

@@ -27,11 +27,9 @@ from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.backends.transformers_.track import Encoded, Track
 from compeer_core.errors import BackendError, ImageError, InputError
 from compeer_core.images import Image
-from compeer_core.reasoning import Part
+from compeer_core.reasoning import TAGS
 
 logger = logging.getLogger(__name__)
-
-TAGS = frozenset(tag for part in Part for tag in (part.opening, part.closing))
 
 
 class ChatModel:
