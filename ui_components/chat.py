@@ -1,8 +1,8 @@
 """What a visitor can do: the box for a message, and the handlers behind every button.
 
-A handler changes the session in
-the store and yields what the screen shows now. While a reply is on its way, the handler that began
-it (or that of a page that was reloaded) watches the store and yields at most `UPDATES_PER_SECOND`.
+A handler changes the session in the store and yields what the screen shows now. While a reply is
+on its way, the handler that began it (or that of a page that was reloaded) watches the store and
+yields at most `UPDATES_PER_SECOND`.
 """
 
 import asyncio
@@ -23,9 +23,7 @@ from compeer_core.errors import ImageError, InputError
 from compeer_core.images import Image, read_image
 from compeer_core.safety import find_risk
 from ui_components.conversation import conversation_html
-from ui_components.inspector import (
-    inspector_html,
-)
+from ui_components.inspector import inspector_html
 from ui_components.services import Services
 from ui_components.session import MAX_TURNS, UNDO_SECONDS, Session, SessionKey, Turn, Undo
 from ui_components.templating import render
