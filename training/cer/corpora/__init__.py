@@ -1,0 +1,47 @@
+"""Public corpora, each read in its own layout into `training.cer.records.SourceDialogue`.
+
+A loader takes the path of one file (plain or `.gz`; for some a folder or a tar archive), a
+`Dropped` that counts what is left out, and the name of the split that the file holds. It yields in
+constant memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from training.cer.corpora import chinese, esconv, escot, mesc
+from training.cer.records import Dropped, SourceDialogue
+
+
+class Loader(Protocol):
+    """Reads one file of a corpus."""
+
+    def __call__(
+        self, path: Path, dropped: Dropped, split: str | None = None
+    ) -> Iterator[SourceDialogue]:
+        """Yield its dialogues.
+
+        Raises:
+            ConfigError: The file is missing or damaged as a whole.
+        """
+        ...
+
+
+LOADERS: Mapping[str, Loader] = MappingProxyType(
+    {
+        "esconv": esconv.load_lines,
+        "esconv_original": esconv.load_original,
+        "esconv_multiesc": esconv.load_multiesc,
+        "esconv_windows": esconv.load_windows,
+        "escot": escot.load,
+        "escot_chain": escot.load_chain,
+        "mesc_csv": mesc.load_csv,
+        "mesc_json": mesc.load_json,
+        "smile": chinese.load_smile,
+        "cpsycoun_d": chinese.load_cpsycoun_d,
+        "cpsycoun_e": chinese.load_cpsycoun_e,
+        "soulchat": chinese.load_soulchat,
+    }
+)
+"""By the name that a configuration gives a layout of a corpus."""

@@ -1,0 +1,109 @@
+"""MESC (Chu et al. 2024, https://arxiv.org/abs/2408.03650): scenes of therapy from a TV series.
+
+The CSV has clean text and times, an emotion for each utterance and a strategy for each of the
+therapist's. The JSON files have in addition the problem and the situation, and behind nearly every
+text what a video model wrote about the picture; that caption is split off into its own field. A
+scene has the same `source_id` in both.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from compeer_core.dialogue import Speaker
+from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.reading import (
+    Row,
+    converted,
+    csv_rows,
+    json_array,
+    labels_of,
+    opening_key,
+)
+from training.cer.records import Dropped, SourceDialogue
+
+_COLUMNS = ("Utterance", "Speaker", "Emotion", "Strategy", "Dialogue_ID")
+_PLACE = ("Season", "Episode", "StartTime", "EndTime")
+_SPEAKERS = {
+    **dict.fromkeys(("Client", "user"), Speaker.SEEKER),
+    **dict.fromkeys(("Therapist", "sys"), Speaker.SUPPORTER),
+}
+_KEY_LETTERS = 200
+"""Scenes are cut from longer talks and open alike: 60 letters would not tell all of them apart."""
+
+# How the captions of the public files begin; compared with the clean texts of the CSV, this splits
+# every utterance of both files where it should.
+_CAPTION = re.compile(
+    r"\s*\bThe (?:emotion(?:al)? state of the speaker\b|speaker(?:'s (?:emotion|facial)"
+    r"| (?:seems|appears|is|in the|looks|does|has|could|may|cannot)\b)).*",
+    re.DOTALL,
+)
+
+
+def _builder(path: Path, dropped: Dropped, split: str | None) -> Builder:
+    licence = "none stated; text of a TV series"
+    return Builder("mesc", "en", licence, path, dropped, split, vocabulary="mesc")
+
+
+def load_csv(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
+    """Yield the scenes of MESC.csv, which holds all splits."""
+    builder = _builder(path, dropped, split)
+    rows = csv_rows(path, dropped, _COLUMNS)
+    scenes = (
+        Row(list(scene), number)
+        for number, scene in groupby(rows, lambda row: row.value["Dialogue_ID"])
+    )
+
+    def convert(scene: Row) -> SourceDialogue | None:
+        said = [
+            Said(
+                _SPEAKERS[row.value["Speaker"]],
+                row.value["Utterance"],
+                strategy="" if row.value["Strategy"] == "undefined" else row.value["Strategy"],
+                emotion=row.value["Emotion"],
+                labels=labels_of(row.value, _PLACE),
+            )
+            for row in scene.value
+        ]
+        return builder.dialogue(
+            scene.where,
+            id=f"mesc/csv/{scene.where}",
+            source_id=opening_key((each.text for each in said), _KEY_LETTERS),
+            said=said,
+            labels={"Dialogue_ID": str(scene.where)},
+        )
+
+    return converted(scenes, convert, path, dropped)
+
+
+def load_json(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
+    """Yield the scenes of one split, captions apart from what is said."""
+    builder = _builder(path, dropped, split)
+
+    def convert(row: Row) -> SourceDialogue | None:
+        record: dict[str, Any] = row.value
+        said = [_said(entry) for entry in record["dialog"]]
+        return builder.dialogue(
+            row.where,
+            id=f"mesc/json/{split or 'all'}/{row.where}",
+            source_id=opening_key((each.text for each in said), _KEY_LETTERS),
+            said=said,
+            problem=" ".join(record["problem_type"].lower().split()),
+            situation=record["situation"].strip(),
+        )
+
+    return converted(json_array(path, dropped), convert, path, dropped)
+
+
+def _said(entry: dict[str, Any]) -> Said:
+    text: str = entry["text"]
+    caption = _CAPTION.search(text)
+    return Said(
+        _SPEAKERS[entry["speaker"]],
+        text[: caption.start()] if caption else text,
+        strategy=entry.get("strategy", ""),
+        emotion=entry["emotion"],
+        caption=caption.group().strip() if caption else None,
+    )
