@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from training.cer.corpora import chinese, esconv, escot, mesc
+from training.cer.corpora import answers, chinese, esconv, escot, everyday, mesc
 from training.cer.records import Dropped, SourceDialogue
 
 
@@ -42,6 +42,14 @@ LOADERS: Mapping[str, Loader] = MappingProxyType(
         "cpsycoun_d": chinese.load_cpsycoun_d,
         "cpsycoun_e": chinese.load_cpsycoun_e,
         "soulchat": chinese.load_soulchat,
+        "dailydialog": everyday.load_dailydialog,
+        "annomi": everyday.load_annomi,
+        "avamerg": everyday.load_avamerg,
+        "epitome": answers.load_epitome,
+        "counselchat": answers.load_counselchat,
+        "ed_pairs": answers.load_ed_pairs,
+        "pair": answers.load_pair,
+        "empathy_ratings": answers.load_empathy_ratings,
     }
 )
 """By the name that a configuration gives a layout of a corpus."""

@@ -104,6 +104,7 @@ def _after_space(text: str, at: int) -> int:
 def csv_rows(path: Path, dropped: Dropped, columns: Iterable[str]) -> Iterator[Row]:
     """Yield the rows of a CSV with a header, which must have these columns; others are kept too."""
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        csv.field_size_limit(_LARGEST_RECORD)  # pictures within HTML exceed the default
         reader = csv.DictReader(text, strict=True)
         missing = set(columns) - set(reader.fieldnames or ())
         if missing:

@@ -1,0 +1,191 @@
+"""Everyday talk, interviews and judged answers: their layouts, and their public files."""
+
+import csv
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from compeer_core.taxonomy import Emotion
+from training.cer.corpora import LOADERS
+from training.cer.records import Dropped, Reason, SourceDialogue
+
+
+def load(name: str, path: Path, split: str | None = None) -> tuple[list[SourceDialogue], Dropped]:
+    dropped = Dropped()
+    return list(LOADERS[name](path, dropped, split)), dropped
+
+
+def write_csv(path: Path, *rows: Sequence[object]) -> Path:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def write_json(path: Path, value: object) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def daily(number: int, split: str) -> dict[str, object]:
+    turns = [
+        {"speaker": "user", "utterance": "Rain again!", "emotion": "surprise"},
+        {"speaker": "system", "utterance": "I love it.", "emotion": "happiness"},
+    ]
+    return {
+        "data_split": split,
+        "dialogue_id": f"dailydialog-{split}-{number}",
+        "original_id": f"{split}-{number}",
+        "domains": ["Weather"],
+        "turns": turns,
+    }
+
+
+def test_dailydialog_names_its_splits_and_keeps_surprise_as_a_label(tmp_path):
+    path = write_json(tmp_path / "d.json", [daily(0, "train"), daily(0, "validation")])
+
+    both, dropped = load("dailydialog", path)
+    (valid,), _ = load("dailydialog", path, "valid")
+
+    assert [dialogue.split for dialogue in both] == ["train", "valid"]
+    assert valid == both[1]
+    assert [said.emotion for said in valid.utterances] == [None, Emotion.JOY]
+    assert valid.utterances[0].labels == {"emotion": "surprise"}
+    assert dropped.reasons == {Reason.UNKNOWN_EMOTION: 2}
+
+
+ANNOMI = (
+    *("mi_quality", "transcript_id", "video_title", "topic", "utterance_id", "interlocutor"),
+    *("utterance_text", "annotator_id", "main_therapist_behaviour", "client_talk_type"),
+)
+
+
+def test_annomi_keeps_a_text_once_with_the_first_annotators_label(tmp_path):
+    path = write_csv(
+        tmp_path / "full.csv.gz",
+        ANNOMI,
+        ("low", 0, "A talk", "walking ", 0, "therapist", "Do you walk?", 1, "question", "n/a"),
+        ("low", 0, "A talk", "walking ", 0, "therapist", "Do you walk?", 2, "other", "n/a"),
+        ("low", 0, "A talk", "walking ", 1, "client", "I may.", 1, "n/a", "change"),
+    )
+
+    (interview,), dropped = load("annomi", path)
+
+    assert [said.text for said in interview.utterances] == ["Do you walk?", "I may."]
+    assert interview.utterances[0].labels == {"main_therapist_behaviour": "question"}
+    assert interview.labels == {"mi_quality": "low", "topic": "walking", "video_title": "A talk"}
+    assert dropped.reasons == {Reason.REPEATED: 1}
+
+
+def test_avamerg_is_read_by_its_published_layout(tmp_path):
+    context = [{"role": "speaker", "utterance": "I won!"}]
+    longer = [
+        *context,
+        {"role": "listener", "utterance": "What?"},
+        {"role": "speaker", "utterance": "Chess."},
+    ]
+    turns = [{"context": context, "response": "What?"}, {"context": longer, "response": "Great!"}]
+
+    (dialogue,), _ = load(
+        "avamerg",
+        write_json(
+            tmp_path / "a.json", [{"conversation_id": "7", "topic": "chess", "turns": turns}]
+        ),
+    )
+
+    assert [said.text for said in dialogue.utterances] == ["I won!", "What?", "Chess.", "Great!"]
+    assert dialogue.utterances[3].speaker is Speaker.SUPPORTER
+
+
+def test_epitome_has_a_level_for_each_answer(tmp_path):
+    path = write_csv(
+        tmp_path / "e.csv",
+        ("sp_id", "rp_id", "seeker_post", "response_post", "level", "rationales"),
+        ("s1", "r1", "I am lost.", "So was I.", "2", "So was I|"),
+        ("s1", "r2", "I am lost.", "Okay.", "0", ""),
+        ("s2", "r3", "I am lost.", "Okay.", "high", ""),
+    )
+
+    (first, second), dropped = load("epitome", path)
+
+    assert first.labels == {"rp_id": "r1", "level": "2", "rationales": "So was I"}
+    assert first.source_id == second.source_id
+    assert dropped.reasons == {Reason.ANOTHER_LAYOUT: 1}
+
+
+def test_counselchat_loses_its_html_and_knows_a_question_in_both_files(tmp_path):
+    old = write_csv(
+        tmp_path / "old.csv",
+        ("questionID", "questionTitle", "questionText", "answerText", "upvotes", "topic", "split"),
+        (0, "How do I sleep?", "I lie awake.", "Rest.", 3, "Sleep ", "val"),
+        (0, "How do I sleep?", "I lie awake.", " ", 3, "Sleep ", "val"),
+    )
+    new = write_csv(
+        tmp_path / "new.csv",
+        ("questionID", "questionTitle", "questionText", "answerText", "upvotes", "topics"),
+        ("a1", "How do I sleep? ", "", "<p>Rest&nbsp;well.</p><p>Walk &#38; read.</p>", 1, "Sleep"),
+    )
+
+    (a,), dropped = load("counselchat", old)
+    (b,), _ = load("counselchat", new, "test")
+
+    assert (a.split, b.split) == ("valid", "test")
+    assert a.source_id == b.source_id
+    assert (a.problem, a.labels) == ("sleep", {"upvotes": "3"})
+    assert [said.text for said in b.utterances] == ["How do I sleep?", "Rest well.\nWalk & read."]
+    assert dropped.reasons == {Reason.NO_PARTNER: 1}
+
+
+def test_pairs_share_the_source_of_their_growing_context(tmp_path):
+    start = "My old car broke down on the way to the coast last week."
+    path = write_csv(
+        tmp_path / "pairs.csv",
+        ("0", f"{start}<|endoftext|>", "Oh no!<|endoftext|>"),
+        ("1", f"{start} It was hot.<|endoftext|>", "i like cars . <|endoftext|>"),
+        ("0", "short"),
+    )
+
+    (good, bad), dropped = load("ed_pairs", path)
+
+    assert good.source_id == bad.source_id
+    assert [said.text for said in bad.utterances] == [f"{start} It was hot.", "i like cars ."]
+    assert (good.labels, bad.labels) == ({"label": "0"}, {"label": "1"})
+    assert dropped.reasons == {Reason.ANOTHER_LAYOUT: 1}
+
+
+def test_a_csv_without_the_columns_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"p\.csv: no column hq2, lq1"):
+        load("pair", write_csv(tmp_path / "p.csv", ("prompt", "hq1")))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "dialogues", "utterances"),
+    [
+        ("dailydialog", "dailydialog/data/dialogues.json.gz", 12_918, 101_424),
+        ("annomi", "annomi/AnnoMI-simple.csv.gz", 120, 8_366),
+        ("annomi", "annomi/AnnoMI-full.csv.gz", 120, 8_366),
+        ("epitome", "epitome/explorations-reddit.csv.gz", 2_744, 5_488),
+        ("counselchat", "counselchat/20200325_counsel_chat.csv.gz", 2_116, 4_232),
+        # 7 of the 1,471 questions have no answer
+        ("counselchat", "counselchat/counselchat-data.csv.gz", 1_464, 2_928),
+        ("ed_pairs", "ed_response_pairs/valid_user_system_conv.csv.gz", 2 * 5_632, 4 * 5_632),
+        ("ed_pairs", "ed_response_pairs/test_user_system_conv.csv.gz", 2 * 3_780, 4 * 3_780),
+        ("pair", "pair/pair_data.csv", 255 * 8, 255 * 16),
+        ("empathy_ratings", "empathy_ratings/dataset_and_ratings.csv.gz", 4_800, 9_600),
+    ],
+)
+def test_the_public_files_are_read_whole(corpora, name, file, dialogues, utterances):
+    read, dropped = load(name, corpora / file)
+
+    assert len(read) == dialogues == len({dialogue.id for dialogue in read})
+    assert sum(len(dialogue.utterances) for dialogue in read) == utterances
+    assert set(dropped.reasons) <= {
+        Reason.UNKNOWN_EMOTION,
+        Reason.REPEATED,
+        Reason.NO_PARTNER,
+    }

@@ -1,0 +1,119 @@
+"""Dialogues that are not emotional support as such: everyday talk and motivational interviews.
+
+- DailyDialog (Li et al. 2017, https://arxiv.org/abs/1710.03957) in ConvLab's unified format, one
+  array. Neither side seeks help; who speaks first is taken for the seeker.
+- AnnoMI (Wu et al. 2022, https://github.com/uccollab/AnnoMI): transcribed counselling, good and bad.
+  The full file repeats a row for each annotator: the text is kept once, with the first
+  annotator's labels.
+- AvaMERG (Zhang et al. 2025, https://arxiv.org/abs/2502.04976): empathetic dialogues with avatars.
+  No file was at hand: this follows the published description (one array; `conversation_id`,
+  `topic`, `turns`, each with `context`, whose entries have `role` and `utterance`, and `response`) and
+  was tried on made-up text only.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from compeer_core.dialogue import Speaker
+from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.reading import Row, converted, csv_rows, json_array, labels_of
+from training.cer.records import Dropped, Reason, SourceDialogue
+
+_SPEAKERS = {
+    **dict.fromkeys(("user", "client", "speaker"), Speaker.SEEKER),
+    **dict.fromkeys(("system", "therapist", "listener"), Speaker.SUPPORTER),
+}
+_DAILYDIALOG_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+_INTERVIEW = ("mi_quality", "topic", "video_title")
+_BEHAVIOUR = ("main_therapist_behaviour", "client_talk_type")
+
+
+def load_dailydialog(
+    path: Path, dropped: Dropped, split: str | None = None
+) -> Iterator[SourceDialogue]:
+    """Yield the dialogues of all splits, or of one; each record names its own."""
+    licence = "CC BY-NC-SA 4.0"
+    builders = {
+        theirs: Builder("dailydialog", "en", licence, path, dropped, ours, vocabulary="dailydialog")
+        for theirs, ours in _DAILYDIALOG_SPLITS.items()
+    }
+
+    def convert(row: Row) -> SourceDialogue | None:
+        record: dict[str, Any] = row.value
+        builder = builders[record["data_split"]]
+        if split not in {None, builder.split}:
+            return None
+        said = [
+            Said(_SPEAKERS[turn["speaker"]], turn["utterance"], emotion=turn["emotion"])
+            for turn in record["turns"]
+        ]
+        return builder.dialogue(
+            row.where,
+            id=record["dialogue_id"],
+            source_id=record["original_id"],
+            said=said,
+            labels={"topic": "; ".join(record["domains"])},
+        )
+
+    return converted(json_array(path, dropped), convert, path, dropped)
+
+
+def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
+    """Yield the interviews of the simple or the full file."""
+    builder = Builder("annomi", "en", "none stated, publicly available", path, dropped, split)
+    columns = ("transcript_id", "utterance_id", "interlocutor", "utterance_text", *_INTERVIEW)
+    rows = csv_rows(path, dropped, (*columns, *_BEHAVIOUR))
+    interviews = (
+        Row(list(interview), number)
+        for number, interview in groupby(rows, lambda row: row.value["transcript_id"])
+    )
+
+    def convert(interview: Row) -> SourceDialogue | None:
+        once: dict[str, Row] = {}
+        for row in interview.value:
+            if once.setdefault(row.value["utterance_id"], row) is not row:
+                dropped.add(Reason.REPEATED, path, row.where, "another annotator")
+        said = [
+            Said(
+                _SPEAKERS[row.value["interlocutor"]],
+                row.value["utterance_text"],
+                labels={
+                    name: label
+                    for name, label in labels_of(row.value, _BEHAVIOUR).items()
+                    if label != "n/a"
+                },
+            )
+            for row in once.values()
+        ]
+        return builder.dialogue(
+            interview.where,
+            id=f"annomi/{interview.where}",
+            source_id=str(interview.where),
+            said=said,
+            labels=labels_of(interview.value[0].value, _INTERVIEW),
+        )
+
+    return converted(interviews, convert, path, dropped)
+
+
+def load_avamerg(
+    path: Path, dropped: Dropped, split: str | None = None
+) -> Iterator[SourceDialogue]:
+    """Yield the dialogues; of the growing contexts the last, which has them all, is read."""
+    builder = Builder("avamerg", "en", "see the authors' page", path, dropped, split)
+
+    def convert(row: Row) -> SourceDialogue | None:
+        record: dict[str, Any] = row.value
+        last = record["turns"][-1]
+        said = [Said(_SPEAKERS[turn["role"]], turn["utterance"]) for turn in last["context"]]
+        return builder.dialogue(
+            row.where,
+            id=f"avamerg/{record['conversation_id']}",
+            source_id=str(record["conversation_id"]),
+            said=[*said, Said(Speaker.SUPPORTER, last["response"])],
+            labels=labels_of(record, ["topic"]),
+        )
+
+    return converted(json_array(path, dropped), convert, path, dropped)
