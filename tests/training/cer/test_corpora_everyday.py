@@ -83,13 +83,16 @@ def test_annomi_keeps_a_text_once_with_the_first_annotators_label(tmp_path):
 
 
 def test_avamerg_is_read_by_its_published_layout(tmp_path):
-    context = [{"role": "speaker", "utterance": "I won!"}]
+    context = [{"role": "Speaker", "utterance": "I won!"}]
     longer = [
         *context,
         {"role": "listener", "utterance": "What?"},
         {"role": "speaker", "utterance": "Chess."},
     ]
-    turns = [{"context": context, "response": "What?"}, {"context": longer, "response": "Great!"}]
+    turns = [
+        {"dialogue_history": context, "response": "What?"},
+        {"dialogue_history": longer, "response": "Great!"},
+    ]
 
     (dialogue,), _ = load(
         "avamerg",

@@ -6,8 +6,8 @@
   The full file repeats a row for each annotator: the text is kept once, with the first
   annotator's labels.
 - AvaMERG (Zhang et al. 2025, https://arxiv.org/abs/2502.04976): empathetic dialogues with avatars.
-  No file was at hand: this follows the published description (one array; `conversation_id`,
-  `topic`, `turns`, each with `context`, whose entries have `role` and `utterance`, and `response`) and
+  No file was at hand: this follows programs that read it (one array; `conversation_id`, `topic` and
+  `turns`, each with a `dialogue_history` of `index`, `role` and `utterance`, and a `response`), and
   was tried on made-up text only.
 """
 
@@ -101,13 +101,16 @@ def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Itera
 def load_avamerg(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield the dialogues; of the growing contexts the last, which has them all, is read."""
+    """Yield the dialogues; of the growing histories the last, which holds the others, is read."""
     builder = Builder("avamerg", "en", "see the authors' page", path, dropped, split)
 
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
         last = record["turns"][-1]
-        said = [Said(_SPEAKERS[turn["role"]], turn["utterance"]) for turn in last["context"]]
+        said = [
+            Said(_SPEAKERS[turn["role"].lower()], turn["utterance"])
+            for turn in last["dialogue_history"]
+        ]
         return builder.dialogue(
             row.where,
             id=f"avamerg/{record['conversation_id']}",
