@@ -5,7 +5,7 @@
 - CPsyCoun (Zhang et al. 2024, https://arxiv.org/abs/2405.16433): CPsyCounD, one text file per
   dialogue, and CPsyCounE, one JSON list of strings per dialogue in a folder for each topic.
 - SoulChat (Chen et al. 2023, https://arxiv.org/abs/2311.00273): one array of objects with `id`,
-  `topic` and `messages` of `role` user or assistant and `content`, as its authors publish it.
+  `topic` and `messages` of `role` user or assistant and `content`.
   No file was at hand: the layout is as it is remembered, to be checked against a real file.
 
 SMILE and CPsyCoun are read from a folder or from a tar archive.
