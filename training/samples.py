@@ -4,10 +4,11 @@ A row is one supporter turn with everything before it. Photos are named, not sto
 lead into the packed folder of faces.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 
 from compeer_core.config import FrozenModel
@@ -111,3 +112,9 @@ def read_records(path: Path, kind: type[Record]) -> Iterator[Record]:
                 raise ConfigError(
                     f"{path}, line {number}: no {kind.__name__}: {problem}"
                 ) from error
+
+
+def drawn(records: Sequence[Record], count: int, seed: int) -> list[Record]:
+    """Return `count` of the records without repetition, or all if there are fewer, in their order."""
+    order = np.random.default_rng(seed).permutation(len(records))[:count]
+    return [records[index] for index in sorted(order.tolist())]

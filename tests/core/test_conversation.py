@@ -25,7 +25,6 @@ from compeer_core.conversation import (
     TurnRecord,
     take_turn,
 )
-from compeer_core.dialogue import Dialogue
 from compeer_core.errors import BackendError, InputError
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Part, PartFinished, PartStarted, TurnFinished, read
@@ -37,14 +36,8 @@ from compeer_core.unifireward import (
     StepVerdict,
     Unscorable,
 )
+from tests.core.example import DIALOGUE, TEXT
 
-TEXT = (
-    "<history>Work is too much.\nStage: Exploration</history>\n"
-    "<emotion>Worn out.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
-    "<strategy>Ask first.\nStrategy: Question</strategy>\n"
-    "<reply>What happened today?</reply>"
-)
-DIALOGUE = Dialogue.from_messages([{"role": "user", "content": "I cannot go on like this."}])
 KIND_JUDGE = Judge("kind", ScriptedScorer(["True", "First"]))
 
 

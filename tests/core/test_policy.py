@@ -23,14 +23,8 @@ from compeer_core.reasoning import (
     coalesce,
     read,
 )
+from tests.core.example import DIALOGUE, TEXT
 
-TEXT = (
-    "<history>Work is too much.\nStage: Exploration</history>\n"
-    "<emotion>Worn out.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
-    "<strategy>Ask first.\nStrategy: Question</strategy>\n"
-    "<reply>What happened today?</reply>"
-)
-DIALOGUE = Dialogue.from_messages([{"role": "user", "content": "I cannot go on like this."}])
 FORCED = "Reflection of Feelings"
 
 

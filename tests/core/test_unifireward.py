@@ -25,14 +25,8 @@ from compeer_core.unifireward import (
     StepVerdict,
     Unscorable,
 )
+from tests.core.example import DIALOGUE, TEXT
 
-TEXT = (
-    "<history>Work is too much.\nStage: Exploration</history>\n"
-    "<emotion>Worn out.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
-    "<strategy>Ask first.\nStrategy: Question</strategy>\n"
-    "<reply>What happened today?</reply>"
-)
-DIALOGUE = Dialogue.from_messages([{"role": "user", "content": "I cannot go on like this."}])
 FIRST = {"First": 0.5, "Second": 0.25, "Both": 0.125, "Neither": 0.125}
 
 

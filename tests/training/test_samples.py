@@ -6,7 +6,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
 from tests.training.corpora_fixture import jpeg
-from training.samples import JudgedTurn, Sample, SampleUtterance, read_records, write_records
+from training.samples import JudgedTurn, Sample, SampleUtterance, drawn, read_records, write_records
 
 SAMPLE = Sample(
     id="esconv/train/0#2",
@@ -74,3 +74,14 @@ def test_a_row_of_another_kind_is_named_with_its_line(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="an earlier stage writes it"):
         list(read_records(tmp_path / "rows.jsonl", Sample))
+
+
+def test_records_are_drawn_once_each_in_their_order_and_again_the_same():
+    records = list(range(20))
+
+    chosen = drawn(records, 7, seed=3)
+
+    assert len({*chosen}) == 7
+    assert chosen == sorted(chosen)
+    assert chosen == drawn(records, 7, seed=3) != drawn(records, 7, seed=4)
+    assert drawn(records, 50, seed=3) == records

@@ -37,6 +37,12 @@ GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
+FIRST_TURN = "in process, a first message without a picture; long dialogues take longer"
+NOTHING_LEFT = (
+    "the steps are judged while the turn is written, and a reply without a reference is not"
+)
+
+
 class Config(FrozenModel):
     """What is measured, and how often."""
 
@@ -160,7 +166,7 @@ def _from_inside(config: Config, policy: Policy, judge: Judge | None) -> list[re
     records = timed_turns(policy, judge, config.messages, config.turns, config.seed)
     first = [r.first_token_seconds for r in records if r.first_token_seconds is not None]
     metrics = [
-        summarise("First token after Send", first, "s"),
+        summarise("First token after Send", first, "s", FIRST_TURN),
         summarise(
             "Speed of a whole turn",
             [tokens_per_second(r) for r in records],
@@ -170,7 +176,9 @@ def _from_inside(config: Config, policy: Policy, judge: Judge | None) -> list[re
     ]
     if judge is not None:
         scoring = [r.scoring_seconds for r in records]
-        metrics.append(summarise("All scores after the reply's last token", scoring, "s"))
+        metrics.append(
+            summarise("All scores after the reply's last token", scoring, "s", NOTHING_LEFT)
+        )
         alone = timed_turns(policy, None, config.messages, config.turns, config.seed)
         speeds = [tokens_per_second(r) for r in alone]
         metrics.append(summarise("Speed of a turn without a judge", speeds, "tokens/s"))

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.policy import Controls, Policy
@@ -37,7 +35,7 @@ from training.evaluation.metrics import (
 )
 from training.faces import read_faces
 from training.run_directory import versions
-from training.samples import JudgedTurn, Record, Sample, read_records
+from training.samples import JudgedTurn, Sample, drawn, read_records
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +94,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if dry_run:
         return
     metrics = [
-        *policy_metrics(policy, _drawn(samples, config.turns, config.seed), photos, config),
+        *policy_metrics(policy, drawn(samples, config.turns, config.seed), photos, config),
         *perplexity_metrics(
-            config.checkpoint, _drawn(samples, config.perplexity_turns, config.seed), photos
+            config.checkpoint, drawn(samples, config.perplexity_turns, config.seed), photos
         ),
         *training_metrics(config),
     ]
@@ -107,7 +105,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _save(config, config.policy_result, title, policy.name, metrics, source)
     if config.judged is not None and judge is not None:
         judged = list(read_records(config.judged, JudgedTurn))
-        metrics = judge_metrics(judge, _drawn(judged, config.judged_turns, config.seed), photos)
+        metrics = judge_metrics(judge, drawn(judged, config.judged_turns, config.seed), photos)
         title = f"{judge.name} on held-out turns with rule-made mistakes"
         source = "rules of training/reward_model/dataset.py, no person"
         _save(config, config.judge_result, title, judge.name, metrics, source)
@@ -286,8 +284,3 @@ def _write_transcript(path: Path, samples: Sequence[Sample], readings: Sequence[
             file.write(f"## {sample.id}\n\nSeeker: {last.text}\n")
             file.write(f"Photo: {last.face}\n" if last.face else "")
             file.write(f"\nModel:\n{reading.raw}\n\nCorpus:\n{sample.completion}\n\n")
-
-
-def _drawn(rows: Sequence[Record], count: int, seed: int) -> list[Record]:
-    order = np.random.default_rng(seed).permutation(len(rows))[:count]
-    return [rows[index] for index in sorted(order.tolist())]

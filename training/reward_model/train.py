@@ -8,8 +8,6 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -21,7 +19,7 @@ from training.faces import read_faces
 from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.reward_model.dataset import judged_turns
 from training.run_directory import RunDirectory
-from training.samples import SPLITS, JudgedTurn, Sample, read_records, write_records
+from training.samples import SPLITS, JudgedTurn, Sample, drawn, read_records, write_records
 
 _log = logging.getLogger(__name__)
 
@@ -98,12 +96,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
     prepare_judged_turns(config, directory.path, keep=resume is not None)
     turns = list(read_records(directory.path / "judged.train.jsonl", JudgedTurn))
-    chosen = np.random.default_rng(config.training.seed).permutation(len(turns))
-    chosen = chosen[: max(1, round(config.row_share * len(turns)))]
+    count = max(1, round(config.row_share * len(turns)))
     photos = {face.file: face.data for face in read_faces(config.faces)}
     rows: list[Row] = []
-    for index in sorted(chosen.tolist()):
-        messages, images = message_rows(judge_conversation(turns[index], photos))
+    for turn in drawn(turns, count, config.training.seed):
+        messages, images = message_rows(judge_conversation(turn, photos))
         length = sum(len(block["text"] or "") for m in messages for block in m["content"])
         rows.append({"messages": messages, "images": images, "length": length})
     fine_tune(

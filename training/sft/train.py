@@ -7,8 +7,6 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
@@ -16,7 +14,7 @@ from training.esconv import read_esconv
 from training.faces import face_class_of, read_faces
 from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.run_directory import RunDirectory
-from training.samples import SPLITS, Sample, read_records, write_records
+from training.samples import SPLITS, Sample, drawn, read_records, write_records
 from training.sft.dataset import build_samples
 
 _log = logging.getLogger(__name__)
@@ -91,9 +89,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
     prepare_samples(config, directory.path, keep=resume is not None)
     samples = list(read_records(directory.path / "samples.train.jsonl", Sample))
-    chosen = np.random.default_rng(config.training.seed).permutation(len(samples))
-    chosen = chosen[: max(1, round(config.row_share * len(samples)))]
+    count = max(1, round(config.row_share * len(samples)))
+    chosen = drawn(samples, count, config.training.seed)
     directory.log("%d samples, %d of them used", len(samples), len(chosen))
     photos = {face.file: face.data for face in read_faces(config.faces)}
-    rows = [sample_row(samples[i], photos) for i in sorted(chosen.tolist())]
+    rows = [sample_row(sample, photos) for sample in chosen]
     fine_tune(config.base, rows, config.training, directory, resume=resume is not None)
