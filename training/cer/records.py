@@ -31,6 +31,8 @@ class SourceUtterance(FrozenModel):
     """The seeker's rating of the support so far: 1 (very bad) to 5 (very good)."""
     caption: str | None = None
     """What a video model wrote about the picture that went with the utterance."""
+    images: tuple[str, ...] = ()
+    """Pictures shown with the utterance: paths below the folder of corpora."""
     labels: Mapping[str, str] = {}
     """Labels that have no counterpart here, as the corpus spells them, by their name there."""
 
@@ -99,3 +101,19 @@ class Dropped:
         """
         self.reasons[reason] += 1
         logger.debug("%s, %s: %s%s", path, where, reason, f" ({detail})" if detail else "")
+
+
+class StepReport(FrozenModel):
+    """What a step of the pipeline read, wrote and left out, and why."""
+
+    step: str
+    read: int
+    written: int
+    dropped: Mapping[str, Mapping[str, int]] = {}
+    """By corpus, then by reason."""
+    figures: Mapping[str, float | int | str | None] = {}
+    """What else is worth knowing, by name."""
+
+    @property
+    def dropped_count(self) -> int:
+        return sum(count for reasons in self.dropped.values() for count in reasons.values())
