@@ -6,7 +6,8 @@
     python -m training results --check
 
 A wrong command, setting or file is one sentence on stderr and exit code 2; another failure that a
-person can cure is one sentence and exit code 1; a run that saved and stopped is exit code 130.
+person can cure is one sentence and exit code 1; a run that saved and stopped is exit code 130; one
+that waits for people has done its part and is exit code 0.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import NoReturn
 from compeer_core.config import load_toml
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from training import recipe, results
-from training.stages import STAGES, Stage, StoppedEarly, load_stage
+from training.stages import STAGES, Stage, StoppedEarly, WaitingForPeople, load_stage
 
 PROGRAM = "python -m training"
 RESULTS = "results"
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = S
     except (ConfigError, CheckpointError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
+    except WaitingForPeople as error:
+        print(error)
+        return 0
     except StoppedEarly as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 130
@@ -77,6 +81,9 @@ def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
         "--dry-run", action="store_true", help="check the config and its files, then stop"
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run directory")
+    flags = stages[name].flags if name in stages else {}
+    for key, purpose in flags.items():
+        parser.add_argument(_flag(key), metavar="VALUE", help=f"{purpose} (the key {key})")
     if name in stages:
         parser.description = stages[name].summary
         if "-h" in arguments or "--help" in arguments:
@@ -84,11 +91,17 @@ def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
             return 0
     module = load_stage(name, stages)
     given = parser.parse_args(arguments)
-    config = load_toml(given.config, module.Config, given.set)
+    values = {key: getattr(given, key) for key in flags}
+    changes = [f"{key}={value}" for key, value in values.items() if value is not None]
+    config = load_toml(given.config, module.Config, [*given.set, *changes])
     if isinstance(config, recipe.Config):
         config = config.model_copy(update={"folder": given.config.parent / config.folder})
     module.run(config, resume=given.resume, dry_run=given.dry_run)
     return 0
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
 
 
 def _results(arguments: list[str]) -> int:
@@ -107,6 +120,11 @@ def _results(arguments: list[str]) -> int:
 
 
 def _help(stages: Mapping[str, Stage]) -> str:
+    flags = [
+        f"  {name} also knows {_flag(key)}: {purpose}"
+        for name, stage in stages.items()
+        for key, purpose in stage.flags.items()
+    ]
     lines = [
         f"usage: {PROGRAM} <stage> <config.toml> [--set KEY=VALUE] [--dry-run] [--resume RUN]",
         f"       {PROGRAM} {RESULTS} [--check]",
@@ -115,6 +133,7 @@ def _help(stages: Mapping[str, Stage]) -> str:
         *(f"  {name:<10} {stage.summary}" for name, stage in stages.items()),
         f"  {RESULTS:<10} write the tables of assets/results into README and model cards",
         "",
+        *flags,
         "Example files are in training/configs.",
     ]
     return "\n".join(lines)

@@ -11,7 +11,8 @@ A stage is one module with two public names:
     and writes no result.
 
 A stage that was asked to stop (Ctrl-C) saves, then raises `StoppedEarly`; returning would tell a
-recipe that the stage is done. A wrong setting raises `ConfigError`, anything else that a person can
+recipe that the stage is done. One that can only go on after people have done their part raises
+`WaitingForPeople`. A wrong setting raises `ConfigError`, anything else that a person can
 cure a `CompeerError`: both are printed as one sentence, without a traceback.
 
 Modules are imported only when their stage is asked for, so that `--help` and a typing error do not
@@ -23,7 +24,7 @@ To add a stage, write its module and add one line to `STAGES`.
 import difflib
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -38,6 +39,9 @@ class Stage:
 
     module: str
     summary: str
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the config that the command line also offers as a flag of that name, and what each
+    is good for: `{"max_requests": "..."}` gives `--max-requests VALUE`."""
 
 
 STAGES: Mapping[str, Stage] = MappingProxyType(
@@ -57,6 +61,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
 
 class StoppedEarly(CompeerError):
     """A stage saved its state and stopped before its end because it was asked to."""
+
+
+class WaitingForPeople(StoppedEarly):
+    """A stage did all it can until people have done their part; the message says what that is."""
 
 
 class StageModule(Protocol):

@@ -10,7 +10,7 @@ import pytest
 from compeer_core.config import FrozenModel
 from compeer_core.errors import BackendError
 from training.__main__ import main
-from training.stages import STAGES, Stage, StoppedEarly
+from training.stages import STAGES, Stage, StoppedEarly, WaitingForPeople
 
 
 class Shape(FrozenModel):
@@ -53,7 +53,8 @@ def config_file(tmp_path: Path) -> str:
 
 
 def command(*arguments: str) -> int:
-    return main(arguments, {"polish": Stage("a_stage_for_tests", "polish the brass")})
+    flags = {"steps": "how often to rub"}
+    return main(arguments, {"polish": Stage("a_stage_for_tests", "polish the brass", flags)})
 
 
 def test_a_stage_gets_its_config_resume_and_dry_run(stage, config_file):
@@ -101,6 +102,23 @@ def test_a_stopped_stage_is_not_a_finished_one(stage, config_file, failure):
     stage.failure = failure
 
     assert command("polish", config_file) == 130
+
+
+def test_a_stage_that_waits_for_people_has_done_its_part(stage, config_file, capsys):
+    stage.failure = WaitingForPeople("items.jsonl waits for two annotators")
+
+    assert command("polish", config_file) == 0
+    assert capsys.readouterr().out == "items.jsonl waits for two annotators\n"
+
+
+def test_a_key_can_be_offered_as_a_flag(stage, config_file, capsys):
+    assert command("polish", config_file, "--steps", "7", "--set", "shape.layers=5") == 0
+    assert stage.calls[0][0] == Config(steps=7, shape=Shape(layers=5))
+
+    assert command("polish", config_file, "--steps", "many") == 2
+    assert "steps: Input should be a valid integer" in capsys.readouterr().err
+    assert command("polish", "--help") == 0
+    assert "--steps VALUE" in capsys.readouterr().out
 
 
 def test_a_bug_keeps_its_traceback(stage, config_file):
