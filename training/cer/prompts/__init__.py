@@ -1,0 +1,33 @@
+"""The words of the pipeline's prompts: one file per purpose and language beside this module.
+
+They are filled with `compeer_core.prompts.fill`; what a person or a model wrote passes
+`compeer_core.prompts.neutralise` first.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from compeer_core.errors import PromptError
+
+_FOLDER = Path(__file__).parent
+
+
+@cache
+def load(name: str, language: str = "en") -> str:
+    """Return the words of a prompt, without the line break at the end of its file.
+
+    Args:
+        name: The purpose, for example ``filter``.
+        language: ISO 639-1, for example ``zh``.
+
+    Raises:
+        PromptError: There is no such file.
+    """
+    path = _FOLDER / f"{name}.{language}.md"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        known = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.md")))
+        raise PromptError(
+            f"there is no prompt {name!r} in language {language!r}; there are: {known or 'none'}"
+        ) from error
