@@ -20,7 +20,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from compeer_core.backends.protocol import LabelScorer, ScoringSession
+from compeer_core.backends.protocol import (
+    Answers,
+    Interview,
+    InterviewScorer,
+    LabelScorer,
+    Question,
+    ScoringSession,
+)
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CompeerError, InputError
 from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
@@ -232,28 +239,136 @@ class Judge:
             One judgement for each turn. A failure of the model makes the questions of one turn
             unscorable and leaves the others alone.
         """
-        pairs = zip(turns, references, strict=True)
+        pairs = list(zip(turns, references, strict=True))
+        if isinstance(self.scorer, InterviewScorer) and len(dialogue):
+            return self._judge_at_once(self.scorer, dialogue, pairs)
         return [self._judge_one(dialogue, turn, reference) for turn, reference in pairs]
 
+    def _judge_at_once(
+        self,
+        scorer: InterviewScorer,
+        dialogue: Dialogue,
+        pairs: Sequence[tuple[Turn, str | None]],
+    ) -> list[Judgement]:
+        """Judge by interviews; what is not asked in one is judged one by one."""
+        interviews: dict[int, Interview] = {}
+        for number, (turn, reference) in enumerate(pairs):
+            interview = self._interview(turn, reference)
+            if interview is not None:
+                interviews[number] = interview
+        messages = judge_messages(dialogue, self.language, scorer.reserved)
+        try:
+            answers = scorer.interview(messages, list(interviews.values()))
+        except FAILURES:
+            logger.warning("judge %s failed on %d at once", self.name, len(pairs), exc_info=True)
+            answers = []
+        answered = dict(zip(interviews, answers, strict=False))
+        judgements = []
+        for number, (turn, reference) in enumerate(pairs):
+            answer = answered.get(number)
+            if isinstance(answer, Answers):
+                judgements.append(_judgement(answer, _is_bare(turn)))
+            else:  # also a dialogue that is too long: a session knows what to leave out
+                judgements.append(self._judge_one(dialogue, turn, reference))
+        return judgements
+
+    def _interview(self, turn: Turn, reference: str | None) -> Interview | None:
+        """Return what is asked about a turn; None where there is nothing to ask."""
+        chain: list[Question] = []
+        if _is_bare(turn):
+            assert isinstance(turn, str)
+            reply = turn
+        else:
+            reading = self._reading(turn)
+            if not reading.is_complete:
+                return None
+            reply = reading.turn.reply
+            chain = [self.step_question(step) for step in reading.turn.reasoning]
+        ends = () if reference is None else self.reply_questions(reply, reference)
+        return Interview(tuple(chain), ends) if chain or ends else None
+
+    def step_question(self, step: Step) -> Question:
+        """Return the question whether a step is right."""
+        text = step_question(part_of(step), self._quoted(render_step(step)), self.language)
+        return Question(text, VERDICTS)
+
+    def reply_questions(self, reply: str, reference: str) -> tuple[Question, Question]:
+        """Return the question which of two replies is better, the reply first and then second."""
+        candidate, other = self._quoted(reply), self._quoted(reference)
+        return (
+            Question(reply_question(candidate, other, self.language), PREFERENCES),
+            Question(reply_question(other, candidate, self.language), PREFERENCES),
+        )
+
+    def _quoted(self, text: str) -> str:
+        return neutralise(text, self.scorer.reserved)
+
+    def _reading(self, turn: Turn) -> Reading:
+        if isinstance(turn, Reading):
+            return turn
+        return read(turn if isinstance(turn, str) else render(turn), self.vocabulary)
+
     def _judge_one(self, dialogue: Dialogue, turn: Turn, reference: str | None) -> Judgement:
-        if isinstance(turn, str) and _is_bare(turn):
+        if _is_bare(turn):
+            assert isinstance(turn, str)
             if reference is None:
                 return Judgement(None, NO_REFERENCE, is_complete=None)
             with self.open(dialogue) as session:
                 return Judgement(None, session.reply(turn, reference), is_complete=None)
-        if not isinstance(turn, Reading):
-            text = turn if isinstance(turn, str) else render(turn)
-            turn = read(text, self.vocabulary)
-        if not turn.is_complete:
+        reading = self._reading(turn)
+        if not reading.is_complete:
             return Judgement.of_incomplete(has_reference=reference is not None)
-        complete = turn.turn
+        complete = reading.turn
         with self.open(dialogue) as session:
             steps = tuple(session.step(part_of(step), step) for step in complete.reasoning)
             return Judgement(steps, session.reply(complete.reply, reference), is_complete=True)
 
 
-def _is_bare(text: str) -> bool:
-    return not any(tag in text for part in Part for tag in (part.opening, part.closing))
+def _is_bare(turn: Turn) -> bool:
+    """Whether a turn is a text without any tag of the grammar: a reply alone."""
+    tags = (tag for part in Part for tag in (part.opening, part.closing))
+    return isinstance(turn, str) and not any(tag in turn for tag in tags)
+
+
+def _judgement(answers: Answers, is_bare: bool) -> Judgement:
+    """Return the judgement that an interview amounts to, as a session would have made it."""
+    steps: list[StepOutcome] = []
+    broken: Unscorable | None = None
+    for given in answers.chain:
+        outcome = broken or _step_outcome(given)
+        broken = outcome if isinstance(outcome, Unscorable) else None
+        steps.append(outcome)
+    response: ReplyOutcome = NO_REFERENCE
+    if answers.ends:
+        response = broken or _reply_outcome(*answers.ends)
+    if is_bare:
+        return Judgement(None, response, is_complete=None)
+    return Judgement(tuple(steps), response, is_complete=True)
+
+
+def _step_outcome(given: Sequence[float]) -> StepOutcome:
+    probabilities = _checked(given, VERDICTS)
+    if isinstance(probabilities, Unscorable):
+        return probabilities
+    return StepVerdict(_likeliest(probabilities) == 0, probabilities[0])
+
+
+def _reply_outcome(as_first: Sequence[float], as_second: Sequence[float]) -> ReplyOutcome:
+    """Average both orders; `as_second` has the candidate behind the reference."""
+    orders = [_checked(given, PREFERENCES) for given in (as_first, as_second)]
+    for order in orders:
+        if isinstance(order, Unscorable):
+            return order
+    one_order, other_order = (
+        dict(zip(Preference, order, strict=True))
+        for order in orders
+        if not isinstance(order, Unscorable)
+    )
+    averaged = {
+        preference: (one_order[preference] + other_order[preference.swapped()]) / 2
+        for preference in Preference
+    }
+    return ResponseVerdict(max(averaged, key=lambda one: averaged[one]), averaged)
 
 
 class JudgeSession:
@@ -268,7 +383,7 @@ class JudgeSession:
         self._dialogue = dialogue
         self._session: ScoringSession | None = None
         self._answered: list[Part] = []
-        self._said: list[tuple[str, tuple[str, ...], str]] = []  # question, labels, answer
+        self._said: list[tuple[Question, str]] = []  # with its answer
         self._broken: Unscorable | None = None
 
     def __enter__(self) -> "JudgeSession":
@@ -284,18 +399,18 @@ class JudgeSession:
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
-        question = step_question(part, self._quoted(render_step(step)), self._judge.language)
-        probabilities = self._ask(question, VERDICTS)
-        if isinstance(probabilities, Unscorable):
-            self._broken = probabilities
-            return probabilities
-        likeliest = _likeliest(probabilities)
-        failure = self._commit(question, VERDICTS[likeliest])
+        question = self._judge.step_question(step)
+        given = self._ask(question)
+        outcome = given if isinstance(given, Unscorable) else _step_outcome(given)
+        if isinstance(outcome, Unscorable):
+            self._broken = outcome
+            return outcome
+        failure = self._commit(question, VERDICTS[0 if outcome.correct else 1])
         self._answered.append(part)
         if failure is not None:
             # This verdict stands, since it was read before; those that would build on it do not.
             self._broken = failure
-        return StepVerdict(likeliest == 0, probabilities[0])
+        return outcome
 
     def reply(self, text: str, reference: str | None) -> ReplyOutcome:
         """Compare the reply with a reference, in both orders, after all steps or none at all."""
@@ -303,20 +418,13 @@ class JudgeSession:
             return NO_REFERENCE
         if len(self._answered) not in {0, len(STEPS)} and self._broken is None:
             return Unscorable("the reply was asked about before all steps were judged")
-        candidate, other = self._quoted(text), self._quoted(reference)
-        as_first = self._ask_which(candidate, other)
-        if isinstance(as_first, Unscorable):
-            return as_first
-        as_second = self._ask_which(other, candidate)
-        if isinstance(as_second, Unscorable):
-            return as_second
-        one_order = dict(zip(Preference, as_first, strict=True))
-        other_order = dict(zip(Preference, as_second, strict=True))
-        averaged = {
-            preference: (one_order[preference] + other_order[preference.swapped()]) / 2
-            for preference in Preference
-        }
-        return ResponseVerdict(max(averaged, key=lambda one: averaged[one]), averaged)
+        orders: list[Sequence[float]] = []
+        for question in self._judge.reply_questions(text, reference):
+            given = self._ask(question)
+            if isinstance(given, Unscorable):
+                return given
+            orders.append(given)
+        return _reply_outcome(*orders)
 
     def close(self) -> None:
         """Let go of the model. No question can be asked afterwards."""
@@ -332,20 +440,14 @@ class JudgeSession:
         except FAILURES:
             logger.warning("judge %s: closing a session failed", self._judge.name, exc_info=True)
 
-    def _quoted(self, text: str) -> str:
-        return neutralise(text, self._judge.scorer.reserved)
-
-    def _ask_which(self, first: str, second: str) -> tuple[float, ...] | Unscorable:
-        return self._ask(reply_question(first, second, self._judge.language), PREFERENCES)
-
-    def _ask(self, question: str, labels: tuple[str, ...]) -> tuple[float, ...] | Unscorable:
+    def _ask(self, question: Question) -> Sequence[float] | Unscorable:
         if self._broken is not None:
             return self._broken
         while True:
             try:
                 if self._session is None:
                     self._session = self._opened()
-                return _checked(self._session.ask(question, labels), labels)
+                return self._session.ask(question.text, question.labels)
             except InputError as error:
                 if error.code != TOO_LONG or len(self._dialogue) < 2:
                     return self._failed(error)
@@ -358,8 +460,8 @@ class JudgeSession:
         judge = self._judge
         messages = judge_messages(self._dialogue, judge.language, judge.scorer.reserved)
         session = judge.scorer.open(messages)
-        for question, labels, label in self._said:
-            session.ask(question, labels)
+        for question, label in self._said:
+            session.ask(question.text, question.labels)
             session.answer(label)
         return session
 
@@ -371,9 +473,9 @@ class JudgeSession:
         self._dialogue = replace(self._dialogue, utterances=kept)
         logger.info("judge %s: reads the last %d utterances", self._judge.name, len(kept))
 
-    def _commit(self, question: str, label: str) -> Unscorable | None:
+    def _commit(self, question: Question, label: str) -> Unscorable | None:
         assert self._session is not None
-        self._said.append((question, VERDICTS, label))
+        self._said.append((question, label))
         try:
             self._session.answer(label)
         except FAILURES as error:

@@ -11,8 +11,9 @@ its own business.
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
+from compeer_core.errors import CompeerError
 from compeer_core.images import Image
 
 Role = Literal["system", "user", "assistant"]
@@ -164,6 +165,35 @@ class ScoringSession(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question to a judge, and the words it may answer with."""
+
+    text: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Interview:
+    """Questions about one candidate.
+
+    Attributes:
+        chain: Asked one after another; the likeliest label of each stays as its answer.
+        ends: Each asked behind the chain, as if it were the only one there.
+    """
+
+    chain: tuple[Question, ...]
+    ends: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How probable each label of each question of an interview is. Each sums to 1."""
+
+    chain: tuple[tuple[float, ...], ...]
+    ends: tuple[tuple[float, ...], ...]
+
+
 class LabelScorer(Protocol):
     """A model that judges by choosing between words."""
 
@@ -191,4 +221,19 @@ class LabelScorer(Protocol):
 
     def close(self) -> None:
         """Free the model. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class InterviewScorer(LabelScorer, Protocol):
+    """A `LabelScorer` that can judge many candidates at once."""
+
+    def interview(
+        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    ) -> list[Answers | CompeerError]:
+        """Hold interviews that all begin with the same messages.
+
+        The result is what `open`, `ask` and `answer` would give, one candidate after another. What
+        goes wrong with one candidate stands in its place, and does not touch the others.
+        """
         ...

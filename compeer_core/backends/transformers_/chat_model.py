@@ -338,6 +338,11 @@ class ChatModel:
             value = value.to(self.model.dtype)
         return value.to(self.model.device)
 
+    @property
+    def has_offsets(self) -> bool:
+        """Whether positions have three axes (time, height, width), as Qwen's models count them."""
+        return bool(self._offset_modules)
+
     def warm_up(self) -> None:
         """Write two tokens, so that the first visitor does not pay for what is set up on first use.
 

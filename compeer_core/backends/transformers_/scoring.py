@@ -5,15 +5,22 @@ a judge writes has to be parsed.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from compeer_core.backends.protocol import Message
+from compeer_core.backends.protocol import Answers, Interview, Message
 from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.backends.transformers_.failures import brief
-from compeer_core.backends.transformers_.track import Encoded, Track
+from compeer_core.backends.transformers_.interviews import (
+    NotAChainError,
+    Plan,
+    Work,
+    answer_all,
+    plan_interview,
+    with_question,
+)
+from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
 from compeer_core.errors import BackendError, CompeerError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -51,10 +58,11 @@ class TransformersScoringSession:
         self._asked = None
 
     def close(self) -> None:
+        track, self._track = self._track, Track(self._track.encoded, self._track.adapter)
         try:
-            self._chat.owner.submit(self._track.reset)
+            self._chat.owner.submit(lambda: self._scorer.shelf.put(track))
         except BackendError:
-            self._track.reset()
+            track.reset()
 
     def read_prefix(self) -> None:
         """Let the model read what is known before the first question. Runs on the owner thread."""
@@ -66,11 +74,7 @@ class TransformersScoringSession:
 
     def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         tokens = self._scorer.label_tokens(labels)
-        last = self._messages[-1] if self._messages else None
-        if last is not None and last.role == "user":
-            asked = [*self._messages[:-1], replace(last, content=(*last.content, text))]
-        else:
-            asked = [*self._messages, Message("user", (text,))]
+        asked = with_question(self._messages, text)
         try:
             encoded = self._chat.encode(asked, like=self._track.encoded)
             self._scorer.check_length(encoded, text)
@@ -98,6 +102,9 @@ class TransformersScorer:
         self._adapter = adapter
         self._release = release
         self._labels: dict[str, int] = {}
+        self.shelf = Shelf()
+        self.work = Work()
+        """What interviews have cost so far."""
 
     def check_labels(self, labels: Sequence[str]) -> None:
         self.chat.owner.call(lambda: self.label_tokens(labels))
@@ -140,12 +147,100 @@ class TransformersScorer:
             # Read ahead: the first question is appended to these tokens, and few of them change.
             encoded = self.chat.encode(messages, reply=False)
             self.check_length(encoded, messages[-1].text if messages else "")
-            return TransformersScoringSession(self, messages, Track(encoded, self._adapter))
+            return TransformersScoringSession(
+                self, messages, self.shelf.take(encoded, self._adapter)
+            )
 
         session = self.chat.owner.call(begin)
         self.chat.owner.submit(session.read_prefix)
         return session
 
+    def interview(
+        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    ) -> list[Answers | CompeerError]:
+        """See `compeer_core.backends.protocol.InterviewScorer`; how: `interviews`."""
+        if not interviews:
+            return []
+        done = self.chat.owner.call(lambda: self._interviewed(messages, interviews))
+        return [
+            self._asked_naively(messages, interviews[number]) if result is None else result
+            for number, result in enumerate(done)
+        ]
+
+    def _interviewed(
+        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    ) -> list[Answers | CompeerError | None]:
+        """Runs on the owner thread. None stands for an interview that has to be held naively."""
+        results: list[Answers | CompeerError | None] = [None] * len(interviews)
+        plans: dict[int, Plan] = {}
+        encoded: Encoded | None = None
+        for number, interview in enumerate(interviews):
+            try:
+                plan, trunk = plan_interview(
+                    self.chat, messages, interview, self.label_tokens, like=encoded
+                )
+                encoded = encoded or trunk
+                self.check_length(trunk, messages[-1].text if messages else "")
+            except NotAChainError:
+                continue
+            except CompeerError as error:
+                results[number] = error
+            else:
+                plans[number] = plan
+        if plans and encoded is not None:
+            track = self.shelf.take(encoded, self._adapter)
+            self._answer(plans, encoded, track, results)
+            self.shelf.put(track)
+        return results
+
+    def _answer(
+        self,
+        plans: Mapping[int, Plan],
+        encoded: Encoded,
+        track: Track,
+        results: list[Answers | CompeerError | None],
+    ) -> None:
+        """Answer the plans, in halves where all at once fail: a failure is then one candidate's."""
+        drafts = {number: list(plan.tokens) for number, plan in plans.items()}
+        try:
+            answers = answer_all(self.chat, list(plans.values()), encoded, track, self.work)
+        except Exception as error:
+            track.reset()
+            if len(plans) == 1:
+                [number] = plans
+                failure = BackendError(f"{self.name} failed: {brief(error)}")
+                failure.__cause__ = error
+                results[number] = failure
+                return
+            logger.warning("%s failed on %d at once", self.name, len(plans), exc_info=error)
+            for number, plan in plans.items():
+                plan.tokens[:] = drafts[number]
+            numbers = list(plans)
+            for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
+                self._answer({n: plans[n] for n in half}, encoded, track, results)
+            return
+        for number, answer in zip(plans, answers, strict=True):
+            results[number] = answer
+
+    def _asked_naively(
+        self, messages: Sequence[Message], interview: Interview
+    ) -> Answers | CompeerError:
+        try:
+            session = self.open(messages)
+            try:
+                chain = []
+                for asked in interview.chain:
+                    chain.append(session.ask(asked.text, asked.labels))
+                    likeliest = max(range(len(asked.labels)), key=chain[-1].__getitem__)
+                    session.answer(asked.labels[likeliest])
+                ends = [session.ask(asked.text, asked.labels) for asked in interview.ends]
+            finally:
+                session.close()
+        except CompeerError as error:
+            return error
+        return Answers(tuple(chain), tuple(ends))
+
     def close(self) -> None:
         """Let go of the model. May be called twice."""
+        self.shelf.clear()
         self._release()

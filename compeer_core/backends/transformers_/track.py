@@ -4,6 +4,9 @@ A `Track` holds the tokens, the key-value cache, and the position offset that Qw
 the module. `ChatModel.run` puts it in place before each job and takes it back after it, so no turn
 can tell whether it was alone. A track can go back: what the cache shares with a new state of the
 conversation is kept, and the rest is cut off or, where a cache cannot be cut, all of it.
+
+A `Shelf` keeps the tracks of the last few conversations, because the next turn of a conversation
+begins with what was read for the one before.
 """
 
 from collections.abc import Mapping
@@ -87,3 +90,59 @@ class Track:
         """Empty the cache; the next run reads everything again, pictures included."""
         self.cache = None
         self.offsets = []
+
+
+class Shelf:
+    """The last few tracks that nobody uses. Only the owner thread touches it.
+
+    A track is found again by its tokens and its pictures alone, so it can only tell what whoever
+    takes it has sent in full.
+    """
+
+    def __init__(self, size: int = 4) -> None:
+        self._size = size
+        self._tracks: list[Track] = []
+
+    def take(self, encoded: Encoded, adapter: str | None) -> Track:
+        """Return a track that stands at `encoded`, having read as much of it as any here had."""
+        fitting = [
+            track
+            for track in self._tracks
+            if track.adapter == adapter and _same_pictures(track.encoded, encoded)
+        ]
+        best = max(fitting, key=lambda track: _shared(track, encoded), default=None)
+        if best is None or not _shared(best, encoded):
+            return Track(encoded, adapter)
+        self._tracks.remove(best)
+        best.become(encoded)
+        return best
+
+    def put(self, track: Track) -> None:
+        """Keep a track, and let go of the oldest if there are too many."""
+        if track.read:
+            self._tracks = [*self._tracks, track][-self._size :]
+
+    def clear(self) -> None:
+        self._tracks = []
+
+
+def _shared(track: Track, encoded: Encoded) -> int:
+    """How many tokens that a track has read are the first ones of `encoded`."""
+    count = 0
+    for old, new in zip(track.ids[: track.read], encoded.ids, strict=False):
+        if old != new:
+            break
+        count += 1
+    return count
+
+
+def _same_pictures(one: Encoded, other: Encoded) -> bool:
+    ours, theirs = _pictures(one), _pictures(other)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
+    )
+
+
+def _pictures(encoded: Encoded) -> dict[str, torch.Tensor]:
+    """The inputs that are not merely as long as the tokens."""
+    return {k: v for k, v in encoded.inputs.items() if not k.endswith("token_type_ids")}
