@@ -2,7 +2,7 @@
 
 Two people label each item on their own; a third decides where they differ; without two equal
 labels the item is dropped (`adjudicate`). Agreement is measured on what the first two said,
-before anyone decided (`agreement`), three ways, since none of them is enough on its own:
+before anyone decided (`measure_agreement`), three ways, since none of them is enough on its own:
 
 - **raw**: how often two ratings of one item are equal. Easily high by chance.
 - **alpha** (Krippendorff, 2018, nominal): 1 - D_o / D_e, the disagreement seen, divided by the
@@ -24,10 +24,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 import numpy as np
-import pandas as pd
-from evalica import alpha_bootstrap
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from compeer_core.config import FrozenModel
 
@@ -73,7 +70,7 @@ class Agreement(FrozenModel):
     this sample has no disagreement and not that there is none: see ``raw`` there."""
 
 
-def agreement(
+def measure_agreement(
     ratings: Sequence[Mapping[str, Label]], labels: Sequence[Label], *, seed: int = 0
 ) -> Agreement:
     """Measure how well raters agree, before anyone adjudicates.
@@ -89,7 +86,7 @@ def agreement(
 
     Example:
         >>> both = [{"ann": True, "bo": True}] * 8 + [{"ann": True, "bo": False}] * 2
-        >>> found = agreement(both, [True, False])
+        >>> found = measure_agreement(both, [True, False])
         >>> found.raw.value, round(found.alpha.value, 3), round(found.ac1.value, 3)
         (0.8, -0.056, 0.756)
     """
@@ -114,6 +111,8 @@ def agreement(
 class Unsettled(StrEnum):
     """Why an item has no label."""
 
+    NEEDS_SECOND = "needs_second"
+    """Fewer than two people have answered."""
     NEEDS_THIRD = "needs_third"
     """Two people differ; a third has yet to decide."""
     NO_CONSENSUS = "no_consensus"
@@ -203,6 +202,8 @@ def _raw(table: Floats, seed: int) -> Coefficient:
     equal = table[table[:, 1] > 0, 0]
     if not np.isin(equal, (0.0, 1.0)).all():
         return _bootstrapped(_raw_of, table, seed)
+    from scipy.stats import binomtest  # a second, which no one who only votes should wait for
+
     interval = binomtest(int(equal.sum()), len(equal)).proportion_ci(method="wilson")
     return Coefficient(
         value=float(equal.mean()), low=float(interval.low), high=float(interval.high)
@@ -230,6 +231,9 @@ def _alpha(counts: Floats, seed: int) -> Coefficient | None:
     paired = counts[counts.sum(axis=1) >= 2].astype(np.int64)
     if (paired.sum(axis=0) > 0).sum() < 2:
         return None
+    import pandas as pd  # slow to load, as evalica is
+    from evalica import alpha_bootstrap
+
     # Who gave a rating does not matter to alpha: ratings stand in columns from the left.
     most = int(paired.sum(axis=1).max())
     placed = np.full((len(paired), most), np.nan)

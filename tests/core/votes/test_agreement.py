@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compeer_core.taxonomy import Preference
-from training.cer.agreement import Consensus, Unsettled, adjudicate, agreement
+from compeer_core.votes.agreement import Consensus, Unsettled, adjudicate, measure_agreement
 
 
 def pairs(cells):
@@ -41,7 +41,7 @@ FOUR_RATERS = raw_ratings(
 
 def test_four_raters_with_missing_ratings_as_published():
     # https://cran.r-project.org/web/packages/irrCAC/vignettes/overview.html
-    found = agreement(FOUR_RATERS, [1, 2, 3, 4, 5])
+    found = measure_agreement(FOUR_RATERS, [1, 2, 3, 4, 5])
 
     assert (found.n_items, found.n_raters, found.n_ratings) == (11, 4, 41)
     assert found.raw.value == pytest.approx(0.8181818, abs=1e-7)
@@ -60,7 +60,7 @@ def test_three_diagnoses_by_two_abstractors_as_published():
         ("niu", "aiu"): 4,
         ("niu", "niu"): 56,
     }
-    found = agreement(pairs(cells), ["ectopic", "aiu", "niu"])
+    found = measure_agreement(pairs(cells), ["ectopic", "aiu", "niu"])
 
     assert found.raw.value == pytest.approx(0.89)
     assert found.ac1.value == pytest.approx(0.8493305, abs=1e-7)
@@ -72,7 +72,7 @@ def test_a_rare_label_pulls_alpha_down_and_not_ac1():
     # AC1: p_e = 2 * 0.972 * 0.028 = 0.054432, (0.944 - 0.054432) / 0.945568 = 0.940776
     # alpha: D_o = 14 / 250; D_e = 2 * 243 * 7 / (250 * 249) = 0.054651; 1 - 0.056 / 0.054651
     cells = {(True, True): 118, (True, False): 5, (False, True): 2}
-    found = agreement(pairs(cells), [True, False])
+    found = measure_agreement(pairs(cells), [True, False])
 
     assert found.raw.value == pytest.approx(0.944)
     assert found.ac1.value == pytest.approx(0.940776, abs=1e-6)
@@ -83,7 +83,7 @@ def test_a_rare_label_pulls_alpha_down_and_not_ac1():
 
 
 def test_unanimous_ratings_leave_alpha_undefined_and_the_others_not_certain():
-    found = agreement(pairs({(True, True): 20}), [True, False])
+    found = measure_agreement(pairs({(True, True): 20}), [True, False])
 
     assert found.alpha is None
     assert found.ac1.value == 1.0
@@ -92,14 +92,14 @@ def test_unanimous_ratings_leave_alpha_undefined_and_the_others_not_certain():
 
 
 def test_agreement_by_two_labels_is_one_in_all_three_measures():
-    found = agreement(pairs({(True, True): 15, (False, False): 5}), [True, False])
+    found = measure_agreement(pairs({(True, True): 15, (False, False): 5}), [True, False])
 
     assert (found.raw.value, found.alpha.value, found.ac1.value) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("ratings", [[], [{}], [{"a": True}, {"b": False}]])
 def test_without_two_ratings_of_one_item_nothing_is_defined(ratings):
-    found = agreement(ratings, [True, False])
+    found = measure_agreement(ratings, [True, False])
 
     assert found.n_items == 0
     assert (found.raw, found.alpha, found.ac1) == (None, None, None)
@@ -108,8 +108,8 @@ def test_without_two_ratings_of_one_item_nothing_is_defined(ratings):
 def test_a_label_that_nobody_gave_counts_in_ac1():
     ratings = pairs({("first", "first"): 6, ("second", "second"): 3, ("first", "second"): 1})
 
-    two = agreement(ratings, ["first", "second"])
-    four = agreement(ratings, list(Preference))
+    two = measure_agreement(ratings, ["first", "second"])
+    four = measure_agreement(ratings, list(Preference))
 
     # shares 0.65, 0.35: p_e = 0.455 over Q - 1 = 1, and over Q - 1 = 3
     assert two.ac1.value == pytest.approx((0.9 - 0.455) / 0.545)
@@ -118,7 +118,9 @@ def test_a_label_that_nobody_gave_counts_in_ac1():
 
 
 def test_the_same_seed_gives_the_same_intervals_and_others_nearly():
-    first, again, other = (agreement(FOUR_RATERS, range(1, 6), seed=seed) for seed in (0, 0, 1))
+    first, again, other = (
+        measure_agreement(FOUR_RATERS, range(1, 6), seed=seed) for seed in (0, 0, 1)
+    )
 
     assert first == again
     assert first.ac1.value == other.ac1.value
@@ -135,7 +137,7 @@ def test_the_interval_of_ac1_holds_the_truth_about_as_often_as_it_says():
         label = rng.random(150) < 0.8
         a, b = (label ^ (rng.random(150) < 0.1) for _ in range(2))
         items = [{"a": x, "b": y} for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-        found = agreement(items, [True, False])
+        found = measure_agreement(items, [True, False])
         held += found.ac1.low <= truth <= found.ac1.high
 
     assert held >= 51  # fewer of 60 at 95 % would happen in 0.2 % of the runs; the seed is fixed
@@ -146,8 +148,8 @@ def test_the_interval_of_ac1_holds_the_truth_about_as_often_as_it_says():
     st.permutations("xyz"),
 )
 def test_measures_stay_in_range_and_do_not_depend_on_names_or_order(ratings, order):
-    found = agreement(ratings, "xyz")
-    renamed = agreement(
+    found = measure_agreement(ratings, "xyz")
+    renamed = measure_agreement(
         [{rater.upper(): label for rater, label in item.items()} for item in ratings[::-1]], order
     )
 
@@ -162,17 +164,17 @@ def test_measures_stay_in_range_and_do_not_depend_on_names_or_order(ratings, ord
 
 def test_a_label_that_was_not_offered_is_refused():
     with pytest.raises(ValueError, match="item 1: bo gave 'maybe'"):
-        agreement([{"ann": "yes"}, {"bo": "maybe"}], ["yes", "no"])
+        measure_agreement([{"ann": "yes"}, {"bo": "maybe"}], ["yes", "no"])
 
 
 @pytest.mark.parametrize("labels", [[], ["yes"], ["yes", "yes"]])
 def test_labels_must_be_two_different_ones(labels):
     with pytest.raises(ValueError, match="at least two different labels"):
-        agreement([], labels)
+        measure_agreement([], labels)
 
 
 def test_the_record_survives_json():
-    found = agreement(pairs({(True, True): 3, (True, False): 1}), [True, False])
+    found = measure_agreement(pairs({(True, True): 3, (True, False): 1}), [True, False])
 
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
