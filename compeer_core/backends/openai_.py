@@ -36,7 +36,7 @@ import httpx
 
 from compeer_core.backends.feed import TextFeed
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.errors import BackendError, ConfigError
+from compeer_core.errors import BackendError, ConfigError, EndpointError, Fault
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ NOT_KNOWN = re.compile(
     r"unsupported|not support|unknown|unrecogni|unexpected|extra|not permitted|not allowed", re.I
 )
 TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|too long", re.I)
+NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}(not exist|not found)", re.I)
+NOTHING_LEFT = re.compile(r"insufficient_quota|insufficient.{0,10}(credit|balance|fund)", re.I)
+"""What a 429 says that no waiting will cure."""
 
 LOOK_AT_STOP_SECONDS = 0.02
 USAGE_SECONDS = 2.0
@@ -137,7 +140,9 @@ class OpenAIBackend:
         if self._client is None:
             # Every other limit is ours, see `Patience`.
             limits = httpx.Timeout(None, connect=self.patience.connect_seconds)
-            self._client = httpx.AsyncClient(timeout=limits, headers=_key_header())
+            # As many at a time as are asked for: whoever asks knows how many the endpoint takes.
+            pool = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            self._client = httpx.AsyncClient(timeout=limits, limits=pool, headers=_key_header())
         return self._client
 
 
@@ -280,7 +285,12 @@ class _Exchange:
                         if late or number == self._patience.tries:
                             tries = "once" if number == 1 else f"{number} times"
                             what = f"{problem.sentence}, tried {tries}; try again in a minute"
-                            self._fail(what, cause=problem)
+                            self._fail(
+                                what,
+                                cause=problem,
+                                reason=problem.sentence,
+                                wait_seconds=problem.wait_seconds,
+                            )
                         logger.info("%s: try %d failed", self._backend.endpoint, number)
                         await asyncio.sleep(wait)
         except TimeoutError as error:
@@ -330,21 +340,39 @@ class _Exchange:
 
     def _refused(self, response: httpx.Response, complaint: str) -> Never:
         status = response.status_code
+        if status == 402 or (status == 429 and NOTHING_LEFT.search(complaint)):
+            self._fail(f"says that nothing is left to pay with ({status})", fault=Fault.SETTINGS)
         if status in {408, 429} or status >= 500:
             sentence = "has too much to do" if status == 429 else "has a fault"
             wait = _retry_after(response.headers.get("retry-after", ""))
             raise _TransientError(f"{sentence} ({status})", wait)
         if status in {401, 403}:
-            self._fail(f"does not accept the key ({status}); set {' or '.join(KEY_VARIABLES)}")
-        if status == 404:
-            self._fail("is not known at this address (404); check the name, and the URL up to /v1")
+            what = f"does not accept the key ({status}); set {' or '.join(KEY_VARIABLES)}"
+            self._fail(what, fault=Fault.SETTINGS)
+        if status == 404 or NO_MODEL.search(complaint):
+            what = f"is not known at this address ({status}); check the name, and the URL up to /v1"
+            self._fail(what, fault=Fault.SETTINGS)
         if status == 413 or TOO_LONG.search(complaint):
-            self._fail(f"cannot take a conversation of this length ({status}); begin a new one")
-        self._fail(f"rejects the request ({status})")
+            what = f"cannot take a conversation of this length ({status}); begin a new one"
+            self._fail(what, fault=Fault.REQUEST)
+        self._fail(f"rejects the request ({status})", fault=Fault.REQUEST)
 
-    def _fail(self, what: str, cause: BaseException | None = None) -> Never:
+    def _fail(
+        self,
+        what: str,
+        *,
+        cause: BaseException | None = None,
+        fault: Fault = Fault.PASSING,
+        reason: str | None = None,
+        wait_seconds: float | None = None,
+    ) -> Never:
         logger.warning("%s: %s", self._backend.endpoint, what)
-        raise BackendError(f"the model {self._backend.name!r} {what}") from cause
+        raise EndpointError(
+            f"the model {self._backend.name!r} {what}",
+            reason or what.partition(";")[0],
+            fault,
+            wait_seconds,
+        ) from cause
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -352,7 +380,8 @@ class _Exchange:
         clock = asyncio.get_running_loop().time
         kind = response.headers.get("content-type", "").partition(";")[0].strip()
         if kind == "text/html":
-            self._fail("answered with a web page; check the URL up to /v1")
+            what = "answered with a web page; check the URL up to /v1"
+            self._fail(what, fault=Fault.SETTINGS)
         async for data in self._events(response):
             if data == "[DONE]":
                 return

@@ -186,12 +186,12 @@ def answer_all(
     Args:
         chat: The model; its owner thread runs this.
         plans: At least one, all with the same history and pictures.
-        encoded: One of the encoded conversations, for what they share.
+        encoded: Any encoding of their conversation: what it has beside tokens is used.
         track: Holds what was read of the history, and receives what is read of it now.
         work: Is added to.
     """
     shared = _shared(plans)
-    track.become(replace(encoded, ids=encoded.ids[:shared]))
+    track.become(replace(encoded, ids=tuple(plans[0].tokens[:shared])))
     unread = shared - min(track.read, shared - 1)
     chat.run(track, 1)
     work.passes += 1
