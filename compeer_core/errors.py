@@ -9,6 +9,7 @@ CompeerError
 ├── InputError(ValueError)         what a visitor sent cannot be used
 │   └── ImageError                 the same, of a picture
 └── BackendError(RuntimeError)     a model or an endpoint failed
+    ├── EndpointError              an endpoint failed, and whether another request may succeed
     └── CheckpointError            a checkpoint folder cannot be loaded: exit code 2 at start-up
 ```
 
@@ -22,6 +23,7 @@ calling code, not a visitor or a model, made a value that cannot exist.
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Any
 
 
@@ -109,6 +111,42 @@ class ImageError(InputError):
 
 class BackendError(CompeerError, RuntimeError):
     """A model or an endpoint failed while it was used."""
+
+
+class Fault(StrEnum):
+    """What an endpoint's failure means for other requests."""
+
+    SETTINGS = "settings"
+    """No request will succeed: a wrong key, address or model, or nothing left to pay with."""
+    REQUEST = "request"
+    """This request will not succeed, others may: it is too long, or not taken in this form."""
+    PASSING = "passing"
+    """The same request may succeed later: too much to do, a lost connection, half an answer."""
+
+
+class EndpointError(BackendError):
+    """An endpoint failed.
+
+    Attributes:
+        reason: What it did, without the model's name, so that it can be counted.
+        fault: What that means for other requests.
+        wait_seconds: How long it asks to be left alone (`Retry-After`), if it does.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reason: str = "failed",
+        fault: Fault = Fault.PASSING,
+        wait_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.fault = fault
+        self.wait_seconds = wait_seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.reason, self.fault, self.wait_seconds)
 
 
 class CheckpointError(BackendError):

@@ -15,6 +15,7 @@ EXAMPLES = (
     errors.InputError("x", "message_too_long", {"limit": 4000}),
     errors.ImageError("x", "image_too_large", {"limit": 3}),
     errors.BackendError("x"),
+    errors.EndpointError("x", "has a fault (500)", errors.Fault.PASSING, 2.5),
     errors.CheckpointError("x"),
 )
 

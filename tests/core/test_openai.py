@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compeer_core.backends.feed import TextFeed
 from compeer_core.backends.openai_ import OpenAIBackend, OpenAICompletion, Patience
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.errors import BackendError, ConfigError
+from compeer_core.errors import BackendError, ConfigError, EndpointError, Fault
 from compeer_core.images import Image
 
 HASTY = Patience(
@@ -437,6 +437,45 @@ def test_an_endpoint_that_is_not_there_is_an_error(endpoint: Endpoint) -> None:
 
 
 # --- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "complaint", "fault"),
+    [
+        (401, "", Fault.SETTINGS),
+        (402, "", Fault.SETTINGS),
+        (403, "", Fault.SETTINGS),
+        (404, "", Fault.SETTINGS),
+        (400, "The model `tiny` does not exist", Fault.SETTINGS),
+        (429, "insufficient_quota", Fault.SETTINGS),
+        (413, "", Fault.REQUEST),
+        (400, "maximum context length is 4096 tokens", Fault.REQUEST),
+        (422, "", Fault.REQUEST),
+        (408, "", Fault.PASSING),
+        (429, "slow down", Fault.PASSING),
+        (500, "", Fault.PASSING),
+    ],
+)
+def test_an_error_says_what_it_means_for_other_requests(
+    endpoint: Endpoint, status: int, complaint: str, fault: Fault
+) -> None:
+    backend = endpoint(refuses(status, complaint)).backend(Patience(tries=1))
+
+    with pytest.raises(EndpointError) as caught:
+        list(opened(backend).generate())
+
+    assert caught.value.fault is fault
+    assert str(status) in caught.value.reason
+
+
+def test_an_error_says_how_long_the_endpoint_wants_to_be_left_alone(endpoint: Endpoint) -> None:
+    backend = endpoint(refuses(429, Retry_After="7")).backend(Patience(tries=1))
+
+    with pytest.raises(EndpointError) as caught:
+        list(opened(backend).generate())
+
+    assert caught.value.wait_seconds == 7
+    assert caught.value.reason == "has too much to do (429)"
 
 
 @pytest.mark.parametrize(
