@@ -365,7 +365,7 @@ class Registry:
             with slot.lock:
                 loaded, slot.loaded = slot.loaded, None
             if loaded is not None:
-                (loaded.backend if isinstance(loaded, Policy) else loaded.scorer).close()
+                (loaded.backend if isinstance(loaded, Policy) else loaded).close()
 
     # --- loading -------------------------------------------------------------------------------
 

@@ -4,21 +4,17 @@ The judge is asked in one conversation. It sees the history, then step after ste
 with one word, True or False; at last it sees the reply beside a reference and says which is better.
 Its own answers stay in the conversation, so a later verdict is made in the light of the earlier
 ones. An answer is the likeliest of the words it may choose from, read from their probabilities;
-that is what greedy decoding would write.
+that is what greedy decoding would write. What the answers are worth is in `compeer_core.judgement`.
 
-The reward (COMPEER, "RL with UnifiReward"): +1 or -1 for each step, for the reply (+1 if it equals
-or beats the reference) and for the format. A turn that is not complete earns -1 everywhere, and the
-judge is not asked.
-
-Three outcomes are kept apart: a verdict, a question that does not apply (there is no reference),
-and a question that could not be answered (`Unscorable`), which never becomes a number.
+Beside it stands what it is compared with: a process reward model (PRM), asked about each step as if
+there were no other, and an outcome reward model (ORM), asked about the reply alone. Together they are
+a `Judge` with the same methods (`reply_scorer`).
 """
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from compeer_core.backends.protocol import (
     Answers,
@@ -30,6 +26,19 @@ from compeer_core.backends.protocol import (
 )
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CompeerError, InputError
+from compeer_core.judgement import (
+    NO_REFERENCE,
+    NOT_COMPLETE,
+    Form,
+    Judgement,
+    NotApplicable,
+    ReplyOutcome,
+    ResponseVerdict,
+    Reward,
+    StepOutcome,
+    StepVerdict,
+    Unscorable,
+)
 from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
 from compeer_core.reasoning import (
     STEPS,
@@ -51,155 +60,39 @@ VERDICTS = ("True", "False")
 PREFERENCES = ("First", "Second", "Both", "Neither")
 """The words for the reply, in the order of `Preference`."""
 
-Form = Literal["hard", "soft"]
 Turn = SupportTurn | Reading | str
 
-
-# --- verdicts ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepVerdict:
-    """Is a step of the reasoning right?"""
-
-    correct: bool
-    probability_correct: float
-
-
-@dataclass(frozen=True)
-class ResponseVerdict:
-    """How the reply compares with the reference; the reply is the first of the two.
-
-    The judge is asked in both orders and the probabilities are averaged, so that a liking for
-    whatever comes first cancels out.
-    """
-
-    preference: Preference
-    probabilities: Mapping[Preference, float]
-
-    @property
-    def at_least_as_good(self) -> bool:
-        """The reply equals or beats the reference, the paper's condition for +1."""
-        return self.preference in {Preference.FIRST, Preference.BOTH}
-
-
-@dataclass(frozen=True)
-class Unscorable:
-    """The judge was asked, or should have been, and there is no answer to rely on."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class NotApplicable:
-    """There is nothing to ask the judge."""
-
-    reason: str
-
-
-StepOutcome = StepVerdict | Unscorable
-ReplyOutcome = ResponseVerdict | Unscorable | NotApplicable
-
-NO_REFERENCE = NotApplicable("no reference to compare the reply with")
-NOT_COMPLETE = NotApplicable("the turn is not complete, so the judge was not asked")
-
-
-@dataclass(frozen=True)
-class Reward:
-    """What a judgement is worth. None stands for "not part of it" or "not known"."""
-
-    steps: tuple[float | None, ...] | None
-    """One value for each step, None where it is unscorable; None for a bare reply."""
-    response: float | None
-    format: float | None
-    """+1 complete, -1 not; None for a bare reply."""
-    total: float | None
-    """The sum of all parts; None as soon as one of them is unscorable, or where there is none."""
-    maximum: int
-    """What the total could be at best: the number of parts."""
-    unscorable: int
-    """How many parts could not be scored."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """All that the judge has to say about one turn."""
-
-    steps: tuple[StepOutcome, ...] | None
-    """Three outcomes; None for a bare reply, and for a turn that is not complete."""
-    response: ReplyOutcome
-    is_complete: bool | None
-    """Are all four parts there? None for a bare reply, which was never meant to have them."""
-    has_reference: bool = False
-    """Only asked of a turn that is not complete: does it lose the point for the reply as well?"""
-
-    @classmethod
-    def of_incomplete(cls, *, has_reference: bool) -> "Judgement":
-        """The judgement by rule of a turn that lacks a part."""
-        return cls(None, NOT_COMPLETE, is_complete=False, has_reference=has_reference)
-
-    def reward(self, form: Form = "hard") -> Reward:
-        """Turn verdicts into numbers.
-
-        Args:
-            form: "hard" is the paper's +1 and -1. "soft" is 2p - 1, where p is the probability that
-                a step is correct, or that the reply is first or both.
-
-        Example:
-            >>> right, unsure = StepVerdict(True, 0.9), StepVerdict(False, 0.4)
-            >>> judged = Judgement((right, right, unsure), NO_REFERENCE, is_complete=True)
-            >>> judged.reward().total, round(judged.reward("soft").total, 2)
-            (2.0, 2.4)
-        """
-        if self.is_complete is False:
-            parts = 5 if self.has_reference else 4
-            return Reward(
-                steps=(-1.0, -1.0, -1.0),
-                response=-1.0 if self.has_reference else None,
-                format=-1.0,
-                total=-float(parts),
-                maximum=parts,
-                unscorable=0,
-            )
-        outcomes = [*(self.steps or ()), self.response]
-        asked = [outcome for outcome in outcomes if not isinstance(outcome, NotApplicable)]
-        values = [_value(outcome, form) for outcome in asked]
-        format_value = None if self.is_complete is None else 1.0
-        parts_values = values if format_value is None else [*values, format_value]
-        known = [value for value in parts_values if value is not None]
-        is_known = bool(known) and len(known) == len(parts_values)
-        return Reward(
-            steps=None if self.steps is None else tuple(_value(step, form) for step in self.steps),
-            response=_value(self.response, form),
-            format=format_value,
-            total=sum(known) if is_known else None,
-            maximum=len(parts_values),
-            unscorable=sum(isinstance(outcome, Unscorable) for outcome in outcomes),
-        )
-
-
-def _value(outcome: StepOutcome | ReplyOutcome, form: Form) -> float | None:
-    match outcome:
-        case StepVerdict(correct, probability):
-            return _signed(correct) if form == "hard" else 2 * probability - 1
-        case ResponseVerdict(probabilities=probabilities):
-            if form == "hard":
-                return _signed(outcome.at_least_as_good)
-            good = probabilities[Preference.FIRST] + probabilities[Preference.BOTH]
-            return 2 * good - 1
-        case _:
-            return None
-
-
-def _signed(good: bool) -> float:
-    return 1.0 if good else -1.0
+__all__ = [
+    "NOT_COMPLETE",
+    "NO_REFERENCE",
+    "PREFERENCES",
+    "VERDICTS",
+    "Form",
+    "Judge",
+    "JudgeSession",
+    "Judgement",
+    "NotApplicable",
+    "ReplyOutcome",
+    "ResponseVerdict",
+    "Reward",
+    "StepOutcome",
+    "StepVerdict",
+    "Turn",
+    "Unscorable",
+]
 
 
 # --- the judge ---------------------------------------------------------------------------------
 
 
 class Judge:
-    """A reward model at work."""
+    """A reward model at work.
+
+    Attributes:
+        scorer: Judges the steps and, unless there is a `reply_scorer`, the reply.
+        reply_scorer: Judges the reply, if another model does. The steps are then judged as if each
+            were alone: a PRM and an ORM instead of UnifiReward.
+    """
 
     def __init__(
         self,
@@ -207,18 +100,35 @@ class Judge:
         scorer: LabelScorer,
         language: str = "en",
         vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
+        reply_scorer: LabelScorer | None = None,
     ) -> None:
-        """Take a model that can score labels.
+        """Take one model that can score labels, or one for the steps and one for the reply.
 
         Raises:
-            ConfigError: A verdict word is more than one token for this model, so that its
+            ConfigError: A verdict word is more than one token for a model, so that its
                 probability could not be read at one place.
         """
-        scorer.check_labels(VERDICTS + PREFERENCES)
+        if reply_scorer is None:
+            scorer.check_labels(VERDICTS + PREFERENCES)
+        else:
+            scorer.check_labels(VERDICTS)
+            reply_scorer.check_labels(PREFERENCES)
         self.name = name
         self.scorer = scorer
+        self.reply_scorer = reply_scorer
         self.language = language
         self.vocabulary = vocabulary
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether one model judges all, each verdict in the light of those before it."""
+        return self.reply_scorer is None
+
+    def close(self) -> None:
+        """Free the models. May be called twice."""
+        self.scorer.close()
+        if self.reply_scorer is not None:
+            self.reply_scorer.close()
 
     def open(self, dialogue: Dialogue) -> "JudgeSession":
         """Begin to judge one turn, the one that follows `dialogue`. Close the session when done."""
@@ -240,41 +150,69 @@ class Judge:
             unscorable and leaves the others alone.
         """
         pairs = list(zip(turns, references, strict=True))
-        if isinstance(self.scorer, InterviewScorer) and len(dialogue):
-            return self._judge_at_once(self.scorer, dialogue, pairs)
+        scorers = (self.scorer, self.reply_scorer or self.scorer)
+        if len(dialogue) and all(isinstance(scorer, InterviewScorer) for scorer in scorers):
+            return self._judge_at_once(dialogue, pairs)
         return [self._judge_one(dialogue, turn, reference) for turn, reference in pairs]
 
     def _judge_at_once(
-        self,
-        scorer: InterviewScorer,
-        dialogue: Dialogue,
-        pairs: Sequence[tuple[Turn, str | None]],
+        self, dialogue: Dialogue, pairs: Sequence[tuple[Turn, str | None]]
     ) -> list[Judgement]:
-        """Judge by interviews; what is not asked in one is judged one by one."""
-        interviews: dict[int, Interview] = {}
-        for number, (turn, reference) in enumerate(pairs):
-            interview = self._interview(turn, reference)
-            if interview is not None:
-                interviews[number] = interview
+        """Judge by interviews; what is not answered in one is judged one by one."""
+        asked = {
+            number: questions
+            for number, (turn, reference) in enumerate(pairs)
+            if (questions := self._questions(turn, reference)) is not None
+        }
+        if self.reply_scorer is None:
+            interviews = {n: Interview(steps, replies) for n, (steps, replies) in asked.items()}
+            answered = self._interviewed(self.scorer, dialogue, interviews)
+        else:
+            on_steps = {n: Interview((), steps) for n, (steps, _) in asked.items() if steps}
+            on_replies = {n: Interview((), replies) for n, (_, replies) in asked.items() if replies}
+            found = self._interviewed(self.scorer, dialogue, on_steps)
+            others = self._interviewed(self.reply_scorer, dialogue, on_replies)
+            none = Answers((), ())
+            answered = {
+                n: Answers(found.get(n, none).ends, others.get(n, none).ends)
+                for n in asked
+                if (n in found or n not in on_steps) and (n in others or n not in on_replies)
+            }
+        return [
+            _judgement(answered[number], _is_bare(turn), self.is_unified)
+            if number in answered
+            else self._judge_one(dialogue, turn, reference)
+            for number, (turn, reference) in enumerate(pairs)
+        ]
+
+    def _interviewed(
+        self, scorer: LabelScorer, dialogue: Dialogue, interviews: Mapping[int, Interview]
+    ) -> dict[int, Answers]:
+        """Return the answers that there are.
+
+        Those that fail are left out: a session says why, and knows what to leave out of a dialogue
+        that is too long.
+        """
+        assert isinstance(scorer, InterviewScorer)
         messages = judge_messages(dialogue, self.language, scorer.reserved)
         try:
             answers = scorer.interview(messages, list(interviews.values()))
         except FAILURES:
-            logger.warning("judge %s failed on %d at once", self.name, len(pairs), exc_info=True)
-            answers = []
-        answered = dict(zip(interviews, answers, strict=False))
-        judgements = []
-        for number, (turn, reference) in enumerate(pairs):
-            answer = answered.get(number)
-            if isinstance(answer, Answers):
-                judgements.append(_judgement(answer, _is_bare(turn)))
-            else:  # also a dialogue that is too long: a session knows what to leave out
-                judgements.append(self._judge_one(dialogue, turn, reference))
-        return judgements
+            logger.warning(
+                "judge %s failed on %d at once", self.name, len(interviews), exc_info=True
+            )
+            return {}
+        return {
+            number: answer
+            for number, answer in zip(interviews, answers, strict=True)
+            if isinstance(answer, Answers)
+        }
 
-    def _interview(self, turn: Turn, reference: str | None) -> Interview | None:
-        """Return what is asked about a turn; None where there is nothing to ask."""
-        chain: list[Question] = []
+    def _questions(
+        self, turn: Turn, reference: str | None
+    ) -> tuple[tuple[Question, ...], tuple[Question, ...]] | None:
+        """Return what is asked about the steps and the reply; None where there is nothing to ask."""
+        steps: tuple[Question, ...] = ()
         if _is_bare(turn):
             assert isinstance(turn, str)
             reply = turn
@@ -283,25 +221,23 @@ class Judge:
             if not reading.is_complete:
                 return None
             reply = reading.turn.reply
-            chain = [self.step_question(step) for step in reading.turn.reasoning]
-        ends = () if reference is None else self.reply_questions(reply, reference)
-        return Interview(tuple(chain), ends) if chain or ends else None
+            steps = tuple(self.step_question(step) for step in reading.turn.reasoning)
+        replies = () if reference is None else self.reply_questions(reply, reference)
+        return (steps, replies) if steps or replies else None
 
     def step_question(self, step: Step) -> Question:
         """Return the question whether a step is right."""
-        text = step_question(part_of(step), self._quoted(render_step(step)), self.language)
-        return Question(text, VERDICTS)
+        quoted = neutralise(render_step(step), self.scorer.reserved)
+        return Question(step_question(part_of(step), quoted, self.language), VERDICTS)
 
     def reply_questions(self, reply: str, reference: str) -> tuple[Question, Question]:
         """Return the question which of two replies is better, the reply first and then second."""
-        candidate, other = self._quoted(reply), self._quoted(reference)
+        reserved = (self.reply_scorer or self.scorer).reserved
+        candidate, other = neutralise(reply, reserved), neutralise(reference, reserved)
         return (
             Question(reply_question(candidate, other, self.language), PREFERENCES),
             Question(reply_question(other, candidate, self.language), PREFERENCES),
         )
-
-    def _quoted(self, text: str) -> str:
-        return neutralise(text, self.scorer.reserved)
 
     def _reading(self, turn: Turn) -> Reading:
         if isinstance(turn, Reading):
@@ -330,13 +266,20 @@ def _is_bare(turn: Turn) -> bool:
     return isinstance(turn, str) and not any(tag in turn for tag in tags)
 
 
-def _judgement(answers: Answers, is_bare: bool) -> Judgement:
-    """Return the judgement that an interview amounts to, as a session would have made it."""
+def _judgement(answers: Answers, is_bare: bool, is_unified: bool) -> Judgement:
+    """Return the judgement that answers amount to, as a session would have made it.
+
+    Args:
+        answers: Those on the steps, and those on the reply.
+        is_bare: Whether there is a reply alone.
+        is_unified: Whether an answer builds on those before it, and is worth nothing without them.
+    """
     steps: list[StepOutcome] = []
     broken: Unscorable | None = None
     for given in answers.chain:
         outcome = broken or _step_outcome(given)
-        broken = outcome if isinstance(outcome, Unscorable) else None
+        if is_unified and isinstance(outcome, Unscorable):
+            broken = outcome
         steps.append(outcome)
     response: ReplyOutcome = NO_REFERENCE
     if answers.ends:
@@ -354,21 +297,22 @@ def _step_outcome(given: Sequence[float]) -> StepOutcome:
 
 
 def _reply_outcome(as_first: Sequence[float], as_second: Sequence[float]) -> ReplyOutcome:
-    """Average both orders; `as_second` has the candidate behind the reference."""
-    orders = [_checked(given, PREFERENCES) for given in (as_first, as_second)]
-    for order in orders:
-        if isinstance(order, Unscorable):
-            return order
-    one_order, other_order = (
-        dict(zip(Preference, order, strict=True))
-        for order in orders
-        if not isinstance(order, Unscorable)
-    )
+    """Average both orders; in `as_second` the candidate stands behind the reference."""
+    one, other = _checked(as_first, PREFERENCES), _checked(as_second, PREFERENCES)
+    if isinstance(one, Unscorable):
+        return one
+    if isinstance(other, Unscorable):
+        return other
+    one_order = dict(zip(Preference, one, strict=True))
+    other_order = dict(zip(Preference, other, strict=True))
     averaged = {
         preference: (one_order[preference] + other_order[preference.swapped()]) / 2
         for preference in Preference
     }
-    return ResponseVerdict(max(averaged, key=lambda one: averaged[one]), averaged)
+    return ResponseVerdict(max(averaged, key=lambda name: averaged[name]), averaged)
+
+
+# --- one turn, while it is written -------------------------------------------------------------
 
 
 class JudgeSession:
@@ -380,11 +324,11 @@ class JudgeSession:
 
     def __init__(self, judge: Judge, dialogue: Dialogue) -> None:
         self._judge = judge
-        self._dialogue = dialogue
-        self._session: ScoringSession | None = None
         self._answered: list[Part] = []
-        self._said: list[tuple[Question, str]] = []  # with its answer
-        self._broken: Unscorable | None = None
+        self._on_steps = _Talk(judge, judge.scorer, dialogue)
+        self._on_reply = self._on_steps
+        if judge.reply_scorer is not None:
+            self._on_reply = _Talk(judge, judge.reply_scorer, dialogue)
 
     def __enter__(self) -> "JudgeSession":
         return self
@@ -394,33 +338,37 @@ class JudgeSession:
 
     def step(self, part: Part, step: Step) -> StepOutcome:
         """Judge one step. Steps come in the order of `STEPS`, once each."""
-        if self._broken is not None:
-            return self._broken
+        talk = self._on_steps
+        if talk.broken is not None:
+            return talk.broken
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
         question = self._judge.step_question(step)
-        given = self._ask(question)
+        given = talk.ask(question)
         outcome = given if isinstance(given, Unscorable) else _step_outcome(given)
-        if isinstance(outcome, Unscorable):
-            self._broken = outcome
+        if not self._judge.is_unified:
+            self._answered.append(part)
             return outcome
-        failure = self._commit(question, VERDICTS[0 if outcome.correct else 1])
+        if isinstance(outcome, Unscorable):
+            talk.broken = outcome
+            return outcome
+        # A verdict stands even if it cannot be kept: it was read before that. What would build on
+        # it is then unscorable.
+        talk.keep(question, VERDICTS[0 if outcome.correct else 1])
         self._answered.append(part)
-        if failure is not None:
-            # This verdict stands, since it was read before; those that would build on it do not.
-            self._broken = failure
         return outcome
 
     def reply(self, text: str, reference: str | None) -> ReplyOutcome:
         """Compare the reply with a reference, in both orders, after all steps or none at all."""
         if reference is None:
             return NO_REFERENCE
-        if len(self._answered) not in {0, len(STEPS)} and self._broken is None:
+        talk = self._on_reply
+        if len(self._answered) not in {0, len(STEPS)} and talk.broken is None:
             return Unscorable("the reply was asked about before all steps were judged")
         orders: list[Sequence[float]] = []
         for question in self._judge.reply_questions(text, reference):
-            given = self._ask(question)
+            given = talk.ask(question)
             if isinstance(given, Unscorable):
                 return given
             orders.append(given)
@@ -428,21 +376,26 @@ class JudgeSession:
 
     def close(self) -> None:
         """Let go of the model. No question can be asked afterwards."""
-        self._broken = self._broken or Unscorable("the judge's session is closed")
-        self._release()
+        for talk in (self._on_steps, self._on_reply):
+            talk.close()
 
-    def _release(self) -> None:
-        session, self._session = self._session, None
-        if session is None:
-            return
-        try:
-            session.close()
-        except FAILURES:
-            logger.warning("judge %s: closing a session failed", self._judge.name, exc_info=True)
 
-    def _ask(self, question: Question) -> Sequence[float] | Unscorable:
-        if self._broken is not None:
-            return self._broken
+class _Talk:
+    """A conversation with one scorer, which can begin again with less of the dialogue."""
+
+    def __init__(self, judge: Judge, scorer: LabelScorer, dialogue: Dialogue) -> None:
+        self.broken: Unscorable | None = None
+        """Why nothing more can be asked."""
+        self._judge = judge
+        self._scorer = scorer
+        self._dialogue = dialogue
+        self._session: ScoringSession | None = None
+        self._kept: list[tuple[Question, str]] = []  # with its answer
+
+    def ask(self, question: Question) -> Sequence[float] | Unscorable:
+        """Ask from behind what is kept; a failure does not break the conversation by itself."""
+        if self.broken is not None:
+            return self.broken
         while True:
             try:
                 if self._session is None:
@@ -455,12 +408,33 @@ class JudgeSession:
             except FAILURES as error:
                 return self._failed(error)
 
+    def keep(self, question: Question, label: str) -> None:
+        """Let the question asked last stand in the conversation, with an answer."""
+        assert self._session is not None
+        self._kept.append((question, label))
+        try:
+            self._session.answer(label)
+        except FAILURES as error:
+            self.broken = self._failed(error)
+
+    def close(self) -> None:
+        self.broken = self.broken or Unscorable("the judge's session is closed")
+        self._release()
+
+    def _release(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        try:
+            session.close()
+        except FAILURES:
+            logger.warning("judge %s: closing a session failed", self._judge.name, exc_info=True)
+
     def _opened(self) -> ScoringSession:
         """A conversation that stands where this one does."""
-        judge = self._judge
-        messages = judge_messages(self._dialogue, judge.language, judge.scorer.reserved)
-        session = judge.scorer.open(messages)
-        for question, label in self._said:
+        messages = judge_messages(self._dialogue, self._judge.language, self._scorer.reserved)
+        session = self._scorer.open(messages)
+        for question, label in self._kept:
             session.ask(question.text, question.labels)
             session.answer(label)
         return session
@@ -472,15 +446,6 @@ class JudgeSession:
         kept = utterances[-(len(utterances) // 2) :]
         self._dialogue = replace(self._dialogue, utterances=kept)
         logger.info("judge %s: reads the last %d utterances", self._judge.name, len(kept))
-
-    def _commit(self, question: Question, label: str) -> Unscorable | None:
-        assert self._session is not None
-        self._said.append((question, label))
-        try:
-            self._session.answer(label)
-        except FAILURES as error:
-            return self._failed(error)
-        return None
 
     def _failed(self, error: Exception) -> Unscorable:
         logger.warning("judge %s failed", self._judge.name, exc_info=error)

@@ -15,7 +15,14 @@ from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError, InputError
 from compeer_core.model_pool import ModelPool, load_label_scorer
-from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge, StepVerdict, Unscorable
+from compeer_core.unifireward import (
+    PREFERENCES,
+    VERDICTS,
+    Judge,
+    ResponseVerdict,
+    StepVerdict,
+    Unscorable,
+)
 from tests.checkpoints import CHATML, build_qwen
 
 HISTORY = (Message("user", ("Seeker: I cannot sleep.\nSupporter: Why?\nSeeker: The exam.\n\n",)),)
@@ -321,3 +328,58 @@ def test_a_shelf_keeps_pictures_apart_and_forgets_the_oldest():
     shelf.put(track([5]))
 
     assert [kept.ids for kept in shelf._tracks] == [[4], [5]]
+
+
+# --- a PRM and an ORM --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(qwen_folder, adapter_folders):
+    pool = ModelPool()
+    scorers = [
+        load_label_scorer(str(qwen_folder), adapter=folder, pool=pool) for folder in adapter_folders
+    ]
+    judge = Judge("prm+orm", scorers[0], reply_scorer=scorers[1])
+    yield judge
+    judge.close()
+
+
+def test_separate_judges_give_the_same_judgements_either_way(pair):
+    history = dialogue("I cannot sleep.", "Why?", "The exam.")
+    turns = [turn(1), "only a reply", turn(2), "<history>half", turn(3)]
+    references = ["Why is that?", "Sleep.", None, "Hm.", "Tell me more."]
+
+    found = pair.judge(history, turns, references)
+
+    naive = [pair._judge_one(history, *each) for each in zip(turns, references, strict=True)]
+    for ours, theirs in zip(found, naive, strict=True):
+        assert ours.reward() == theirs.reward()
+        for one, other in zip(ours.steps or (), theirs.steps or (), strict=True):
+            assert one.probability_correct == pytest.approx(other.probability_correct, abs=1e-5)
+        if isinstance(ours.response, ResponseVerdict):
+            expected = theirs.response.probabilities
+            assert dict(ours.response.probabilities) == pytest.approx(dict(expected), abs=1e-5)
+
+
+def test_a_process_reward_model_judges_each_step_as_if_it_were_alone(pair):
+    history = dialogue("I cannot sleep.")
+    changed = turn(1).replace("The exam 1.", "Something else entirely.")
+
+    one, other = pair.judge(history, [turn(1), changed], [None, None])
+
+    assert one.steps[0].probability_correct != pytest.approx(
+        other.steps[0].probability_correct, abs=1e-3
+    )
+    for ours, theirs in zip(one.steps[1:], other.steps[1:], strict=True):
+        assert ours.probability_correct == pytest.approx(theirs.probability_correct, abs=1e-5)
+
+
+def test_the_first_step_changes_what_a_unified_judge_says_of_the_later_ones(scorer):
+    judge = Judge("tiny", scorer)
+    changed = turn(1).replace("The exam 1.", "Something else entirely.")
+
+    one, other = judge.judge(dialogue("I cannot sleep."), [turn(1), changed], [None, None])
+
+    assert one.steps[2].probability_correct != pytest.approx(
+        other.steps[2].probability_correct, abs=1e-5
+    )
