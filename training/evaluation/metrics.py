@@ -10,15 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
-from sklearn.metrics import (
-    accuracy_score,
-    balanced_accuracy_score,
-    f1_score,
-    recall_score,
-    roc_auc_score,
-)
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -81,17 +76,22 @@ def perplexity(losses: Sequence[float], tokens: Sequence[int]) -> Estimate:
 
 
 def reward_model_report(
-    correct: Sequence[bool], probability_correct: Sequence[float]
+    correct: Sequence[bool],
+    probability_correct: Sequence[float],
+    groups: Sequence[str] | None = None,
 ) -> dict[str, Estimate]:
     """Return what is known about verdicts on one step (COMPEER, Table 1, and what it lacks).
 
     A judge that always says True reaches a high weighted F1 where few steps are wrong. That value
-    stands beside the judge's own, as do measures that such a judge cannot pass.
+    stands beside the judge's own, as do measures that such a judge cannot pass: balanced accuracy
+    (0.5 for it), Matthews' correlation (0) and AUROC (0.5).
 
     Args:
         correct: The labels.
         probability_correct: The judge's probability of True, in [0, 1]; its verdict is True where
             it is above 0.5.
+        groups: What each row belongs to, such as its source dialogue: intervals draw whole groups,
+            since rows of one are alike. None takes each row by itself.
 
     Raises:
         ValueError: Lengths differ, or all labels are alike.
@@ -102,50 +102,151 @@ def reward_model_report(
         raise ValueError(f"{len(label)} labels but {len(probability)} probabilities")
     if label.all() or not label.any():
         raise ValueError("all labels are alike, nothing can be told about the judge")
-    verdict = probability > 0.5
-
-    def weighted_f1(rows: NDArray[np.int64], given: NDArray[np.bool_]) -> float:
-        return float(f1_score(label[rows], given[rows], average="weighted", zero_division=0.0))
-
-    def two_classes(measure: Callable[[NDArray[np.int64]], float]) -> Estimate:
-        def statistic(rows: NDArray[np.int64]) -> float:
-            chosen = label[rows]
-            return measure(rows) if chosen.any() and not chosen.all() else math.nan
-
-        return bootstrap(statistic, len(label))
-
-    always_true = np.ones_like(label)
-    return {
-        "weighted_f1": bootstrap(lambda rows: weighted_f1(rows, verdict), len(label)),
-        "weighted_f1_always_true": bootstrap(
-            lambda rows: weighted_f1(rows, always_true), len(label)
-        ),
-        "recall_false": two_classes(
-            lambda rows: float(recall_score(~label[rows], ~verdict[rows], zero_division=0.0))
-        ),
-        "balanced_accuracy": two_classes(
-            lambda rows: float(balanced_accuracy_score(label[rows], verdict[rows]))
-        ),
-        "auroc": two_classes(lambda rows: float(roc_auc_score(label[rows], probability[rows]))),
+    # Class 0 is False, so that its recall is the first.
+    truth, verdict = label.astype(int), (probability > 0.5).astype(int)
+    weights = drawn_weights(groups if groups is not None else range(len(label)))
+    table = confusion(weights, truth, verdict, 2)
+    always_true = confusion(weights, truth, np.ones_like(truth), 2)
+    found = {
+        "weighted_f1": weighted_f1(table),
+        "weighted_f1_always_true": weighted_f1(always_true),
+        "recall_false": recalls(table)[:, 0],
+        "balanced_accuracy": balanced_accuracy(table),
+        "mcc": matthews_correlation(table),
+        "auroc": auroc(weights, label, probability),
     }
+    return {name: estimate(values, len(label)) for name, values in found.items()}
 
 
-def preference_report(labels: Sequence[str], verdicts: Sequence[str]) -> dict[str, Estimate]:
-    """Return accuracy and weighted F1 of the four-way preference, beside the commonest label's."""
-    label, verdict = np.asarray(labels), np.asarray(verdicts)
-    names, counts = np.unique(label, return_counts=True)
-    commonest = np.full_like(label, names[counts.argmax()])
+def preference_report(
+    labels: Sequence[str],
+    verdicts: Sequence[str],
+    groups: Sequence[str] | None = None,
+) -> dict[str, Estimate]:
+    """Return what is known about verdicts on the reply, each beside the commonest label's.
 
-    def accuracy(given: NDArray[np.str_]) -> Estimate:
-        return bootstrap(lambda rows: float(accuracy_score(label[rows], given[rows])), len(label))
+    Args:
+        labels: The preferences of people or of a rule.
+        verdicts: The judge's.
+        groups: As in `reward_model_report`.
 
-    return {
-        "accuracy": accuracy(verdict),
-        "accuracy_commonest": accuracy(commonest),
-        "weighted_f1": bootstrap(
-            lambda rows: float(
-                f1_score(label[rows], verdict[rows], average="weighted", zero_division=0.0)
-            ),
-            len(label),
-        ),
+    Raises:
+        ValueError: Lengths differ, or there is nothing.
+    """
+    if len(labels) != len(verdicts) or not labels:
+        raise ValueError(f"{len(labels)} labels and {len(verdicts)} verdicts")
+    names = sorted({*labels, *verdicts})
+    number = {name: place for place, name in enumerate(names)}
+    truth = np.array([number[label] for label in labels])
+    verdict = np.array([number[given] for given in verdicts])
+    weights = drawn_weights(groups if groups is not None else range(len(labels)))
+    table = confusion(weights, truth, verdict, len(names))
+    commonest = np.full_like(truth, np.bincount(truth).argmax())
+    majority = confusion(weights, truth, commonest, len(names))
+    found = {
+        "accuracy": accuracy(table),
+        "accuracy_commonest": accuracy(majority),
+        "weighted_f1": weighted_f1(table),
+        "weighted_f1_commonest": weighted_f1(majority),
+        "balanced_accuracy": balanced_accuracy(table),
+        "kappa": kappa(table),
     }
+    return {name: estimate(values, len(labels)) for name, values in found.items()}
+
+
+# --- many resamples at once ----------------------------------------------------------------------
+#
+# A resample is a row of weights: how often it holds each example. Row 0 holds each once.
+
+RESAMPLES = 1000
+
+
+def drawn_weights(
+    groups: Sequence[str] | Sequence[int] | range, resamples: int = RESAMPLES, seed: int = 0
+) -> Floats:
+    """Return the weights of the sample itself and of resamples of whole groups.
+
+    Returns:
+        Shape (1 + resamples, n).
+    """
+    _, member = np.unique(np.asarray(groups), return_inverse=True)
+    count = int(member.max()) + 1
+    rng = np.random.default_rng(seed)
+    times = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
+    return np.vstack([np.ones(len(member)), times[:, member]]).astype(np.float64)
+
+
+def estimate(values: Floats, n: int) -> Estimate:
+    """Return the first value with the percentile interval of the others; NaN ones are left out."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return Estimate(float(values[0]), float(low), float(high), n)
+
+
+def confusion(weights: Floats, truth: Ints, verdict: Ints, classes: int) -> Floats:
+    """Return weighted counts, shape (rows of weights, true class, given class)."""
+    cells = np.zeros((len(truth), classes * classes))
+    cells[np.arange(len(truth)), truth * classes + verdict] = 1.0
+    result: Floats = (weights @ cells).reshape(-1, classes, classes)
+    return result
+
+
+def accuracy(table: Floats) -> Floats:
+    return _ratio(np.trace(table, axis1=1, axis2=2), table.sum(axis=(1, 2)))
+
+
+def recalls(table: Floats) -> Floats:
+    """Return the share of each true class that was found, NaN for a class that is not there."""
+    return _ratio(np.diagonal(table, axis1=1, axis2=2), table.sum(axis=2))
+
+
+def balanced_accuracy(table: Floats) -> Floats:
+    """Return the mean recall over the classes of the whole sample; NaN where one is not drawn."""
+    is_there = table[0].sum(axis=1) > 0
+    result: Floats = recalls(table)[:, is_there].mean(axis=1)
+    return result
+
+
+def weighted_f1(table: Floats) -> Floats:
+    """Return F1 of each class, weighted by how often the class is true."""
+    hit = np.diagonal(table, axis1=1, axis2=2)
+    true, given = table.sum(axis=2), table.sum(axis=1)
+    f1 = np.nan_to_num(_ratio(2 * hit, true + given))
+    return _ratio((f1 * true).sum(axis=1), true.sum(axis=1))
+
+
+def matthews_correlation(table: Floats) -> Floats:
+    """Return Matthews' correlation of two or more classes; 0 for a judge that always says the same.
+
+    Gorodkin, 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006
+    """
+    true, given, total = table.sum(axis=2), table.sum(axis=1), table.sum(axis=(1, 2))
+    hits = np.trace(table, axis1=1, axis2=2)
+    covariance = hits * total - (true * given).sum(axis=1)
+    spread = (total**2 - (given**2).sum(axis=1)) * (total**2 - (true**2).sum(axis=1))
+    return np.nan_to_num(_ratio(covariance, np.sqrt(np.maximum(spread, 0.0))))
+
+
+def kappa(table: Floats) -> Floats:
+    """Return Cohen's kappa; NaN where both always say the same."""
+    total = table.sum(axis=(1, 2))
+    by_chance = (table.sum(axis=2) * table.sum(axis=1)).sum(axis=1)
+    hits = np.trace(table, axis1=1, axis2=2) * total
+    return _ratio(hits - by_chance, total**2 - by_chance)
+
+
+def auroc(weights: Floats, label: Bools, score: Floats) -> Floats:
+    """Return how often a true example has the higher score than a false one; ties count half."""
+    order = np.argsort(score, kind="stable")
+    starts = np.unique(score[order], return_index=True)[1]
+    ordered = weights[:, order]
+    positive = np.add.reduceat(ordered * label[order], starts, axis=1)
+    negative = np.add.reduceat(ordered * ~label[order], starts, axis=1)
+    below = np.cumsum(negative, axis=1) - negative
+    won = (positive * (below + negative / 2)).sum(axis=1)
+    return _ratio(won, positive.sum(axis=1) * negative.sum(axis=1))
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    """Divide, with NaN where there is nothing to divide by."""
+    result: Floats = np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
+    return result
