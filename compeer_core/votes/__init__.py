@@ -1,4 +1,8 @@
-"""What people say about replies: annotations, how well people agree, and files of both."""
+"""What people say about replies: annotations, how well people agree, and files of both.
+
+`agreement` here is the function. What else the module of the same name holds is had by
+``from compeer_core.votes.agreement import ...``.
+"""
 
 from compeer_core.votes.annotations import agreement
 
