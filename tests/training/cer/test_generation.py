@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 from dataclasses import dataclass, field
 
 import pytest
@@ -415,3 +416,30 @@ def test_an_estimate_asks_nobody(tmp_path, pictures):
     )
 
     assert len(list(asked)) == 6
+
+
+# --- Size -------------------------------------------------------------------------------------
+
+
+class Forgetful(list):
+    """Remembers only that something was asked."""
+
+    def append(self, item):
+        super().append(None)
+
+
+def test_cases_and_turns_do_not_stay_in_memory(tmp_path):
+    long = "I cannot sleep. " * 1000
+    cases = (case(number, long) for number in range(600))
+    write_records(tmp_path / "cases.jsonl", cases)
+    size = (tmp_path / "cases.jsonl").stat().st_size
+    askers = {name: Talker(asked=Forgetful()) for name in "ab"}
+
+    tracemalloc.start()
+    try:
+        report = generate(tmp_path / "cases.jsonl", tmp_path / "turns.jsonl", ONE, askers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert report.written == 1200
+    assert peak < 2_000_000 < size / 4
