@@ -59,6 +59,37 @@ def test_dailydialog_names_its_splits_and_keeps_surprise_as_a_label(tmp_path):
     assert dropped.reasons == {Reason.UNKNOWN_EMOTION: 2}
 
 
+EMPATHETIC = """\
+conv_id,utterance_idx,context,prompt,speaker_idx,utterance,selfeval,tags
+hit:0_conv:1,1,sentimental,I remember the lake_comma_ and us.,1,I remember "the lake"_comma_ and us.,5|5|5_2|2|5,
+hit:0_conv:1,2,sentimental,I remember the lake_comma_ and us.,0,Was it "cold?,5|5|5_2|2|5,
+hit:0_conv:1,3,sentimental,I remember the lake_comma_ and us.,1,Very!,5|5|5_2|2|5,,a_pipe_b|No.|Yes_comma_ sir.
+hit:1_conv:2,1,proud,My daughter graduated.,4,She did it.,4|5|5_5|5|5,
+hit:1_conv:2,2,proud
+hit:1_conv:3,1,proud,My daughter graduated.,9,Hello?,4|5|5_5|5|5,
+"""
+
+
+def test_empathetic_dialogues_quotes_nothing_and_writes_commas_as_words(tmp_path):
+    """The third row ends with replies to choose from; the fifth is cut short."""
+    path = tmp_path / "valid.csv"
+    path.write_text(EMPATHETIC, encoding="utf-8")
+
+    (first, second, third), dropped = load("empathetic_dialogues", path, "valid")
+
+    assert [(said.speaker, said.text) for said in first.utterances] == [
+        (Speaker.SEEKER, 'I remember "the lake", and us.'),
+        (Speaker.SUPPORTER, 'Was it "cold?'),
+        (Speaker.SEEKER, "Very!"),
+    ]
+    assert first.id == first.source_id == "empathetic_dialogues/hit:0_conv:1"
+    assert first.situation == "I remember the lake, and us."
+    assert first.labels == {"emotion": "sentimental"}
+    assert (first.split, first.licence) == ("valid", "CC BY-NC 4.0")
+    assert second.source_id != third.source_id
+    assert dropped.reasons == {Reason.ANOTHER_LAYOUT: 1}
+
+
 ANNOMI = (
     *("mi_quality", "transcript_id", "video_title", "topic", "utterance_id", "interlocutor"),
     *("utterance_text", "annotator_id", "main_therapist_behaviour", "client_talk_type"),

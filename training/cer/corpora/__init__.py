@@ -2,7 +2,8 @@
 
 A loader takes the path of one file (plain or `.gz`; for some a folder or a tar archive), a
 `Dropped` that counts what is left out, and the name of the split that the file holds. It yields in
-constant memory.
+constant memory. A path such as `hub:thu-coai/esconv#train` names a data set of the hub instead
+(`hub`), for loaders whose layout its rows have.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,7 @@ LOADERS: Mapping[str, Loader] = MappingProxyType(
         "cpsycoun_e": chinese.load_cpsycoun_e,
         "soulchat": chinese.load_soulchat,
         "dailydialog": everyday.load_dailydialog,
+        "empathetic_dialogues": everyday.load_empathetic_dialogues,
         "annomi": everyday.load_annomi,
         "avamerg": everyday.load_avamerg,
         "epitome": answers.load_epitome,

@@ -2,6 +2,12 @@
 
 - DailyDialog (Li et al. 2017, https://arxiv.org/abs/1710.03957) in ConvLab's unified format, one
   array. Neither side seeks help; who speaks first is taken for the seeker.
+- EmpatheticDialogues (Rashkin et al. 2019, https://arxiv.org/abs/1811.00207), a CSV per split with a
+  row for each utterance. Commas are written `_comma_` and nothing is quoted, so that quotation marks
+  stand for themselves; some files have a ninth field, without a name, of replies to choose from.
+  Who speaks first lives through what the column `prompt` tells and feels the emotion in the column
+  `context`, one of 32 that are kept as a label. As a data set of the hub:
+  `hub:facebook/empathetic_dialogues@refs/convert/parquet`.
 - AnnoMI (Wu et al. 2022, https://github.com/uccollab/AnnoMI): transcribed counselling, good and bad.
   The full file repeats a row for each annotator: the text is kept once, with the first
   annotator's labels.
@@ -26,6 +32,7 @@ _SPEAKERS = {
     **dict.fromkeys(("system", "therapist", "listener"), Speaker.SUPPORTER),
 }
 _DAILYDIALOG_SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+_EMPATHETIC = ("conv_id", "utterance_idx", "context", "prompt", "speaker_idx", "utterance")
 _INTERVIEW = ("mi_quality", "topic", "video_title")
 _BEHAVIOUR = ("main_therapist_behaviour", "client_talk_type")
 
@@ -58,6 +65,43 @@ def load_dailydialog(
         )
 
     return converted(json_array(path, dropped), convert, path, dropped)
+
+
+def load_empathetic_dialogues(
+    path: Path, dropped: Dropped, split: str | None = None
+) -> Iterator[SourceDialogue]:
+    """Yield the dialogues of one split."""
+    builder = Builder("empathetic_dialogues", "en", "CC BY-NC 4.0", path, dropped, split)
+    rows = csv_rows(path, dropped, _EMPATHETIC, quoted=False)
+    talks = (
+        Row(list(talk), name) for name, talk in groupby(rows, lambda row: row.value["conv_id"])
+    )
+
+    def convert(talk: Row) -> SourceDialogue | None:
+        first = talk.value[0].value
+        said = [
+            Said(
+                Speaker.SEEKER
+                if row.value["speaker_idx"] == first["speaker_idx"]
+                else Speaker.SUPPORTER,
+                _unescaped(row.value["utterance"]),
+            )
+            for row in talk.value
+        ]
+        return builder.dialogue(
+            talk.where,
+            id=f"empathetic_dialogues/{talk.where}",
+            source_id=str(talk.where),
+            said=said,
+            situation=_unescaped(first["prompt"]),
+            labels={"emotion": first["context"]},
+        )
+
+    return converted(talks, convert, path, dropped)
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("_comma_", ",").replace("_pipe_", "|").strip()
 
 
 def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:

@@ -2,6 +2,10 @@
 
 Each function yields numbered rows and counts those that cannot be read. A file that is missing,
 cut short or not in UTF-8 is a `ConfigError`: it is damaged as a whole, and the cure is a new copy.
+
+In the place of a file there may be a data set of the hub (`training.cer.corpora.hub`): its rows
+stand for the records of the file. A column that is null in a row counts as absent, because a data
+set gives all rows the same columns.
 """
 
 import csv
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from compeer_core.errors import ConfigError
+from training.cer.corpora.hub import hub_rows, is_hub_name
 from training.cer.records import Dropped, Reason, SourceDialogue
 
 _CHUNK = 1 << 18
@@ -49,6 +54,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 def json_lines(path: Path, dropped: Dropped) -> Iterator[Row]:
     """Yield the objects of a file with one per line; empty lines are no records."""
+    if is_hub_name(path):
+        yield from _hub_objects(path, dropped)
+        return
     with _opened(path) as file:
         # Bytes are split at line feeds only, so U+2028 within a string does no harm.
         for number, line in enumerate(file, start=1):
@@ -64,6 +72,9 @@ def json_lines(path: Path, dropped: Dropped) -> Iterator[Row]:
 
 def json_array(path: Path, dropped: Dropped) -> Iterator[Row]:
     """Yield the objects of a file that is one array, without holding more than one."""
+    if is_hub_name(path):
+        yield from _hub_objects(path, dropped)
+        return
     decoder = json.JSONDecoder()
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         held = text.read(_CHUNK).lstrip()
@@ -101,23 +112,73 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def csv_rows(path: Path, dropped: Dropped, columns: Iterable[str]) -> Iterator[Row]:
-    """Yield the rows of a CSV with a header, which must have these columns; others are kept too."""
+def _hub_objects(path: Path, dropped: Dropped) -> Iterator[Row]:
+    """A data set made of text files has one column, `text`, with a line in each row."""
+    for number, row in enumerate(hub_rows(path), start=1):
+        if row.keys() != {"text"}:
+            yield Row(_without_nulls(row), number)
+        elif row["text"].strip():
+            try:
+                yield Row(json.loads(row["text"]), number)
+            except (ValueError, RecursionError) as error:
+                dropped.add(Reason.NOT_JSON, path, number, type(error).__name__)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
+    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
+
+
+def csv_rows(
+    path: Path, dropped: Dropped, columns: Iterable[str], *, quoted: bool = True
+) -> Iterator[Row]:
+    """Yield the rows of a CSV with a header, which must have these columns; others are kept too.
+
+    Where the file is not `quoted`, a quotation mark is a character like any other, and fields
+    beyond those of the header are ignored.
+    """
+    if is_hub_name(path):
+        yield from _hub_table(path, columns)
+        return
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         csv.field_size_limit(_LARGEST_RECORD)  # pictures within HTML exceed the default
-        reader = csv.DictReader(text, strict=True)
-        missing = set(columns) - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigError(f"{path}: no column {', '.join(sorted(missing))}")
+        reader = csv.DictReader(
+            text, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+        )
+        _check_columns(path, columns, reader.fieldnames or ())
         for row in reader:
+            if not quoted:
+                row.pop(None, None)
             if None in row or None in row.values():
                 dropped.add(Reason.ANOTHER_LAYOUT, path, reader.line_num, "number of fields")
                 continue
             yield Row(row, reader.line_num)
 
 
+def _hub_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
+    for number, row in enumerate(hub_rows(path), start=1):
+        if number == 1:
+            _check_columns(path, columns, row)
+        yield Row({column: _as_field(value) for column, value in row.items()}, number)
+
+
+def _as_field(value: object) -> str:
+    """Return a value as the CSV had it: a column of integers with gaps is read as one of floats."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def _check_columns(path: Path, wanted: Iterable[str], found: Iterable[str]) -> None:
+    missing = set(wanted) - set(found)
+    if missing:
+        raise ConfigError(f"{path}: no column {', '.join(sorted(missing))}")
+
+
 def bare_csv_rows(path: Path, dropped: Dropped, width: int) -> Iterator[Row]:
     """Yield the rows of a CSV that has no header."""
+    _refuse_hub_name(path)
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
         for row in reader:
@@ -129,6 +190,7 @@ def bare_csv_rows(path: Path, dropped: Dropped, width: int) -> Iterator[Row]:
 
 def text_lines(path: Path) -> Iterator[Row]:
     """Yield the lines of a text; only line feeds end one."""
+    _refuse_hub_name(path)
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             yield Row(line.decode("utf-8-sig").rstrip("\r\n"), number)
@@ -136,6 +198,7 @@ def text_lines(path: Path) -> Iterator[Row]:
 
 def packed_files(path: Path, suffix: str) -> Iterator[Row]:
     """Yield the bytes of the files with a suffix, in a folder (sorted) or in a tar archive."""
+    _refuse_hub_name(path)
     if path.is_dir():
         for inner in sorted(path.rglob(f"*{suffix}")):
             yield Row(inner.read_bytes(), inner.relative_to(path).as_posix())
@@ -149,6 +212,14 @@ def packed_files(path: Path, suffix: str) -> Iterator[Row]:
             archive.members.clear()  # type: ignore[attr-defined]  # else it keeps every header
 
 
+def _refuse_hub_name(path: Path) -> None:
+    if is_hub_name(path):
+        raise ConfigError(
+            f"{path}: this corpus is read from its own files, not from rows of a data set; download"
+            " them (hf download --repo-type dataset) and give their path"
+        )
+
+
 def converted(
     rows: Iterable[Row],
     convert: Callable[[Row], SourceDialogue | None],
@@ -158,15 +229,26 @@ def converted(
     """Yield what `convert` makes of each row; one that is of another layout is counted.
 
     `convert` returns None for what it has counted itself.
+
+    Raises:
+        ConfigError: A data set of the hub has rows, and all of them are of another layout.
     """
+    fitting = misfits = 0
     for row in rows:
         try:
             dialogue = convert(row)
         except _OF_ANOTHER_LAYOUT as error:
             dropped.add(Reason.ANOTHER_LAYOUT, path, row.where, type(error).__name__)
+            misfits += 1
             continue
+        fitting += 1
         if dialogue is not None:
             yield dialogue
+    if misfits and not fitting and is_hub_name(path):
+        raise ConfigError(
+            f"{path}: its rows are not laid out as the files that this loader reads; download the"
+            " corpus's own files and give their path, or name another loader"
+        )
 
 
 _SENTENCE_END = re.compile(r"[.?!…\n。！？]+")
