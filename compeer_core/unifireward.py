@@ -449,7 +449,7 @@ class _Talk:
 
     def _failed(self, error: Exception) -> Unscorable:
         logger.warning("judge %s failed", self._judge.name, exc_info=error)
-        return Unscorable("the reward model failed")
+        return Unscorable(FAILED)
 
 
 TOO_LONG = "message_too_long"
@@ -457,6 +457,8 @@ TOO_LONG = "message_too_long"
 
 FAILURES = (CompeerError, RuntimeError)
 """What a model may fail with: our own errors, and those of torch, which are RuntimeErrors."""
+
+FAILED = "the reward model failed"
 
 TOLERANCE = 1e-3
 
@@ -466,6 +468,8 @@ def _checked(
 ) -> tuple[float, ...] | Unscorable:
     """The probabilities, if they are some."""
     values = tuple(float(value) for value in probabilities)
+    if not values:
+        return Unscorable(FAILED)
     if len(values) != len(labels):
         return Unscorable(f"the reward model gave {len(values)} numbers for {len(labels)} labels")
     if not all(math.isfinite(value) for value in values):

@@ -10,7 +10,7 @@ its own business.
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from compeer_core.errors import CompeerError
@@ -173,6 +173,14 @@ class Question:
     labels: tuple[str, ...]
 
 
+def with_question(messages: Sequence[Message], text: str) -> list[Message]:
+    """Return the conversation with one more question: the first ends the message before it."""
+    last = messages[-1] if messages else None
+    if last is not None and last.role == "user":
+        return [*messages[:-1], replace(last, content=(*last.content, text))]
+    return [*messages, Message("user", (text,))]
+
+
 @dataclass(frozen=True)
 class Interview:
     """Questions about one candidate.
@@ -188,7 +196,11 @@ class Interview:
 
 @dataclass(frozen=True)
 class Answers:
-    """How probable each label of each question of an interview is. Each sums to 1."""
+    """How probable each label of each question of an interview is.
+
+    Each sums to 1, or is empty: that question could not be answered, so neither could what comes
+    behind it.
+    """
 
     chain: tuple[tuple[float, ...], ...]
     ends: tuple[tuple[float, ...], ...]

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compeer_core.backends.protocol import Answers, Interview, Message
+from compeer_core.backends.protocol import Answers, Interview, Message, with_question
 from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.backends.transformers_.track import Encoded, Track
 
@@ -204,14 +204,6 @@ def answer_all(
         _read(chat, rows, shared, track, work)
         answers += [_answers(row) for row in rows]
     return answers
-
-
-def with_question(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return the conversation with one more question: the first ends the message before it."""
-    last = messages[-1] if messages else None
-    if last is not None and last.role == "user":
-        return [*messages[:-1], replace(last, content=(*last.content, text))]
-    return [*messages, Message("user", (text,))]
 
 
 def _shared(plans: Sequence[Plan]) -> int:

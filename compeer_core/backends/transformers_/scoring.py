@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from compeer_core.backends.protocol import Answers, Interview, Message
+from compeer_core.backends.protocol import Answers, Interview, Message, with_question
 from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.backends.transformers_.failures import brief
 from compeer_core.backends.transformers_.interviews import (
@@ -18,7 +18,6 @@ from compeer_core.backends.transformers_.interviews import (
     Work,
     answer_all,
     plan_interview,
-    with_question,
 )
 from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
 from compeer_core.errors import BackendError, CompeerError, ConfigError
