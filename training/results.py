@@ -47,6 +47,10 @@ class Metric(FrozenModel):
     """Such as "s", "%" or "tokens/s"; empty for a plain number."""
     note: str = ""
     """What a reader must know to read the number right."""
+    of: str = ""
+    """In a comparison: whose number it is. Empty where the file is about one model."""
+    about: str = ""
+    """In a comparison: the question that all who are compared were asked."""
 
     @model_validator(mode="after")
     def _interval_holds_value(self) -> Self:
@@ -110,6 +114,8 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
 
 def render(result: Result) -> str:
     """Return the Markdown that stands between two markers, without them."""
+    if any(metric.of for metric in result.metrics):
+        return _comparison(result)
     has_interval = any(metric.low is not None for metric in result.metrics)
     has_note = any(metric.note for metric in result.metrics)
     head = ["Measure", "Value", *([result.interval] if has_interval else []), "n"]
@@ -125,6 +131,39 @@ def render(result: Result) -> str:
         head, align = [*head, "Note"], [*align, "---"]
     lines = [f"**{result.title}**", "", *(_row(cells) for cells in (head, align, *rows)), ""]
     return "\n".join([*lines, _origin(result)])
+
+
+def _comparison(result: Result) -> str:
+    """Return a row for each question and who was asked, a column for each measure.
+
+    Questions that have the same measures share a table.
+    """
+    rows: dict[tuple[str, str], dict[str, Metric]] = {}
+    for metric in result.metrics:
+        rows.setdefault((metric.about, metric.of), {})[metric.name] = metric
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    columns_of: dict[str, dict[str, None]] = {}
+    for (about, _), measures in rows.items():
+        columns_of.setdefault(about, {}).update(dict.fromkeys(measures))
+    for (about, of), measures in rows.items():
+        columns = tuple(columns_of[about])
+        cells = [_cell(measures.get(column)) for column in columns]
+        counts = sorted({metric.n for metric in measures.values()})
+        n = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+        tables.setdefault(columns, []).append([about, of, *cells, n])
+    lines = [f"**{result.title}**", "", f"In brackets: {result.interval}.", ""]
+    for columns, body in tables.items():
+        head = ["Question", "Judge", *columns, "n"]
+        align = ["---", "---", *["---:"] * (len(columns) + 1)]
+        lines += [*(_row(cells) for cells in (head, align, *body)), ""]
+    return "\n".join([*lines, _origin(result)])
+
+
+def _cell(metric: Metric | None) -> str:
+    if metric is None:
+        return ""
+    value = format_value(metric.value, metric.unit)
+    return f"{value} ({_interval(metric)})" if metric.low is not None else value
 
 
 def format_value(value: float, unit: str = "") -> str:

@@ -117,3 +117,35 @@ def test_a_broken_file_is_refused(tmp_path, changes):
 
     with pytest.raises(ConfigError, match=r"speed\.json"):
         load(path)
+
+
+def test_a_comparison_has_a_line_for_each_who_was_asked_and_a_column_for_each_measure():
+    def metric(about, of, name, value, **more):
+        return Metric(about=about, of=of, name=name, value=value, n=more.pop("n", 5), **more)
+
+    result = Result(
+        name="c",
+        title="Judges",
+        date=datetime.date(2026, 1, 2),
+        model="a, b",
+        label_source="by hand",
+        command="run",
+        versions={},
+        metrics=(
+            metric("step 1", "a", "F1", 50.0, low=40.0, high=60.0, unit="%"),
+            metric("step 1", "a", "MCC", 0.25),
+            metric("step 1", "b", "F1", 51.0, unit="%", n=4),
+            metric("reply", "a", "kappa", 0.5, n=7),
+        ),
+    )
+
+    lines = render(result).splitlines()
+
+    assert lines[4:8] == [
+        "| Question | Judge | F1 | MCC | n |",
+        "| --- | --- | ---: | ---: | ---: |",
+        "| step 1 | a | 50.0 % (40.0 to 60.0) | 0.250 | 5 |",
+        "| step 1 | b | 51.0 % |  | 4 |",
+    ]
+    assert lines[9] == "| Question | Judge | kappa | n |"
+    assert lines[11] == "| reply | a | 0.500 | 7 |"

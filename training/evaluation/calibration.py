@@ -1,0 +1,100 @@
+"""Are a judge's probabilities to be believed? Temperature, calibration error, reliability.
+
+A temperature T divides the log-odds of a verdict: T above 1 makes a judge less sure. It changes no
+verdict and is fitted where nothing is reported, on the validation split (Guo et al. 2017,
+https://arxiv.org/abs/1706.04599).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
+
+Floats = NDArray[np.float64]
+
+_SMALLEST = 1e-6
+"""Probabilities are kept this far from 0 and 1, where log-odds would be infinite."""
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The verdicts whose probability of True lies between two bounds."""
+
+    low: float
+    high: float
+    count: int
+    mean_probability: float
+    share_true: float
+
+
+def fit_temperature(probability_true: Sequence[float], label: Sequence[bool]) -> float:
+    """Return the temperature with the least log loss, in [0.05, 20].
+
+    Args:
+        probability_true: The judge's probabilities, in [0, 1].
+        label: Whether True is right.
+
+    Raises:
+        ValueError: There is nothing to fit, or lengths differ.
+    """
+    odds, truth = _log_odds(probability_true), np.asarray(label, dtype=bool)
+    if len(odds) != len(truth) or not len(odds):
+        raise ValueError(f"{len(odds)} probabilities and {len(truth)} labels")
+
+    def loss(log_temperature: float) -> float:
+        scaled = odds / np.exp(log_temperature)
+        return float(np.logaddexp(0.0, np.where(truth, -scaled, scaled)).mean())
+
+    found = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
+    return float(np.exp(found.x))
+
+
+def tempered(probability_true: ArrayLike, temperature: float) -> Floats:
+    """Return probabilities with their log-odds divided by the temperature.
+
+    Example:
+        >>> tempered([0.9, 0.5], 2.0).round(3)  # odds 9 become 3
+        array([0.75, 0.5 ])
+    """
+    result: Floats = 1.0 / (1.0 + np.exp(-_log_odds(probability_true) / temperature))
+    return result
+
+
+def reliability(
+    probability_true: ArrayLike, label: Sequence[bool], bins: int = BINS
+) -> tuple[Bin, ...]:
+    """Return the bins of equal width that hold any verdict."""
+    probability, truth = np.asarray(probability_true, dtype=float), np.asarray(label, dtype=bool)
+    number = np.minimum((probability * bins).astype(int), bins - 1)
+    return tuple(
+        Bin(
+            low=place / bins,
+            high=(place + 1) / bins,
+            count=int(held.sum()),
+            mean_probability=float(probability[held].mean()),
+            share_true=float(truth[held].mean()),
+        )
+        for place in range(bins)
+        if (held := number == place).any()
+    )
+
+
+def calibration_error(probability_true: ArrayLike, label: Sequence[bool]) -> float:
+    """Return the expected calibration error: the mean gap between probability and share.
+
+    Example:
+        >>> calibration_error([0.75] * 4, [True, True, True, False])
+        0.0
+    """
+    found = reliability(probability_true, label)
+    total = sum(one.count for one in found)
+    return sum(one.count * abs(one.mean_probability - one.share_true) for one in found) / total
+
+
+def _log_odds(probability_true: ArrayLike) -> Floats:
+    probability = np.clip(np.asarray(probability_true, dtype=float), _SMALLEST, 1 - _SMALLEST)
+    result: Floats = np.log(probability) - np.log1p(-probability)
+    return result

@@ -1,0 +1,74 @@
+"""Plots of an evaluation, as PNG. The numbers are in the tables; a plot shows them at a glance."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from training import results
+from training.evaluation.calibration import reliability
+
+_INK = "#1f2937"
+_DOTS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DPI = 150
+
+
+def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
+    """Draw balanced accuracy of each judge on each question, with its interval."""
+    shown = [one for one in metrics if one.name == "balanced accuracy" and one.low is not None]
+    questions = list(dict.fromkeys(one.about for one in shown))
+    judges = list(dict.fromkeys(one.of for one in shown))
+    figure = Figure(figsize=(8, 1.2 + 0.28 * max(1, len(shown))), layout="constrained")
+    axes = figure.subplots()
+    ticks: list[float] = []
+    names: list[str] = []
+    place = 0.0
+    for question in questions:
+        for judge in judges:
+            found = [one for one in shown if (one.about, one.of) == (question, judge)]
+            for one in found:
+                assert one.low is not None
+                assert one.high is not None
+                marker = _DOTS[judges.index(judge) % len(_DOTS)]
+                axes.plot([one.low, one.high], [place, place], color=_INK, linewidth=1)
+                axes.plot([one.value], [place], marker=marker, color=_INK, linestyle="none")
+                ticks.append(place)
+                names.append(f"{question}: {judge}")
+                place -= 1.0
+        place -= 0.6
+    axes.set_yticks(ticks, names)
+    axes.set_xlabel("balanced accuracy, %, with 95 % interval")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_reliability(
+    probability: Sequence[float], label: Sequence[bool], name: str, path: Path
+) -> None:
+    """Draw how often steps are right against how probable a judge finds that they are."""
+    figure = Figure(figsize=(4.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
+    if probability:
+        bins = reliability(probability, label)
+        most = max(one.count for one in bins)
+        axes.plot(
+            [one.mean_probability for one in bins],
+            [one.share_true for one in bins],
+            color=_INK,
+            linewidth=1,
+        )
+        axes.scatter(
+            [one.mean_probability for one in bins],
+            [one.share_true for one in bins],
+            s=[20 + 180 * one.count / most for one in bins],
+            color=_INK,
+            label="verdicts (size: how many)",
+        )
+    axes.set_xlabel("probability of True")
+    axes.set_ylabel("share of steps that are right")
+    axes.set_title(name)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.legend(loc="upper left", fontsize="small")
+    figure.savefig(path, dpi=_DPI)

@@ -1,0 +1,113 @@
+"""What judges say about rows of CER, kept beside the labels, one JSON line for a row.
+
+A row is put to a judge as the page would put it: the turn with reasoning is the candidate and the
+other reply the reference, in both orders. Labels are turned the same way round, so a preference of
+`first` always means the candidate.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from compeer_core.cer import CerRecord, StepLabels
+from compeer_core.config import FrozenModel
+from compeer_core.taxonomy import Preference
+from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict
+from training.pictures import Pictures
+from training.progress import track
+from training.samples import read_records, write_records
+
+
+class Rated(FrozenModel):
+    """A row's labels, and what one judge made of it."""
+
+    id: str
+    group: str
+    """The source dialogue: rows of one are not independent."""
+    corpus: str
+    decided_by: str
+    """Of the steps where they were judged, else of the preference."""
+    steps: StepLabels
+    step_probabilities: tuple[float | None, float | None, float | None]
+    """Of True; None where nobody labelled the step or the judge could not be read."""
+    preference: Preference | None
+    """`first` is the candidate."""
+    verdict: Preference | None
+    """The judge's."""
+    preference_probabilities: tuple[float, float, float, float] | None
+    """In the order of `Preference`."""
+    unscorable: int
+    """Labelled questions that the judge could not be read on."""
+
+
+def rate(judge: Judge, records: Iterable[CerRecord], pictures: Pictures) -> Iterator[Rated]:
+    """Yield a row for each record, in order."""
+    for record in records:
+        yield _rated(judge, record, pictures)
+
+
+def rate_file(
+    judge: Judge, records: Iterable[CerRecord], total: int, pictures: Pictures, path: Path
+) -> list[Rated]:
+    """Rate all records and keep the result in a file; what is there already is read instead.
+
+    Raises:
+        ConfigError: The file there holds something else.
+    """
+    if not path.exists():
+        rated = track(rate(judge, records, pictures), f"{judge.name} rates", total=total)
+        write_records(path, rated)
+    return list(read_records(path, Rated))
+
+
+def _rated(judge: Judge, record: CerRecord, pictures: Pictures) -> Rated:
+    judged_second = record.second is not None and record.second.steps is not None
+    is_second = judged_second and record.first.steps is None
+    candidate = record.second if is_second and record.second is not None else record.first
+    other = record.first if is_second else record.second
+    reference = other.reply if other is not None and record.preference is not None else None
+    has_steps = candidate.steps is not None and candidate.turn is not None
+    turn = candidate.turn if has_steps and candidate.turn is not None else candidate.reply
+    dialogue = record.case.dialogue(pictures.shown(record.case.history))
+    judgement = judge.judge(dialogue, [turn], [reference])[0]
+    label = record.preference
+    if label is not None and is_second:
+        label = label.swapped()
+    steps: StepLabels = candidate.steps or (None, None, None)
+    probabilities = _step_probabilities(steps, judgement)
+    response = judgement.response
+    verdict = response if isinstance(response, ResponseVerdict) else None
+    unread = sum(
+        label is not None and probability is None
+        for label, probability in zip(steps, probabilities, strict=True)
+    )
+    by = candidate.steps_by or record.preference_by
+    return Rated(
+        id=record.id,
+        group=record.case.source_id,
+        corpus=record.case.corpus,
+        decided_by="" if by is None else f"{by.kind}: {by.name}",
+        steps=steps,
+        step_probabilities=probabilities,
+        preference=label,
+        verdict=None if verdict is None else verdict.preference,
+        preference_probabilities=None if verdict is None else _four(verdict),
+        unscorable=unread + (label is not None and verdict is None),
+    )
+
+
+def _step_probabilities(
+    steps: StepLabels, judgement: Judgement
+) -> tuple[float | None, float | None, float | None]:
+    outcomes = judgement.steps or (None, None, None)
+    first, second, third = (
+        outcome.probability_correct
+        if isinstance(outcome, StepVerdict) and label is not None
+        else None
+        for label, outcome in zip(steps, outcomes, strict=True)
+    )
+    return first, second, third
+
+
+def _four(verdict: ResponseVerdict) -> tuple[float, float, float, float]:
+    first, second, both, neither = (verdict.probabilities[name] for name in Preference)
+    return first, second, both, neither

@@ -1,0 +1,335 @@
+"""Judges against labels that they never saw: `python -m training evaluate reward <config.toml>`.
+
+Our counterpart of COMPEER's Table 1. For each of the three steps: weighted F1 and the recall of
+False, as there, and beside them what a judge that always says True cannot reach: balanced accuracy,
+Matthews' correlation, AUROC. For the reply: weighted F1 and accuracy of the four-way preference. The
+judge that always gives the commonest answer stands in the table as one more judge.
+
+Intervals draw source dialogues, with all their rows. A temperature for each judge is fitted on the
+validation split; it changes no verdict, and is reported with the calibration error before and after.
+On human judgements agreement is reported as accuracy and Cohen's kappa.
+
+What every judge said of every row is kept in `folder`, so that tables and plots are made again in
+seconds, and nothing is asked twice.
+"""
+
+import csv
+import datetime
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from compeer_core.cer import CerRecord
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import STEPS
+from compeer_core.registry import Registry
+from compeer_core.taxonomy import Preference
+from training import results
+from training.evaluation.calibration import calibration_error, fit_temperature, tempered
+from training.evaluation.metrics import (
+    Estimate,
+    preference_report,
+    reward_model_report,
+    share,
+)
+from training.evaluation.plots import plot_reliability, plot_table
+from training.evaluation.rating import Rated, rate_file
+from training.pictures import Pictures
+from training.run_directory import versions
+from training.samples import drawn, read_records
+
+_log = logging.getLogger(__name__)
+
+MAJORITY = "always the commonest"
+"""What the judge that needs no model is called."""
+
+STEP_MEASURES = {
+    "weighted_f1": "weighted F1",
+    "recall_false": "recall of False",
+    "balanced_accuracy": "balanced accuracy",
+    "mcc": "MCC",
+    "auroc": "AUROC",
+}
+REPLY_MEASURES = {
+    "weighted_f1": "weighted F1",
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "kappa": "kappa",
+}
+_AS_SHARES = frozenset({*STEP_MEASURES, *REPLY_MEASURES} - {"mcc", "kappa"})
+
+
+class Config(FrozenModel):
+    """Which judges, on which rows."""
+
+    judges: tuple[str, ...]
+    """Names in the list of models."""
+    models: Path = Path("assets/models.toml")
+    """The list of models."""
+    test: tuple[Path, ...]
+    """Files of CER rows that decide the table; only rows of the test split are used."""
+    validation: tuple[Path, ...] = ()
+    """Files whose validation rows the temperature is fitted on; none leaves calibration out."""
+    human: tuple[Path, ...] = ()
+    """Files of human judgements; their test rows are reported by corpus."""
+    data_dir: Path | None = None
+    """Folder of corpora, for rows with pictures of their own."""
+    faces: Path | None = None
+    """Folder of the packed faces, for rows that show one."""
+    folder: Path
+    """What the judges said, tables and plots."""
+    rows: int | None = None
+    """At most so many rows of each part, drawn by the seed; None takes all."""
+    output: Path = results.FOLDER
+    """Folder of the results files."""
+    name: str = "reward_nano"
+    """Name of the results file."""
+    title: str = "Judges on silver CER's test split (nano, silver labels)"
+    label_source: str = "rule silver/1 of training/cer/silver.py, no person"
+    command: str = "python -m training evaluate reward training/configs/nano/evaluate_reward.toml"
+    """Recorded with the numbers."""
+    seed: int = 0
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Rate all rows by all judges and write tables and plots; a dry run counts the rows."""
+    if resume is not None:
+        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
+    test = _chosen(config.test, "test", config)
+    validation = _chosen(config.validation, "valid", config)
+    human = _chosen(config.human, "test", config)
+    _log.info(
+        "%d test rows, %d validation rows, %d human judgements",
+        len(test),
+        len(validation),
+        len(human),
+    )
+    if dry_run:
+        return
+    if not test:
+        raise ConfigError(f"{', '.join(map(str, config.test))}: no row of the test split")
+    config.folder.mkdir(parents=True, exist_ok=True)
+    registry = Registry.from_toml(config.models)
+    pictures = Pictures(config.data_dir, config.faces)
+    rated: dict[str, dict[str, list[Rated]]] = {}
+    for name in config.judges:
+        judge = registry.judge(name)
+        assert judge is not None  # a name that is unknown raises
+        parts = {"test": test, "validation": validation, "human": human}
+        rated[name] = {
+            part: rate_file(
+                judge, rows, len(rows), pictures, config.folder / f"{name}.{part}.jsonl"
+            )
+            for part, rows in parts.items()
+            if rows
+        }
+        judge.close()
+    report(config, rated)
+
+
+def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -> None:
+    """Write the results file, a CSV and the plots."""
+    on_test = {name: parts["test"] for name, parts in rated.items()}
+    metrics = comparison(on_test)
+    for name, parts in rated.items():
+        if "validation" in parts:
+            metrics += calibration(name, parts["validation"], parts["test"])
+        if "human" in parts:
+            metrics += human_agreement(name, parts["human"])
+        unread = sum(row.unscorable for row in parts["test"])
+        asked = sum(_questions(row) for row in parts["test"])
+        metrics.append(
+            _metric("share", share(unread, asked), "", of=name, about="verdicts not readable")
+        )
+    result = results.Result(
+        name=config.name,
+        title=config.title,
+        date=datetime.datetime.now(tz=datetime.UTC).date(),
+        model=", ".join(config.judges),
+        label_source=config.label_source,
+        command=config.command,
+        versions=versions(("torch", "transformers")),
+        seed=config.seed,
+        interval="95 % interval over source dialogues",
+        metrics=tuple(metrics),
+    )
+    results.save(result, config.output)
+    _write_csv(config.folder / "table.csv", metrics)
+    (config.folder / "table.md").write_text(results.render(result) + "\n", encoding="utf-8")
+    plot_table(metrics, config.folder / "table.png")
+    for name, parts in rated.items():
+        probability, label = _step_verdicts(parts["test"])
+        plot_reliability(probability, label, name, config.folder / f"{name}.reliability.png")
+    _log.info("%s", results.render(result))
+
+
+def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
+    """Return the table: each judge, and the one that always gives the commonest answer.
+
+    Args:
+        rated: The same rows as each judge rated them. A judge that was not asked a question (an ORM
+            about steps) has no line for it.
+    """
+    metrics: list[results.Metric] = []
+    for place, part in enumerate(STEPS):
+        about = f"step {place + 1}, {part.value}"
+        labels: list[bool] = []
+        groups: list[str] = []
+        for name, rows in rated.items():
+            read = [
+                (label, probability, row.group)
+                for row in rows
+                if (label := row.steps[place]) is not None
+                and (probability := row.step_probabilities[place]) is not None
+            ]
+            if not _both_kinds(label for label, _, _ in read):
+                continue
+            these, probabilities, belongs = map(list, zip(*read, strict=True))
+            found = reward_model_report(these, probabilities, belongs)
+            metrics += _line(found, STEP_MEASURES, name, about)
+            if len(these) > len(labels):
+                labels, groups = these, belongs
+        if labels:
+            commonest = float(np.mean(labels) >= 0.5)
+            found = reward_model_report(labels, [commonest] * len(labels), groups)
+            metrics += _line(found, STEP_MEASURES, MAJORITY, about)
+    metrics += _reply_lines(rated)
+    return metrics
+
+
+def _reply_lines(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
+    metrics: list[results.Metric] = []
+    longest: list[tuple[str, str]] = []
+    for name, rows in rated.items():
+        read = [
+            (row.preference.value, row.verdict.value, row.group)
+            for row in rows
+            if row.preference is not None and row.verdict is not None
+        ]
+        if not read:
+            continue
+        labels, verdicts, groups = map(list, zip(*read, strict=True))
+        found = preference_report(labels, verdicts, groups)
+        metrics += _line(found, REPLY_MEASURES, name, "reply")
+        if len(labels) > len(longest):
+            longest = list(zip(labels, groups, strict=True))
+    if longest:
+        labels, groups = map(list, zip(*longest, strict=True))
+        commonest = max(Preference, key=lambda one: labels.count(one.value)).value
+        found = preference_report(labels, [commonest] * len(labels), groups)
+        metrics += _line(found, REPLY_MEASURES, MAJORITY, "reply")
+    return metrics
+
+
+def calibration(
+    name: str, validation: Sequence[Rated], test: Sequence[Rated]
+) -> list[results.Metric]:
+    """Return the temperature fitted on one split, and what it does to the other."""
+    fitted_on = _step_verdicts(validation)
+    probability, label = _step_verdicts(test)
+    if not fitted_on[0] or not probability:
+        return []
+    temperature = fit_temperature(*fitted_on)
+    errors = (
+        ("ECE", calibration_error(probability, label)),
+        ("ECE after temperature", calibration_error(tempered(probability, temperature), label)),
+    )
+    about = "calibration of the steps"
+    return [
+        results.Metric(
+            name="temperature", value=temperature, n=len(fitted_on[0]), of=name, about=about
+        ),
+        *(
+            results.Metric(name=title, value=value, n=len(probability), of=name, about=about)
+            for title, value in errors
+        ),
+    ]
+
+
+def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
+    """Return how well a judge agrees with people, corpus by corpus."""
+    metrics: list[results.Metric] = []
+    by_corpus = sorted(rows, key=lambda row: row.corpus)
+    for corpus, of_corpus in itertools.groupby(by_corpus, key=lambda row: row.corpus):
+        read = [
+            (row.preference.value, row.verdict.value, row.group)
+            for row in of_corpus
+            if row.preference is not None and row.verdict is not None
+        ]
+        if not read:
+            continue
+        labels, verdicts, groups = map(list, zip(*read, strict=True))
+        found = preference_report(labels, verdicts, groups)
+        measures = {
+            "accuracy": "accuracy",
+            "accuracy_commonest": "of the commonest",
+            "kappa": "kappa",
+        }
+        metrics += _line(found, measures, name, f"human: {corpus}")
+    return metrics
+
+
+def _chosen(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord]:
+    found = [
+        record
+        for path in paths
+        for record in read_records(path, CerRecord)
+        if record.case.split == split
+    ]
+    return found if config.rows is None else drawn(found, config.rows, config.seed)
+
+
+def _step_verdicts(rows: Sequence[Rated]) -> tuple[list[float], list[bool]]:
+    """Return the probabilities of all steps that were labelled and read, and their labels."""
+    pairs = [
+        (probability, label)
+        for row in rows
+        for label, probability in zip(row.steps, row.step_probabilities, strict=True)
+        if label is not None and probability is not None
+    ]
+    return [probability for probability, _ in pairs], [label for _, label in pairs]
+
+
+def _questions(row: Rated) -> int:
+    return sum(label is not None for label in row.steps) + (row.preference is not None)
+
+
+def _both_kinds(labels: Iterable[bool]) -> bool:
+    return len(set(labels)) == 2
+
+
+def _line(
+    found: Mapping[str, Estimate], measures: Mapping[str, str], of: str, about: str
+) -> list[results.Metric]:
+    return [
+        _metric(title, found[key], "%" if key in _AS_SHARES or "accuracy" in key else "", of, about)
+        for key, title in measures.items()
+    ]
+
+
+def _metric(name: str, estimate: Estimate, unit: str, of: str, about: str) -> results.Metric:
+    scale = 100.0 if unit == "%" else 1.0
+    return results.Metric(
+        name=name,
+        value=scale * estimate.value,
+        low=scale * estimate.low,
+        high=scale * estimate.high,
+        n=estimate.n,
+        unit=unit,
+        of=of,
+        about=about,
+    )
+
+
+def _write_csv(path: Path, metrics: Sequence[results.Metric]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "judge", "measure", "value", "low", "high", "n", "unit"])
+        for one in metrics:
+            low = "" if one.low is None else one.low
+            high = "" if one.high is None else one.high
+            writer.writerow([one.about, one.of, one.name, one.value, low, high, one.n, one.unit])
