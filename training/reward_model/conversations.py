@@ -1,0 +1,105 @@
+"""Rows of CER as the conversations a reward model is trained on (COMPEER, Figure 4).
+
+- *unified*: the history, then step after step with its verdict, then two replies with the preference;
+  all in one conversation, so that a later verdict is learnt in the light of the earlier ones;
+- *process* (PRM): the history and one step, with its verdict; a conversation for each step;
+- *outcome* (ORM): the history and two replies, with the preference.
+
+The questions are laid out by the functions with which `compeer_core.unifireward` asks them, so a
+judge meets in use what it was trained on.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+from compeer_core.backends.protocol import Message
+from compeer_core.cer import Candidate, CerRecord
+from compeer_core.images import Image
+from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
+from compeer_core.reasoning import STEPS, part_of, read, render_step
+from compeer_core.taxonomy import Preference
+from compeer_core.unifireward import PREFERENCES, VERDICTS
+
+Answered = tuple[str, str]
+"""A question's text, and the word that answers it."""
+
+
+class Kind(StrEnum):
+    """What a reward model judges."""
+
+    UNIFIED = "unified"
+    """UnifiReward: steps and reply, in one conversation."""
+    PROCESS = "process"
+    """PRM: each step by itself."""
+    OUTCOME = "outcome"
+    """ORM: the reply alone."""
+
+
+def conversations(
+    record: CerRecord,
+    kind: Kind,
+    pictures: Sequence[Sequence[Image]] | None = None,
+    language: str = "en",
+) -> Iterator[tuple[Message, ...]]:
+    """Yield the conversations that a row teaches; none where it says nothing of this kind.
+
+    Args:
+        record: A row. If both of its turns were judged step by step, each makes a conversation.
+        kind: The reward model that is trained.
+        pictures: The opened pictures of each utterance of the history.
+        language: Of the questions, whatever that of the row: a judge asks in one language.
+    """
+    opening = judge_messages(record.case.dialogue(pictures), language)
+    reply = _about_the_reply(record, language)
+    steps = [about for one in record.candidates if (about := _about_the_steps(one, language))]
+    match kind:
+        case Kind.OUTCOME:
+            if reply:
+                yield _conversation(opening, [reply])
+        case Kind.PROCESS:
+            for about in steps:
+                for answered in about:
+                    yield _conversation(opening, [answered])
+        case Kind.UNIFIED:
+            for about in steps:
+                # A judge is asked about the reply after all steps or none.
+                ending = [reply] if reply and len(about) == len(STEPS) else []
+                yield _conversation(opening, [*about, *ending])
+            if reply and not steps:
+                yield _conversation(opening, [reply])
+
+
+def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
+    """Return the step questions of a turn with their verdicts, up to the first one nobody gave."""
+    if candidate.steps is None or candidate.turn is None:
+        return []
+    reading = read(candidate.turn)
+    if not reading.is_complete:
+        return []
+    answered: list[Answered] = []
+    for step, is_right in zip(reading.turn.reasoning, candidate.steps, strict=True):
+        if is_right is None:
+            break
+        question = step_question(part_of(step), neutralise(render_step(step)), language)
+        answered.append((question, VERDICTS[0 if is_right else 1]))
+    return answered
+
+
+def _about_the_reply(record: CerRecord, language: str) -> Answered | None:
+    if record.preference is None or record.second is None:
+        return None
+    first, second = neutralise(record.first.reply), neutralise(record.second.reply)
+    question = reply_question(first, second, language)
+    return question, PREFERENCES[list(Preference).index(record.preference)]
+
+
+def _conversation(opening: Sequence[Message], asked: Sequence[Answered]) -> tuple[Message, ...]:
+    messages = list(opening)
+    for number, (question, answer) in enumerate(asked):
+        if number == 0:  # the first question ends the message that holds the history
+            last = messages.pop()
+            messages.append(Message("user", (*last.content, question)))
+        else:
+            messages.append(Message("user", (question,)))
+        messages.append(Message("assistant", (answer,)))
+    return tuple(messages)
