@@ -32,6 +32,8 @@ __all__ = ["KEY_VARIABLES", "OpenAIBackend", "OpenAICompletion", "Patience"]
 LOOK_AT_STOP_SECONDS = 0.02
 USAGE_SECONDS = 2.0
 """How long the count of tokens is waited for after the last text."""
+LAST_BYTES_SECONDS = 0.2
+"""How long the end of the body is waited for after the mark that the stream is done."""
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -124,9 +126,15 @@ class _StreamedExchange(Exchange):
 
     async def read(self, response: httpx.Response, limit: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
+        done = False
         async for data in self._events(response):
+            if done:
+                continue
             if data == "[DONE]":
-                return
+                # Only the end of the body is left. Who reads it may use the connection again.
+                done = self.is_finished = True
+                limit.reschedule(clock() + LAST_BYTES_SECONDS)
+                continue
             self._take(data)
             wait = USAGE_SECONDS if self.is_finished else self._patience.between_seconds
             limit.reschedule(clock() + wait)
