@@ -16,12 +16,15 @@ answered lies in the generator's journal. So a run that was stopped goes on wher
 the same file.
 """
 
+import queue
+import threading
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -36,9 +39,9 @@ from compeer_core.reasoning import read
 from training.cer.asking import Answer, Asker, Counts, Question
 from training.cer.chance import generator_for, seed_for
 from training.cer.corpora.reading import text_key
+from training.cer.generators import GeneratorSettings
 from training.cer.records import StepReport
 from training.pictures import Pictures
-from training.progress import track
 from training.samples import read_records, write_records
 
 INCOMPLETE = "incomplete"
@@ -47,6 +50,9 @@ WRONG_LANGUAGE = "wrong language"
 REPEATED = "the original again"
 NO_TEXT = "the seeker's last turn has no text"
 
+_AHEAD = 256
+"""Answers of one generator that may wait for another's."""
+_LOOK_UP_SECONDS = 0.2
 _FEW_WORDS = 6
 """Replies with fewer words do not tell one language in Latin letters from another."""
 _LATIN = ("en", "fr", "de", "es", "it", "pt", "nl")
@@ -103,6 +109,10 @@ class Author:
     reserved: tuple[str, ...] = ()
     """Its special tokens, see `compeer_core.prompts.neutralise`."""
 
+    @classmethod
+    def of(cls, name: str, settings: GeneratorSettings, reserved: tuple[str, ...] = ()) -> Self:
+        return cls(name, settings.style, settings.sees_images, reserved)
+
 
 def generate(
     source: Path,
@@ -140,6 +150,7 @@ def generate(
         figures={
             **generating.figures,
             **_retried(askers, before),
+            "unanswered": _unanswered(askers, before),
             "pictures unreadable": len(pictures.unreadable) if pictures else 0,
         },
     )
@@ -285,19 +296,21 @@ class _Generating:
         self._settings = settings
         self._askers = askers
         self._names = tuple(askers)
-        self._authors = {name: _author(name, asker) for name, asker in askers.items()}
+        self._authors = {
+            name: Author.of(name, asker.settings, asker.reserved) for name, asker in askers.items()
+        }
         self._pictures = pictures
         self._seed = seed
 
     def turns(self, source: Path) -> Iterator[GeneratedTurn]:
         check = TurnCheck(self._settings.keep_incomplete, self._settings.keep_unreadable)
         with ExitStack() as stack:
-            answers = {
-                name: stack.enter_context(closing(self._ask(name, source, check)))
-                for name in self._names
-            }
-            cases = track(self._counted(source), "writing turns", unit="cases")
-            for want in wanted(cases, self._settings, self._names, self._seed):
+            answers = {}
+            for name in self._names:
+                asked = self._ask(name, source, check)
+                alone = closing(asked) if len(self._names) == 1 else _ahead(asked)
+                answers[name] = stack.enter_context(alone)
+            for want in wanted(self._counted(source), self._settings, self._names, self._seed):
                 answer = next(answers[want.author])
                 if answer.key != want.key:
                     raise RuntimeError(f"{want.author} answered {answer.key}, not {want.key}")
@@ -314,7 +327,7 @@ class _Generating:
         asked = questions(
             source, settings, self._names, self._authors[name], self._pictures, self._seed
         )
-        yield from self._askers[name].ask(asked, check, label=f"turns by {name}", total=total)
+        yield from self._askers[name].ask(asked, check, label="turns", total=total)
 
     def _counted(self, source: Path) -> Iterator[Case]:
         for case in read_records(source, Case):
@@ -354,6 +367,45 @@ class _Generating:
         self.dropped.setdefault(case.corpus, Counter())[reason] += 1
 
 
+@contextmanager
+def _ahead(answers: Generator[Answer, None, None]) -> Iterator[Iterator[Answer]]:
+    """Take answers in a thread of their own: no generator waits while another one is waited for."""
+    taken: queue.Queue[Answer] = queue.Queue(_AHEAD)
+    over = threading.Event()
+
+    def take() -> None:
+        with closing(answers):
+            for answer in answers:
+                while not over.is_set():
+                    with suppress(queue.Full):
+                        taken.put(answer, timeout=_LOOK_UP_SECONDS)
+                        break
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(1, "answers") as pool:
+        done = pool.submit(take)
+
+        def given() -> Iterator[Answer]:
+            while not (done.done() and taken.empty()):
+                with suppress(queue.Empty):
+                    yield taken.get(timeout=_LOOK_UP_SECONDS)
+            done.result()  # raises what ended the thread
+
+        try:
+            yield given()
+        finally:
+            over.set()
+
+
+def _unanswered(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> int:
+    """Return how many questions of this step got no text at all; the next start asks them again."""
+    return sum(
+        sum(asker.counts.unanswered.values()) - sum(before[name].unanswered.values())
+        for name, asker in askers.items()
+    )
+
+
 def _retried(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> dict[str, int]:
     """Return how often each generator was asked again in this step, by reason."""
     return {
@@ -362,7 +414,3 @@ def _retried(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> dict[
         for reason, count in sorted(asker.counts.retried.items())
         if count > before[name].retried.get(reason, 0)
     }
-
-
-def _author(name: str, asker: Asker) -> Author:
-    return Author(name, asker.settings.style, asker.settings.sees_images, asker.reserved)

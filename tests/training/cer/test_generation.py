@@ -23,8 +23,10 @@ from compeer_core.reasoning import (
     render,
 )
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from tests.training.cer.endpoint import HALF_BODY, RESET, Endpoint, asked, never, refused
 from tests.training.corpora_fixture import write_faces
-from training.cer.asking import Answer, BudgetSpentError, Counts
+from training.cer.asking import Answer, Asker, Budget, BudgetSpentError, Counts
+from training.cer.chance import stable_hash
 from training.cer.generation import (
     INCOMPLETE,
     NO_TEXT,
@@ -304,13 +306,13 @@ def test_what_is_asked_depends_on_the_case_and_the_seed_alone(tmp_path):
     cases = [case(number) for number in range(30)]
     settings = Settings(samples_per_case=2, share="in_turn")
 
-    def asked(cases, seed=0):
+    def keys(cases, seed=0):
         return {want.key: want.seed for want in wanted(cases, settings, ["a", "b"], seed)}
 
-    assert asked(cases) == asked(cases[::-1])
-    assert asked(cases[3:5]).items() < asked(cases).items()
-    assert not set(asked(cases)) & set(asked(cases, seed=1))
-    assert len(asked(cases)) == 60
+    assert keys(cases) == keys(cases[::-1])
+    assert keys(cases[3:5]).items() < keys(cases).items()
+    assert not set(keys(cases)) & set(keys(cases, seed=1))
+    assert len(keys(cases)) == 60
 
 
 def test_a_case_that_changed_is_another_question():
@@ -410,12 +412,12 @@ def test_a_key_tells_the_check_what_it_must_know(id, original, language):
 
 def test_an_estimate_asks_nobody(tmp_path, pictures):
     write_records(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
-    author = Author("a", "prompted", sees_images=True)
-    asked = questions(
+    author = Author.of("a", Talker(sees_images=True).settings)
+    found = questions(
         tmp_path / "cases.jsonl", Settings(samples_per_case=2), ["a", "b"], author, pictures
     )
 
-    assert len(list(asked)) == 6
+    assert len(list(found)) == 6
 
 
 # --- Size -------------------------------------------------------------------------------------
@@ -443,3 +445,127 @@ def test_cases_and_turns_do_not_stay_in_memory(tmp_path):
         tracemalloc.stop()
     assert report.written == 1200
     assert peak < 2_000_000 < size / 4
+
+
+# --- Against an endpoint ----------------------------------------------------------------------
+
+CASES = tuple(case(number, images=(FACE,) if number % 3 == 0 else ()) for number in range(12))
+
+
+def model(body):
+    """Write a turn that depends on the question and the seed: one in four is of no use."""
+    draw = stable_hash(asked(body), str(body["seed"]))
+    bad = (CUT_SHORT, NO_LABEL, turn("那天发生了什么？"), turn("I am sorry to hear that."))
+    return turn(f"What happened, {draw % 1000} days ago?") if draw % 4 else bad[draw // 4 % 4]
+
+
+def faulty(number, body):
+    faults = (refused(429, Retry_After="0"), HALF_BODY, refused(500), RESET)
+    return faults[number // 3 % 4] if number % 3 == 0 else None
+
+
+def asked_over_http(endpoint, folder, output, pictures, budget=None, settings=ONE, retries=12):
+    """A run with two generators behind one endpoint; the first of them sees pictures."""
+    folder.mkdir(exist_ok=True)
+    write_records(folder / "cases.jsonl", CASES)
+    budget = Budget(budget)
+    askers = {
+        name: Asker(
+            GeneratorSettings(
+                source=endpoint.source,
+                name=name,
+                sees_images=name == "seeing",
+                in_flight=4,
+                tries=8,
+                retries=retries,
+                backoff_seconds=0.001,
+            ),
+            folder / "journals",
+            budget,
+        )
+        for name in ("seeing", "blind")
+    }
+    try:
+        return generate(folder / "cases.jsonl", output, settings, askers, pictures, 3)
+    finally:
+        for asker in askers.values():
+            asker.close()
+
+
+def test_an_endpoint_gets_the_pictures_as_data(tmp_path, pictures):
+    with Endpoint(model) as endpoint:
+        asked_over_http(endpoint, tmp_path / "run", tmp_path / "turns.jsonl", pictures)
+
+    found = list(read_records(tmp_path / "turns.jsonl", GeneratedTurn))
+    assert [one.pictures for one in found if one.author == "seeing"] == [1, 0, 0] * 4
+    urls = [
+        part["image_url"]["url"]
+        for body in endpoint.bodies
+        if isinstance(body["messages"][-1]["content"], list)
+        for part in body["messages"][-1]["content"]
+        if part["type"] == "image_url"
+    ]
+    assert len(urls) >= 4
+    assert set(urls) == {pictures.open(FACE).data_url()}
+    assert {body["messages"][0]["role"] for body in endpoint.bodies} == {"system"}
+
+
+def test_an_endpoint_that_fails_loses_no_turn_and_changes_none(tmp_path, pictures):
+    with Endpoint(model) as endpoint:
+        report = asked_over_http(endpoint, tmp_path / "run", tmp_path / "good.jsonl", pictures)
+    with Endpoint(model, fault=faulty) as endpoint:
+        asked_over_http(endpoint, tmp_path / "faulty", tmp_path / "bad.jsonl", pictures)
+
+    assert report.written == 24
+    assert (tmp_path / "good.jsonl").read_bytes() == (tmp_path / "bad.jsonl").read_bytes()
+    found = list(read_records(tmp_path / "good.jsonl", GeneratedTurn))
+    assert all(one.is_complete for one in found)
+    again = sum(count for name, count in report.figures.items() if " again: " in name)
+    assert again == sum(one.tries - 1 for one in found) > 0
+
+
+def test_a_run_whose_budget_is_spent_goes_on_where_it_was(tmp_path, pictures):
+    with Endpoint(model) as endpoint:
+        asked_over_http(endpoint, tmp_path / "whole", tmp_path / "whole.jsonl", pictures)
+        whole = endpoint.requests
+    with Endpoint(model) as endpoint:
+        stops = 0
+        while not (tmp_path / "parts.jsonl").exists():
+            try:
+                asked_over_http(endpoint, tmp_path / "parts", tmp_path / "parts.jsonl", pictures, 9)
+            except BudgetSpentError:
+                stops += 1
+
+    assert stops >= 2
+    assert endpoint.requests == whole
+    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "parts.jsonl").read_bytes()
+
+
+def test_a_question_that_nobody_answers_is_counted_and_asked_again(tmp_path, pictures):
+    hopeless = CASES[4].history[-1].text
+
+    def fault(number, body):
+        return refused(503) if asked(body) == hopeless else None
+
+    with Endpoint(model, fault=fault) as endpoint:
+        output = tmp_path / "turns.jsonl"
+        report = asked_over_http(endpoint, tmp_path / "run", output, pictures, retries=1)
+        endpoint.fault = never
+        later = asked_over_http(endpoint, tmp_path / "run", output, pictures)
+
+    assert (report.written, report.dropped_count, report.figures["unanswered"]) == (22, 2, 2)
+    assert (later.written, later.dropped_count, later.figures["unanswered"]) == (24, 0, 0)
+
+
+def test_both_generators_are_asked_at_a_time(tmp_path, pictures):
+    with Endpoint(model, latency=0.1) as endpoint:
+        asked_over_http(
+            endpoint,
+            tmp_path / "run",
+            tmp_path / "turns.jsonl",
+            pictures,
+            settings=Settings(samples_per_case=4),
+        )
+
+    assert 4 < endpoint.most_in_flight <= 8
+    assert endpoint.mean_in_flight() > 4  # more than one of them could
