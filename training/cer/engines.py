@@ -1,7 +1,28 @@
-"""Where the work of a step runs: in this process, or on Ray Data."""
+"""Where the work of a step runs: in this process, or on Ray Data.
 
+Both make the same records in the same order: a `RayEngine` cuts the stream into blocks, applies the
+function to each block in some worker, and hands the results back in the blocks' order. So it is for
+functions that make something of each item by itself.
+
+Ray is the extra `ray`, and is started here unless it runs: on this machine, or where the variable
+RAY_ADDRESS says. Workers get keys of endpoints from their own environment, which on one machine is
+that of this process at the time Ray was started; on a cluster, set them on its nodes. They are never
+part of what is sent to a worker, and not handed to Ray as a runtime environment, which Ray writes to
+its logs.
+"""
+
+import contextlib
+import logging
+import pickle
+import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from compeer_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from training.cer.flight import Allowance
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -28,3 +49,171 @@ class LocalEngine:
         self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
     ) -> Iterator[Out]:
         return function(iter(items))
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """The workers of Ray Data.
+
+    All items are read before the first result comes. They lie in Ray's object store, which moves to
+    the disk what its memory cannot hold.
+    """
+
+    workers: int = 2
+    """Processes that work at the same time; each takes one CPU."""
+    block: int = 256
+    """Items that a worker gets at a time."""
+
+    def map(
+        self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
+    ) -> Iterator[Out]:
+        """See `Engine.map`.
+
+        Raises:
+            ConfigError: Ray is not installed.
+            Exception: What the function raised, with the worker's traceback as its cause.
+        """
+        ray = _started(self.workers)
+        places = [ray.put(_table(block)) for block in _blocks(items, self.block)]
+        if not places:
+            return
+        data = ray.data.from_arrow_refs(places)
+        data.context.execution_options.preserve_order = True
+        data.context.enable_progress_bars = False
+        made = data.map_batches(
+            _Worker,
+            fn_constructor_args=(function,),
+            compute=ray.data.ActorPoolStrategy(size=self.workers),
+            num_cpus=1,
+            batch_size=None,
+            batch_format="pyarrow",
+        )
+        for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for packed in batch["block"]:
+                result = pickle.loads(packed.as_py())
+                if isinstance(result, _Failure):
+                    raise result.error from WorkerFailedError(result.where)
+                yield from result
+
+    @contextlib.contextmanager
+    def allowance(self, limit: int | None) -> "Iterator[Allowance]":
+        """Hand out a count of requests that all workers share."""
+        from training.cer.flight import BudgetSpentError
+
+        if limit is None:
+            yield _Unlimited()
+            return
+        ray = _started(self.workers)
+        counter = ray.remote(num_cpus=0)(_Counter).remote(limit)
+        try:
+            yield _Shared(
+                counter,
+                BudgetSpentError(
+                    f"the budget is spent (the {limit} requests that were left of it); what was "
+                    "answered is kept, and the next start goes on from there"
+                ),
+            )
+        finally:
+            ray.kill(counter)
+
+
+class WorkerFailedError(Exception):
+    """Where in a worker an error came from."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    error: Exception
+    where: str
+
+
+class _Worker:
+    """Applies the function to blocks, in a process of Ray's."""
+
+    def __init__(self, function: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+        self._function = function
+
+    def __call__(self, batch: Any) -> Any:
+        results = [self._applied(packed.as_py()) for packed in batch["block"]]
+        return _packed(results)
+
+    def _applied(self, packed: bytes) -> list[Any] | _Failure:
+        try:
+            return list(self._function(iter(pickle.loads(packed))))
+        except Exception as error:  # noqa: BLE001  whatever it is, it is raised again at home
+            return _Failure(error, traceback.format_exc())
+
+
+class _Counter:
+    """How many requests are left."""
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    def take(self, count: int) -> bool:
+        if count > self._left:
+            return False
+        self._left -= count
+        return True
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """An allowance that all workers draw from."""
+
+    counter: Any
+    refusal: Exception
+
+    def take(self, count: int = 1) -> None:
+        import ray
+
+        if not ray.get(self.counter.take.remote(count)):
+            raise self.refusal
+
+
+class _Unlimited:
+    """An allowance without end."""
+
+    def take(self, count: int = 1) -> None:
+        """Nothing to count: workers report what they sent."""
+
+
+def _started(workers: int) -> Any:
+    try:
+        import ray.data
+    except ImportError as error:
+        raise ConfigError(
+            'engine = "ray" needs the extra ray: pip install "compeer[ray]"'
+        ) from error
+    if not ray.is_initialized():
+        ray.init(
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            configure_logging=False,
+        )
+    if (there := int(ray.cluster_resources().get("CPU", 0))) < workers:
+        raise ConfigError(f"{workers} workers take a CPU each, and Ray has {there}")
+    return ray
+
+
+def _blocks(items: Iterable[In], size: int) -> Iterator[list[In]]:
+    block: list[In] = []
+    for item in items:
+        block.append(item)
+        if len(block) == size:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _table(block: list[Any]) -> Any:
+    return _packed([block])
+
+
+def _packed(objects: list[Any]) -> Any:
+    """Objects as a column of bytes: what they are is nobody's business but ours."""
+    import pyarrow as pa
+
+    return pa.table({"block": pa.array([pickle.dumps(one) for one in objects], pa.large_binary())})
