@@ -103,6 +103,18 @@ class Dropped:
         logger.debug("%s, %s: %s%s", path, where, reason, f" ({detail})" if detail else "")
 
 
+class DroppedDialogue(FrozenModel):
+    """A dialogue that a step has left out, by name and without its text."""
+
+    id: str
+    corpus: str
+    layer: str
+    """What left it out: a group of rules, or a model."""
+    reason: str
+    detail: str = ""
+    """What it was found by, for a reader: a number, or the name of what it repeats."""
+
+
 class StepReport(FrozenModel):
     """What a step of the pipeline read, wrote and left out, and why."""
 
