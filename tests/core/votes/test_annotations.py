@@ -298,6 +298,7 @@ def test_what_changed_after_a_third_had_spoken_is_no_agreement():
         said("bo", 1, preference="second"),
         said("cy", 2, preference="second"),
         said("ann", 3, preference="second"),
+        said("cy", 4, preference="second", confidence=5),
     ]
 
     before, after = opinions(rows[:3], Part.REPLY), opinions(rows, Part.REPLY)
@@ -305,6 +306,18 @@ def test_what_changed_after_a_third_had_spoken_is_no_agreement():
     assert before.outcome == Consensus(Preference.SECOND, adjudicated=True)
     assert after.outcome == Consensus(Preference.SECOND, adjudicated=False)
     assert before.independent == after.independent == {"ann": "first", "bo": "second"}
+
+
+def test_nobody_after_the_third_is_asked():
+    rows = [
+        said(name, hour, preference=preference)
+        for hour, (name, preference) in enumerate(
+            [("ann", "first"), ("bo", "second"), ("cy", "both"), ("di", "first")]
+        )
+    ]
+
+    assert opinions(rows, Part.REPLY).outcome is Unsettled.NO_CONSENSUS
+    assert list(opinions(rows, Part.REPLY).latest) == ["ann", "bo", "cy", "di"]
 
 
 def test_an_answer_that_is_withdrawn_leaves_the_question_open():

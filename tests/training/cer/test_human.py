@@ -167,12 +167,14 @@ def test_a_question_is_in_one_split_and_in_the_test_set_if_any_row_of_it_is(tmp_
         chat("B", 1, split="test"),
         chat("A", 0, question="Else?", split="val"),
         chat("B", 1, question="Else?", split="val"),
+        chat("A", 0, question="Both?", split="val"),
+        chat("B", 1, question="Both?", split="test"),
     )
 
     _, rows = judged(tmp_path, "counselchat", name, use="train")
     _, tested = judged(tmp_path, "counselchat", name)
 
-    assert [row.case.split for row in rows] == ["test", "valid"]
+    assert [row.case.split for row in rows] == ["test", "valid", "test"]
     assert {row.case.split for row in tested} == {"test"}
 
 
