@@ -822,7 +822,7 @@ def test_each_question_reads_only_what_is_new(scorer, picture, monkeypatch):
         session.answer("True")
 
     assert len(lengths) == 3
-    assert max(lengths) < 60 < 120 < len(session._track.ids)
+    assert max(lengths) < 60 < 120 < len(session.track.ids)
     assert not any(pictures)
     session.close()
 
@@ -887,7 +887,7 @@ def test_pictures_are_prepared_again_where_nobody_knows_which_tokens_they_are(
 ):
     session = scorer.open([user("Look ", picture(1), "\n")])
     scorer.chat.owner.call(lambda: None)
-    session._track.encoded = replace(session._track.encoded, fixed=None)
+    session.track.encoded = replace(session.track.encoded, fixed=None)
 
     found = session.ask("Step", ("True", "False"))
 
@@ -953,10 +953,10 @@ def test_a_cache_that_cannot_be_cut_is_built_anew(scorer, plain_qwen, picture, m
     def refuse(_):
         raise RuntimeError("a sliding window was passed")
 
-    monkeypatch.setattr(session._track.cache, "crop", refuse)
+    monkeypatch.setattr(session.track.cache, "crop", refuse)
 
     found = session.ask("Step", ("True", "False"))
 
     expected = plain_qwen.probabilities([user("Look ", picture(1), "\nStep")], ("True", "False"))
     assert found == pytest.approx(expected, abs=1e-5)
-    assert isinstance(session._track, Track)
+    assert isinstance(session.track, Track)

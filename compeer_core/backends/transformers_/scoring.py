@@ -43,7 +43,7 @@ class TransformersScoringSession:
         self._scorer = scorer
         self._chat = scorer.chat
         self._messages = list(messages)
-        self._track = track
+        self.track = track
         self._asked: list[Message] | None = None
         self._failure: BackendError | None = None
 
@@ -57,7 +57,7 @@ class TransformersScoringSession:
         self._asked = None
 
     def close(self) -> None:
-        track, self._track = self._track, Track(self._track.encoded, self._track.adapter)
+        track, self.track = self.track, Track(self.track.encoded, self.track.adapter)
         try:
             self._chat.owner.submit(lambda: self._scorer.shelf.put(track))
         except BackendError:
@@ -66,27 +66,26 @@ class TransformersScoringSession:
     def read_prefix(self) -> None:
         """Let the model read what is known before the first question. Runs on the owner thread."""
         try:
-            self._chat.run(self._track, 1)
+            self._chat.run(self.track, 1)
         except Exception as error:
             logger.warning("%s failed while it read", self._scorer.name, exc_info=error)
-            self._track.reset()  # the first question will meet the same failure, and report it
+            self.track.reset()  # the first question will meet the same failure, and report it
 
     def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
-        tokens = self._scorer.label_tokens(labels)
+        self._scorer.label_tokens(labels)
         asked = with_question(self._messages, text)
         try:
-            encoded = self._chat.encode(asked, like=self._track.encoded)
+            encoded = self._chat.encode(asked, like=self.track.encoded)
             self._scorer.check_length(encoded, text)
-            self._track.become(encoded)
-            outputs = self._chat.run(self._track, 1, logits=True)
+            self.track.become(encoded)
+            found = self._scorer.probabilities(self.track, labels)
         except CompeerError:
             raise
         except Exception as error:
-            self._track.reset()
+            self.track.reset()
             raise BackendError(f"{self._scorer.name} failed: {brief(error)}") from error
         self._asked = asked
-        logits = outputs.logits[0][0, list(tokens)].float()
-        return tuple(torch.softmax(logits, dim=-1).tolist())
+        return found
 
 
 class TransformersScorer:
@@ -98,7 +97,7 @@ class TransformersScorer:
         self.name = name
         self.reserved = chat.reserved
         self.chat = chat
-        self._adapter = adapter
+        self.adapter = adapter
         self._release = release
         self._labels: dict[str, int] = {}
         self.shelf = Shelf()
@@ -131,6 +130,12 @@ class TransformersScorer:
             raise ConfigError(f"{self.name}: two of {', '.join(labels)} are the same token")
         return tokens
 
+    def probabilities(self, track: Track, labels: Sequence[str]) -> tuple[float, ...]:
+        """Return how probable each label is behind what a track holds. Runs on the owner thread."""
+        tokens = list(self.label_tokens(labels))
+        outputs = self.chat.run(track, 1, logits=True)
+        return tuple(torch.softmax(outputs.logits[0][0, tokens].float(), dim=-1).tolist())
+
     def check_length(self, encoded: Encoded, text: str) -> None:
         """Make sure that the model can read a conversation whose last text is this one.
 
@@ -147,7 +152,7 @@ class TransformersScorer:
             encoded = self.chat.encode(messages, reply=False)
             self.check_length(encoded, messages[-1].text if messages else "")
             return TransformersScoringSession(
-                self, messages, self.shelf.take(encoded, self._adapter)
+                self, messages, self.shelf.take(encoded, self.adapter)
             )
 
         session = self.chat.owner.call(begin)
@@ -187,7 +192,7 @@ class TransformersScorer:
             else:
                 plans[number] = plan
         if plans and encoded is not None:
-            track = self.shelf.take(encoded, self._adapter)
+            track = self.shelf.take(encoded, self.adapter)
             self._answer(plans, encoded, track, results)
             self.shelf.put(track)
         return results
