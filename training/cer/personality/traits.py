@@ -1,0 +1,554 @@
+"""DISC traits of the people who talk, and how a sentence describes them.
+
+DISC goes back to Marston, "Emotions of Normal People" (1928): dominance, inducement (today
+influence), submission (today steadiness) and compliance. Marston built no test. The paper uses the
+four as names for ways of communicating, and so does this module: they are a **vocabulary of
+manner**, no clinical test and no statement about a person.
+
+There are two routes to the same record, `Persona`:
+
+- a generator is asked (prompt ``disc.<language>.md``) for four scores and a description;
+- a published lexical rule (``traits.toml``) counts words that are direct, hedging, polite and so
+  on, and punctuation, and sentence lengths; compares the rates with the usual ones; adds the
+  deviations up to four scores; and describes the scores and the largest deviations in words.
+
+A persona belongs to one speaker of one dialogue. It is read off the row with the longest history
+among the dialogue's rows, so that no row sees more of a dialogue than the rows do; only the
+training split is read by default.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from compeer_core.backends.protocol import Message
+from compeer_core.cer import CerRecord, DecidedBy, Split, Variant
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker, language_of
+from compeer_core.prompts import LANGUAGES, fill, neutralise
+from training.cer.asking import Asker, Question
+from training.cer.chance import generator_for
+from training.cer.personality.wording import questions, sentences, words
+from training.cer.prompts import load
+from training.cer.records import StepReport
+from training.progress import track
+from training.samples import read_records, write_records
+
+TRAITS = ("D", "I", "S", "C")
+
+_RULES_FILE = Path(__file__).with_name("traits.toml")
+_DIGIT = re.compile(r"\d")
+_CLEAR = 2.5
+"""A count further than this many spreads from the usual says no more than one at it."""
+
+
+class Disc(FrozenModel):
+    """How much of each way of communicating somebody shows, 0 to 1; 0.5 is the usual."""
+
+    d: float = Field(ge=0, le=1)
+    """Dominance: direct, decided, to the point."""
+    i: float = Field(ge=0, le=1)
+    """Influence: lively, warm, outgoing."""
+    s: float = Field(ge=0, le=1)
+    """Steadiness: patient, polite, agreeing."""
+    c: float = Field(ge=0, le=1)
+    """Compliance: careful, structured, exact."""
+
+
+class Persona(FrozenModel):
+    """One speaker's manner, as told by a rule or a generator."""
+
+    id: str
+    """`<corpus>/<dialogue id>/<speaker>`."""
+    corpus: str
+    dialogue_id: str
+    source_id: str
+    """The dialogue of origin: two windows of one dialogue have the same people."""
+    split: Split
+    language: str
+    speaker: Speaker
+    scores: Disc
+    description: str
+    """One to three sentences in the dialogue's language."""
+    described_by: DecidedBy
+
+
+class Settings(FrozenModel):
+    """How traits are told."""
+
+    splits: tuple[Split, ...] = ("train",)
+    """Whose speakers are described. Only rows of the training split are rewritten."""
+    characters: int = Field(default=6000, ge=200)
+    """How much of a speaker's text a generator reads, from its end."""
+
+
+def persona_id(record: CerRecord, speaker: Speaker) -> str:
+    """Return the id of a speaker of a row's dialogue."""
+    return f"{record.case.corpus}/{record.case.dialogue_id}/{speaker}"
+
+
+# --- The step ---------------------------------------------------------------------------------
+
+
+def describe(
+    source: Path,
+    output: Path,
+    settings: Settings,
+    asker: Asker | None = None,
+    *,
+    seed: int = 0,
+) -> StepReport:
+    """Write a `Persona` for each speaker of each dialogue of CER rows.
+
+    Args:
+        source: `CerRecord` lines; rows that are themselves repetitions are passed over.
+        output: `Persona` lines, in the order of the dialogues' longest rows.
+        settings: See `Settings`.
+        asker: The generator; None uses the lexical rule.
+        seed: Of the generator's sampling.
+    """
+    chosen = _longest_rows(source, settings.splits)
+    speeches = _Speeches(source, frozenset(chosen.values()), settings.characters)
+    dropped: dict[str, dict[str, int]] = {}
+    read = 0
+
+    def personas() -> Iterator[Persona]:
+        nonlocal read
+        told = _by_rule(speeches) if asker is None else _by_generator(speeches, asker, seed)
+        for speech, outcome in track(told, "personas", unit="speakers"):
+            read += 1
+            if isinstance(outcome, Persona):
+                yield outcome
+            else:
+                reasons = dropped.setdefault(speech.corpus, {})
+                reasons[outcome] = reasons.get(outcome, 0) + 1
+
+    written = write_records(output, personas())
+    return StepReport(
+        step="personality.traits",
+        read=read,
+        written=written,
+        dropped=dropped,
+        figures={"by": RULE.name if asker is None else "generator", "dialogues": len(chosen)},
+    )
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What one speaker says in a dialogue, one utterance after the other."""
+
+    id: str
+    corpus: str
+    dialogue_id: str
+    source_id: str
+    split: Split
+    language: str
+    speaker: Speaker
+    texts: tuple[str, ...]
+
+
+def _longest_rows(source: Path, splits: Iterable[Split]) -> dict[str, int]:
+    """Return, for each dialogue, the number of its line that shows most of it."""
+    wanted = frozenset(splits)
+    rounds: dict[str, tuple[int, int]] = {}
+    for number, record in enumerate(read_records(source, CerRecord)):
+        if record.case.split not in wanted or record.variant is not Variant.ORIGINAL:
+            continue
+        key = f"{record.case.corpus}/{record.case.dialogue_id}"
+        best = rounds.get(key)
+        if best is None or record.case.round > best[0]:
+            rounds[key] = (record.case.round, number)
+    return {key: number for key, (_, number) in rounds.items()}
+
+
+@dataclass(frozen=True)
+class _Speeches:
+    """The speeches of chosen rows, read from the file each time they are wanted."""
+
+    source: Path
+    rows: frozenset[int]
+    characters: int
+
+    def __iter__(self) -> Iterator[Speech]:
+        for number, record in enumerate(read_records(self.source, CerRecord)):
+            if number in self.rows:
+                yield from self._of(record)
+
+    def _of(self, record: CerRecord) -> Iterator[Speech]:
+        case = record.case
+        for speaker in Speaker:
+            texts = [said.text for said in case.history if said.speaker is speaker and said.text]
+            if speaker is Speaker.SUPPORTER and case.original:
+                texts.append(case.original)
+            if texts:
+                yield Speech(
+                    persona_id(record, speaker),
+                    case.corpus,
+                    case.dialogue_id,
+                    case.source_id,
+                    case.split,
+                    case.language,
+                    speaker,
+                    tuple(_last(texts, self.characters)),
+                )
+
+
+def _last(texts: list[str], characters: int) -> list[str]:
+    kept: list[str] = []
+    for text in reversed(texts):
+        characters -= len(text)
+        if kept and characters < 0:
+            break
+        kept.append(text[: 4 * characters] if characters < 0 else text)
+    return kept[::-1]
+
+
+def _persona(speech: Speech, scores: Disc, description: str, by: DecidedBy) -> Persona:
+    return Persona(
+        id=speech.id,
+        corpus=speech.corpus,
+        dialogue_id=speech.dialogue_id,
+        source_id=speech.source_id,
+        split=speech.split,
+        language=speech.language,
+        speaker=speech.speaker,
+        scores=scores,
+        description=description,
+        described_by=by,
+    )
+
+
+# --- By a generator ---------------------------------------------------------------------------
+
+
+def _by_generator(
+    speeches: Iterable[Speech], asker: Asker, seed: int
+) -> Iterator[tuple[Speech, Persona | str]]:
+    by = DecidedBy(kind="model", name=asker.name)
+    answers = asker.ask(
+        (_question(speech, seed) for speech in speeches), check_disc, label="traits", total=None
+    )
+    for speech, answer in zip(speeches, answers, strict=True):
+        if answer.text is None:
+            yield speech, f"no usable answer ({answer.problem})"
+            continue
+        scores, description = read_disc(answer.text)
+        yield speech, _persona(speech, scores, description, by)
+
+
+def _question(speech: Speech, seed: int) -> Question:
+    language = speech.language if speech.language in LANGUAGES else "en"
+    key = f"disc:{language}:{speech.id}"
+    lines = "\n".join(f"- {neutralise(text)}".replace("\n", " ") for text in speech.texts)
+    names = {"en": ("seeker", "supporter"), "zh": ("求助者", "支持者")}[language]
+    name = names[list(Speaker).index(speech.speaker)]
+    filled = fill(load("disc", language), speaker=name, utterances=lines)
+    return Question(
+        key, (Message("user", (filled,)),), int(generator_for(seed, key).integers(2**31))
+    )
+
+
+class DiscAnswer(FrozenModel):
+    """What a generator is asked for."""
+
+    D: float = Field(ge=0, le=1)
+    I: float = Field(ge=0, le=1)  # noqa: E741  # the letters of DISC
+    S: float = Field(ge=0, le=1)
+    C: float = Field(ge=0, le=1)
+    description: str = Field(min_length=10, max_length=800)
+
+
+def read_disc(text: str) -> tuple[Disc, str]:
+    """Read a generator's answer: one JSON object, alone or in a fence.
+
+    Raises:
+        ValueError: It is not one, or a value is missing or out of its range.
+    """
+    answer = DiscAnswer.model_validate(json_object(text))
+    return Disc(d=answer.D, i=answer.I, s=answer.S, c=answer.C), answer.description.strip()
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an answer consists of.
+
+    Raises:
+        ValueError: There is none, it is cut off, or there is text around it other than a fence.
+    """
+    bare = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip())
+    try:
+        found = json.loads(bare)
+    except json.JSONDecodeError as error:
+        raise ValueError("half a JSON" if bare.startswith("{") else "no JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return found
+
+
+def check_disc(key: str, text: str) -> str | None:
+    """Return why an answer is of no use, or None. The key says the language (``disc:<language>:``)."""
+    try:
+        _, description = read_disc(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['type']}"
+    except ValueError as error:
+        return str(error)
+    if not 1 <= len(sentences(description)) <= 4:
+        return "a description of more than a few sentences"
+    language = key.split(":")[1]
+    return None if language_of(description) == language else "wrong language"
+
+
+# --- By the rule ------------------------------------------------------------------------------
+
+Counts = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class _Norm:
+    usual: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class _Rules:
+    version: str
+    prior_words: int
+    weights: Mapping[str, Mapping[str, float]]
+    markers: Mapping[str, Mapping[str, frozenset[str]]]
+    norms: Mapping[str, Mapping[str, Mapping[str, _Norm]]]
+    """By language, speaker and count."""
+
+
+@cache
+def _rules() -> _Rules:
+    table = tomllib.loads(_RULES_FILE.read_text(encoding="utf-8"))
+    return _Rules(
+        table["version"],
+        table["prior_words"],
+        table["weights"],
+        {
+            language: {
+                name: frozenset(markers.replace("-", " ").split())
+                for name, markers in table[language]["words"].items()
+            }
+            for language in LANGUAGES
+        },
+        {
+            language: {
+                speaker: {
+                    name: _Norm(*norm) for name, norm in table[language]["usual"][speaker].items()
+                }
+                for speaker in Speaker
+            }
+            for language in LANGUAGES
+        },
+    )
+
+
+RULE = DecidedBy(kind="rule", name="traits/1")
+"""Who decided, where the lexical rule did."""
+
+
+def _by_rule(speeches: Iterable[Speech]) -> Iterator[tuple[Speech, Persona | str]]:
+    for speech in speeches:
+        deviations = unusual(speech.texts, speech.speaker, speech.language)
+        scores = score(deviations)
+        text = sentence_for(scores, deviations, speech.language)
+        yield speech, _persona(speech, scores, text, RULE)
+
+
+def count(texts: Iterable[str], language: str = "en") -> tuple[Counts, int]:
+    """Count what the rule looks at.
+
+    Returns:
+        The counts by name (`sentence_length`: sentences), and the number of words.
+    """
+    language = language if language in LANGUAGES else "en"
+    joined = "\n".join(texts)
+    found = words(joined, language)
+    markers = _rules().markers[language]
+    if language == "zh":
+        counts = {
+            name: float(sum(joined.count(marker) for marker in listed))
+            for name, listed in markers.items()
+        }
+    else:
+        said = [word.replace("’", "'") for word in found]
+        counts = {
+            name: float(sum(word in listed for word in said)) for name, listed in markers.items()
+        }
+    counts["exclamations"] = float(len(re.findall("[!！]", joined)))
+    counts["questions"] = float(questions(joined))
+    counts["sentence_length"] = float(len(sentences(joined)))
+    return counts, len(found)
+
+
+def unusual(texts: Iterable[str], speaker: Speaker, language: str = "en") -> Counts:
+    """Return how far each count lies from the usual of such speakers, in spreads.
+
+    The rate of a speaker of few words is drawn towards the usual (``prior_words``).
+    """
+    rules = _rules()
+    language = language if language in LANGUAGES else "en"
+    counts, length = count(texts, language)
+    norms = rules.norms[language][speaker]
+    prior = rules.prior_words
+    deviations: dict[str, float] = {}
+    for name, norm in norms.items():
+        if name == "sentence_length":
+            rate = (length + prior) / (counts[name] + prior / norm.usual)
+        else:
+            rate = (100 * counts[name] + prior * norm.usual) / (length + prior)
+        deviation = (rate - norm.usual) / norm.spread
+        deviations[name] = min(max(deviation, -_CLEAR), _CLEAR)
+    return deviations
+
+
+def score(deviations: Counts) -> Disc:
+    """Add deviations up to scores: the logistic function of a weighted sum, to three decimals.
+
+    Example:
+        >>> score({})
+        Disc(d=0.5, i=0.5, s=0.5, c=0.5)
+    """
+    weights = _rules().weights
+    values: NDArray[np.float64] = np.array(
+        [
+            sum(weight * deviations.get(name, 0.0) for name, weight in weights[trait].items())
+            for trait in TRAITS
+        ]
+    )
+    d, i, s, c = (1 / (1 + np.exp(-values))).round(3).tolist()
+    return Disc(d=d, i=i, s=s, c=c)
+
+
+# --- In words ---------------------------------------------------------------------------------
+
+_Level = Literal["high", "low"]
+_MANNERS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
+    "en": {
+        ("D", "high"): "direct and decided",
+        ("D", "low"): "yielding and tentative",
+        ("I", "high"): "lively and outgoing",
+        ("I", "low"): "reserved and sober",
+        ("S", "high"): "patient and polite",
+        ("S", "low"): "impatient and brisk",
+        ("C", "high"): "careful and structured",
+        ("C", "low"): "casual and spontaneous",
+    },
+    "zh": {
+        ("D", "high"): "直接果断",
+        ("D", "low"): "谦让犹豫",
+        ("I", "high"): "活泼外向",
+        ("I", "low"): "含蓄冷静",
+        ("S", "high"): "耐心有礼",
+        ("S", "low"): "急促干脆",
+        ("C", "high"): "谨慎有条理",
+        ("C", "low"): "随意自然",
+    },
+}
+_HABITS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
+    "en": {
+        ("direct", "high"): "says plainly what has to be done",
+        ("direct", "low"): "seldom tells anybody what to do",
+        ("hedges", "high"): "qualifies many statements",
+        ("hedges", "low"): "states things without hedging",
+        ("polite", "high"): "thanks and apologises often",
+        ("polite", "low"): "spends few words on courtesy",
+        ("agreement", "high"): "keeps agreeing and acknowledging",
+        ("agreement", "low"): "seldom acknowledges what was said",
+        ("lively", "high"): "uses strong and emphatic words",
+        ("lively", "low"): "avoids emphasis",
+        ("positive", "high"): "uses many cheerful words",
+        ("positive", "low"): "uses few cheerful words",
+        ("structure", "high"): "gives reasons and conditions",
+        ("structure", "low"): "gives few reasons",
+        ("first_person", "high"): "speaks much of themselves",
+        ("first_person", "low"): "speaks little of themselves",
+        ("second_person", "high"): "turns to the other person often",
+        ("second_person", "low"): "seldom addresses the other person",
+        ("exclamations", "high"): "exclaims often",
+        ("questions", "high"): "asks many questions",
+        ("questions", "low"): "asks few questions",
+        ("sentence_length", "high"): "builds long sentences",
+        ("sentence_length", "low"): "speaks in short sentences",
+    },
+    "zh": {
+        ("direct", "high"): "直说该做什么",
+        ("direct", "low"): "很少要求别人",
+        ("hedges", "high"): "说话常留余地",
+        ("hedges", "low"): "说话不留余地",
+        ("polite", "high"): "常常道谢致歉",
+        ("polite", "low"): "很少客套",
+        ("agreement", "high"): "常常附和回应",
+        ("agreement", "low"): "很少附和",
+        ("lively", "high"): "语气强烈",
+        ("lively", "low"): "语气平淡",
+        ("positive", "high"): "多用积极的词",
+        ("positive", "low"): "少用积极的词",
+        ("structure", "high"): "会说明原因和条件",
+        ("structure", "low"): "很少说明原因",
+        ("first_person", "high"): "多谈自己",
+        ("first_person", "low"): "少谈自己",
+        ("second_person", "high"): "常常转向对方",
+        ("second_person", "low"): "很少称呼对方",
+        ("exclamations", "high"): "常用感叹",
+        ("questions", "high"): "问题很多",
+        ("questions", "low"): "问题很少",
+        ("sentence_length", "high"): "句子较长",
+        ("sentence_length", "low"): "句子较短",
+    },
+}
+_CLEARLY = 0.62
+_NOTABLE = 0.8
+_HABITS_TOLD = 3
+
+
+def sentence_for(scores: Disc, deviations: Counts, language: str = "en") -> str:
+    """Describe scores and the largest deviations in one or two sentences.
+
+    Example:
+        >>> sentence_for(Disc(d=0.8, i=0.5, s=0.3, c=0.5), {"hedges": -2.0})
+        'Speaks in a direct and decided, impatient and brisk manner. States things without hedging.'
+    """
+    language = language if language in LANGUAGES else "en"
+    levels = [
+        (trait, level, abs(value - 0.5))
+        for trait in TRAITS
+        if (level := _level(value := getattr(scores, trait.lower()))) is not None
+    ]
+    levels.sort(key=lambda entry: -entry[2])
+    manners = [_MANNERS[language][trait, level] for trait, level, _ in levels]
+    habits = [
+        told
+        for name, value in sorted(deviations.items(), key=lambda entry: (-abs(entry[1]), entry[0]))
+        if abs(value) >= _NOTABLE
+        and (told := _HABITS[language].get((name, "high" if value > 0 else "low")))
+    ][:_HABITS_TOLD]
+    if language == "zh":
+        first = f"说话{'、'.join(manners) or '平和居中'}。"
+        return first + (f"{'，'.join(habits)}。" if habits else "")
+    first = f"Speaks in {_article(manners)} manner."
+    rest = "; ".join(habits)
+    return f"{first} {rest[0].upper()}{rest[1:]}." if rest else first
+
+
+def _level(value: float) -> _Level | None:
+    if value >= _CLEARLY:
+        return "high"
+    return "low" if value <= 1 - _CLEARLY else None
+
+
+def _article(manners: list[str]) -> str:
+    told = ", ".join(manners) or "balanced"
+    return f"{'an' if told[0] in 'aeiou' else 'a'} {told}"
