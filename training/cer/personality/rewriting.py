@@ -1,0 +1,677 @@
+"""CER rows again: repeated, rewritten, and rewritten in the manner of a persona.
+
+The paper compares three ways to make a data set larger (Table 1): UnifiReward-D repeats its rows,
+-R rewrites them without a persona, -P rewrites them "in alignment with the new persona", which is
+drawn from the cluster of the speaker's own. "All variants use an equal number of training samples":
+a row that one variant cannot have is left out of all three, so that the files ``duplicate.jsonl``,
+``rewrite.jsonl`` and ``persona.jsonl`` hold the same rows in the same order.
+
+Rewritten are the utterances of the history and the replies, each speaker in one manner over the
+whole dialogue. The reasoning stays as it is, with its labels and with what it quotes of the seeker
+(the quote may then no longer be found in the history word by word), and so do the verdicts: the
+meaning of a row is kept, and what does not keep it is filtered out (`drift`).
+
+A generator rewrites a row with one question (prompt ``rewrite.<language>.md``), and may be asked
+about the result (``drift.<language>.md``). Without one the rules of `manner` are used, which only
+**simulate** this step: -R is then one fixed manner for all, -P the manner that follows from the
+drawn persona's scores.
+
+Only original rows of the training split are expanded. As in the paper, a persona is drawn once for
+each speaker of a dialogue, by a generator seeded with the speaker's own id.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import Field
+
+from compeer_core.backends.protocol import Message
+from compeer_core.cer import Candidate, CerRecord, Variant
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker, language_of
+from compeer_core.prompts import LANGUAGES, fill, neutralise
+from compeer_core.reasoning import Part, StrategyStep, read
+from compeer_core.taxonomy import Strategy
+from training.cer.asking import Asker, Question
+from training.cer.chance import generator_for, seed_for
+from training.cer.personality import clusters, drift, manner
+from training.cer.personality.clusters import Cast, ClusteredPersona
+from training.cer.personality.drift import Reason
+from training.cer.personality.traits import Persona, json_object, persona_id
+from training.cer.personality.wording import words
+from training.cer.prompts import load
+from training.cer.records import StepReport
+from training.progress import track
+from training.samples import read_records, write_records
+
+VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
+
+Drawer = Callable[[str], Persona | None]
+"""Gives the persona that stands in for a speaker's own, by the own id."""
+
+_DIVERSITY_PAIRS = 100_000
+
+
+class Settings(FrozenModel):
+    """How rows are rewritten and what is left out."""
+
+    encoder: str = "tfidf"
+    """What measures how like a rewriting is: `tfidf` (over pieces of words), or an encoder as in
+    `training.cer.personality.clusters.Settings.encoder`."""
+    bounds: drift.Settings = drift.Settings()
+    """What a rewriting may differ in."""
+    checks_words: bool = True
+    """Whether a rewriting has to pass the rules of `drift`; False lets only the generator judge."""
+    remembered: int = Field(default=50_000, ge=0)
+    """Utterances whose rewriting is kept in memory: rows of one dialogue share most of theirs."""
+
+
+class DroppedRow(FrozenModel):
+    """A row that is in none of the variants."""
+
+    id: str
+    corpus: str
+    variant: Variant
+    """The variant that it failed in."""
+    reason: str
+
+
+# --- What is rewritten ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One text of a row that somebody says.
+
+    Attributes:
+        strategies: Of a reply, as far as they are known.
+    """
+
+    speaker: Speaker
+    text: str
+    strategies: tuple[Strategy, ...] = ()
+
+
+def pieces(record: CerRecord) -> tuple[Piece, ...]:
+    """Return what is rewritten of a row: its utterances, then its replies. Empty texts count."""
+    said = [Piece(one.speaker, one.text) for one in record.case.history]
+    return (*said, *(_reply(record, candidate) for candidate in record.candidates))
+
+
+def _reply(record: CerRecord, candidate: Candidate) -> Piece:
+    if candidate.author == "corpus" and record.case.labels.strategies:
+        strategies = record.case.labels.strategies
+    else:
+        strategies = _own_strategies(candidate)
+    return Piece(Speaker.SUPPORTER, candidate.reply, strategies)
+
+
+def _own_strategies(candidate: Candidate) -> tuple[Strategy, ...]:
+    step = None if candidate.turn is None else read(candidate.turn).strategy
+    if isinstance(step, StrategyStep) and step.strategy in set(Strategy):
+        return (Strategy(str(step.strategy)),)
+    return ()
+
+
+def with_texts(
+    record: CerRecord, texts: Sequence[str], variant: Variant, persona: str | None = None
+) -> CerRecord:
+    """Return a row with other words in the place of `pieces`, marked as what it is.
+
+    The id of the row is `<id>~<variant>`. In a candidate's whole turn only the inside of its reply
+    changes; a turn without one stays.
+
+    Raises:
+        ValueError: There are not as many texts as pieces.
+    """
+    history, replies = texts[: len(record.case.history)], texts[len(record.case.history) :]
+    candidates = [
+        candidate.model_copy(
+            update={"reply": reply, "turn": _turn_with(candidate.turn, candidate.reply, reply)}
+        )
+        for candidate, reply in zip(record.candidates, replies, strict=True)
+    ]
+    said_next = dict(zip((one.reply for one in record.candidates), replies, strict=True))
+    original = record.case.original
+    case = record.case.model_copy(
+        update={
+            "history": tuple(
+                one.model_copy(update={"text": text})
+                for one, text in zip(record.case.history, history, strict=True)
+            ),
+            "original": None if original is None else said_next.get(original, original),
+        }
+    )
+    return record.model_copy(
+        update={
+            "id": f"{record.id}~{variant}",
+            "case": case,
+            "first": candidates[0],
+            "second": candidates[1] if len(candidates) > 1 else None,
+            "variant": variant,
+            "persona": persona,
+            "rewritten_from": record.id,
+        }
+    )
+
+
+def _turn_with(turn: str | None, before: str, after: str) -> str | None:
+    if turn is None or before == after:
+        return turn
+    start = turn.find(Part.REPLY.opening)
+    if start < 0:
+        return turn
+    start += len(Part.REPLY.opening)
+    end = turn.find(Part.REPLY.closing, start)
+    inside = turn[start:] if end < 0 else turn[start:end]
+    if inside.strip() != before.strip():
+        return turn
+    return f"{turn[:start]}{after}{turn[start + len(inside) :]}"
+
+
+# --- The step ---------------------------------------------------------------------------------
+
+
+def rewrite(
+    source: Path,
+    personas: Path,
+    output: Path,
+    settings: Settings,
+    asker: Asker | None = None,
+    checker: Asker | None = None,
+    *,
+    seed: int = 0,
+) -> StepReport:
+    """Write the three variants of the original training rows of a file.
+
+    Args:
+        source: `CerRecord` lines.
+        personas: `ClusteredPersona` lines, as `clusters.cluster` writes them.
+        output: A folder; receives the three variants and ``dropped.jsonl`` (`DroppedRow`).
+        settings: See `Settings`.
+        asker: The generator that rewrites; None uses the rules of `manner`.
+        checker: The generator that judges rewritings; None leaves it at the rules of `drift`.
+        seed: Of all draws.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    cast = Cast(read_records(personas, ClusteredPersona))
+    job = _Job(source, settings, _Drawing(cast, seed), asker, checker, seed)
+    drafts = {variant: output / f"{variant}.draft" for variant in VARIANTS[1:]}
+    reasons: dict[str, Counter[str]] = {}
+    tried = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
+    write_records(output / "dropped.jsonl", _counted(tried, reasons))
+    figures: dict[str, float | int | str | None] = {
+        "by": manner.NAME if asker is None else asker.name,
+        "checked_by": "rules" if checker is None else checker.name,
+        "speakers_given_a_persona_of_another_cluster": job.drawing.not_of_the_cluster,
+    }
+    written = 0
+    for variant in VARIANTS:
+        measure = _Measure()
+        rows = _duplicates(job.rows()) if variant is Variant.DUPLICATE else _read(drafts[variant])
+        kept = (row for row in rows if row.rewritten_from not in job.dropped)
+        written += write_records(
+            output / f"{variant}.jsonl", measure.each(_with_originals(job.rows(), kept))
+        )
+        figures |= {f"{name}.{variant}": value for name, value in measure.figures().items()}
+    for draft in drafts.values():
+        draft.unlink()
+    return StepReport(
+        step="personality.rewriting",
+        read=written // len(VARIANTS) + len(job.dropped),
+        written=written,
+        dropped=reasons,
+        figures=figures,
+    )
+
+
+def _counted(rows: Iterable[DroppedRow], reasons: dict[str, Counter[str]]) -> Iterator[DroppedRow]:
+    for row in rows:
+        reasons.setdefault(row.corpus, Counter())[f"{row.variant}: {row.reason}"] += 1
+        yield row
+
+
+def _read(path: Path) -> Iterator[CerRecord]:
+    return read_records(path, CerRecord)
+
+
+def _duplicates(rows: Iterable[CerRecord]) -> Iterator[CerRecord]:
+    for row in rows:
+        yield with_texts(row, [piece.text for piece in pieces(row)], Variant.DUPLICATE)
+
+
+def _with_originals(
+    originals: Iterable[CerRecord], rewritten: Iterable[CerRecord]
+) -> Iterator[tuple[CerRecord, CerRecord]]:
+    """Yield each rewritten row after its original; both come in the same order."""
+    remaining = iter(originals)
+    for row in rewritten:
+        yield next(one for one in remaining if one.id == row.rewritten_from), row
+
+
+@dataclass
+class _Drawing:
+    """One persona for each speaker of a dialogue."""
+
+    cast: Cast
+    seed: int
+    _counted: set[str] = field(default_factory=set)
+
+    @property
+    def not_of_the_cluster(self) -> int:
+        """Speakers whose cluster held nobody else."""
+        return len(self._counted)
+
+    def __call__(self, own: str) -> Persona | None:
+        drawn = self.cast.draw(own, generator_for(self.seed, "persona", own))
+        if drawn is None:
+            return None
+        if not drawn.from_cluster:
+            self._counted.add(own)
+        return drawn.persona
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What became of a row: other words for its pieces, or why there are none."""
+
+    row: CerRecord
+    texts: tuple[str, ...] | Reason
+    persona: str | None = None
+
+
+@dataclass
+class _Job:
+    source: Path
+    settings: Settings
+    drawing: _Drawing
+    asker: Asker | None
+    checker: Asker | None
+    seed: int
+    dropped: set[str] = field(default_factory=set)
+    """Ids of the rows that some variant cannot have."""
+    _passed: set[drift.Rewriting] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._by_rule = lru_cache(self.settings.remembered)(self._by_rule_anew)
+        self._similarity = self._make_similarity() if self.settings.checks_words else None
+
+    def rows(self) -> Iterator[CerRecord]:
+        """The rows that are expanded, read anew each time."""
+        for row in read_records(self.source, CerRecord):
+            if row.case.split == "train" and row.variant is Variant.ORIGINAL:
+                yield row
+
+    def write_draft(self, variant: Variant, path: Path) -> Iterator[DroppedRow]:
+        """Write the rows that a variant can have, then yield those that it cannot.
+
+        What an earlier variant could not have is not tried.
+        """
+        failed: list[DroppedRow] = []
+        drafts = map(self._filtered, self._drafts(variant))
+        write_records(path, track(self._kept(drafts, variant, failed), f"variant {variant}"))
+        if self.checker is not None:
+            judged = self._judged(path, variant, self.checker)
+            write_records(path, track(self._kept(judged, variant, failed), f"checking {variant}"))
+        self.dropped.update(row.id for row in failed)
+        yield from failed
+
+    def _kept(
+        self, drafts: Iterable[_Draft], variant: Variant, failed: list[DroppedRow]
+    ) -> Iterator[CerRecord]:
+        for draft in drafts:
+            row = draft.row
+            if isinstance(draft.texts, Reason):
+                failed.append(
+                    DroppedRow(
+                        id=row.id,
+                        corpus=row.case.corpus,
+                        variant=variant,
+                        reason=draft.texts.value,
+                    )
+                )
+            else:
+                yield with_texts(row, draft.texts, variant, draft.persona)
+
+    def _remaining(self) -> Iterator[CerRecord]:
+        return (row for row in self.rows() if row.id not in self.dropped)
+
+    def _make_similarity(self) -> drift.Similarity:
+        name = self.settings.encoder
+        if name != "tfidf":
+            return drift.EncoderSimilarity(clusters.encoder_for(name, "en"))
+        return drift.TfidfSimilarity(piece.text for row in self.rows() for piece in pieces(row))
+
+    # --- Drafts
+
+    def _drafts(self, variant: Variant) -> Iterator[_Draft]:
+        return self._ruled(variant) if self.asker is None else self._asked(variant, self.asker)
+
+    def _personas(self, row: CerRecord, variant: Variant) -> "_Pair | Reason | None":
+        if variant is not Variant.PERSONA:
+            return None
+        speakers = {piece.speaker for piece in pieces(row) if piece.text.strip()}
+        drawn = {speaker: self.drawing(persona_id(row, speaker)) for speaker in speakers}
+        if None in drawn.values():
+            return Reason.NOBODY_ELSE
+        return _Pair(drawn.get(Speaker.SEEKER), drawn.get(Speaker.SUPPORTER))
+
+    def _ruled(self, variant: Variant) -> Iterator[_Draft]:
+        for row in self._remaining():
+            pair = self._personas(row, variant)
+            if isinstance(pair, Reason):
+                yield _Draft(row, pair)
+                continue
+            texts = tuple(
+                self._by_rule(
+                    None if pair is None else pair.of(piece.speaker),
+                    persona_id(row, piece.speaker),
+                    piece.text,
+                    row.case.language,
+                )
+                for piece in pieces(row)
+            )
+            yield _Draft(row, texts, None if pair is None else pair.name)
+
+    def _by_rule_anew(self, persona: Persona | None, own: str, text: str, language: str) -> str:
+        how = manner.FIXED if persona is None else manner.Manner.of(persona.scores)
+        name = "fixed" if persona is None else persona.id
+        # Seeded by the words: an utterance reads the same in every row of its dialogue.
+        rng = generator_for(self.seed, "manner", own, name, text)
+        return manner.rewritten(text, how, rng, language)
+
+    def _asked(self, variant: Variant, asker: Asker) -> Iterator[_Draft]:
+        def questions() -> Iterator[Question]:
+            for row in self._remaining():
+                pair = self._personas(row, variant)
+                if not isinstance(pair, Reason):
+                    yield rewriting_question(row, variant, pair, self.seed, asker.reserved)
+
+        answers = asker.ask(questions(), check_rewriting, label=f"rewriting {variant}", total=None)
+        for row in self._remaining():
+            pair = self._personas(row, variant)
+            if isinstance(pair, Reason):
+                yield _Draft(row, pair)
+                continue
+            text = next(answers).text
+            if text is None:
+                yield _Draft(row, Reason.NOT_REWRITTEN)
+                continue
+            said = iter(map(neutralise, read_rewriting(text)))
+            texts = tuple(next(said) if piece.text.strip() else piece.text for piece in pieces(row))
+            yield _Draft(row, texts, None if pair is None else pair.name)
+
+    # --- The filter
+
+    def _filtered(self, draft: _Draft) -> _Draft:
+        if isinstance(draft.texts, Reason) or self._similarity is None:
+            return draft
+        language = draft.row.case.language
+        new = [
+            pair
+            for piece, text in zip(pieces(draft.row), draft.texts, strict=True)
+            if (pair := drift.Rewriting(piece.text, text, piece.strategies, language))
+            not in self._passed
+        ]
+        reason = drift.drifted(
+            new, self._similarity, self.settings.bounds, is_exact=self.asker is None
+        )
+        if reason is None:
+            if len(self._passed) >= self.settings.remembered:
+                self._passed.clear()
+            self._passed.update(new)
+        return draft if reason is None else _Draft(draft.row, reason)
+
+    def _judged(self, path: Path, variant: Variant, checker: Asker) -> Iterator[_Draft]:
+        def drafts() -> Iterator[tuple[_Draft, Question | None]]:
+            for original, row in _with_originals(self._remaining(), _read(path)):
+                texts = tuple(piece.text for piece in pieces(row))
+                question = drift_question(original, texts, variant, self.seed, checker.reserved)
+                yield _Draft(original, texts, row.persona), question
+
+        asked = (question for _, question in drafts() if question is not None)
+        answers = checker.ask(asked, check_verdict, label=f"checking {variant}", total=None)
+        for draft, question in drafts():
+            reason = None if question is None else verdict(next(answers).text)
+            yield draft if reason is None else _Draft(draft.row, reason)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The personas of a row's speakers; None for one who says nothing."""
+
+    seeker: Persona | None
+    supporter: Persona | None
+
+    def of(self, speaker: Speaker) -> Persona | None:
+        return self.seeker if speaker is Speaker.SEEKER else self.supporter
+
+    @property
+    def name(self) -> str:
+        """Their ids, the seeker's first."""
+        return " + ".join(one.id for one in (self.seeker, self.supporter) if one is not None)
+
+
+# --- What generators are asked ----------------------------------------------------------------
+
+
+def _language(row: CerRecord) -> str:
+    return row.case.language if row.case.language in LANGUAGES else "en"
+
+
+_NAMES = {"en": ("Seeker", "Supporter"), "zh": ("求助者", "支持者")}
+
+
+def _numbered(texts: Iterable[tuple[Speaker, str]], language: str) -> str:
+    return "\n".join(
+        f"{number}. {_NAMES[language][speaker is Speaker.SUPPORTER]}: {json.dumps(text, ensure_ascii=False)}"
+        for number, (speaker, text) in enumerate(texts, start=1)
+    )
+
+
+def rewriting_question(
+    row: CerRecord,
+    variant: Variant,
+    pair: "_Pair | None",
+    seed: int,
+    reserved: Iterable[str] = (),
+) -> Question:
+    """Return the question that has a row rewritten.
+
+    Args:
+        row: The row.
+        variant: Whether a persona is given.
+        pair: The personas; None without.
+        seed: The run's.
+        reserved: The generator's special tokens.
+    """
+    language = _language(row)
+    said = [
+        (piece.speaker, neutralise(piece.text, reserved))
+        for piece in pieces(row)
+        if piece.text.strip()
+    ]
+    if pair is None:
+        how = load("manner_free", language)
+    else:
+        how = fill(
+            load("manner_persona", language),
+            **{
+                speaker.value: neutralise(one.description) if (one := pair.of(speaker)) else "-"
+                for speaker in Speaker
+            },
+        )
+    filled = fill(
+        load("rewrite", language),
+        count=len(said),
+        manner=how,
+        utterances=_numbered(said, language),
+    )
+    key = f"rewrite:{language}:{len(said)}:{variant}:{row.id}"
+    return Question(key, (Message("user", (filled,)),), seed_for(seed, key))
+
+
+def read_rewriting(text: str) -> tuple[str, ...]:
+    """Read the utterances of a generator's answer.
+
+    Raises:
+        ValueError: It is not one JSON object with a list of strings, none empty.
+    """
+    said = json_object(text).get("utterances")
+    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+        raise ValueError("no list of utterances")
+    if not all(one.strip() for one in said):
+        raise ValueError("an empty utterance")
+    return tuple(one.strip() for one in said)
+
+
+def check_rewriting(key: str, text: str) -> str | None:
+    """Return why an answer is of no use, or None. The key says language and number."""
+    _, language, count, *_ = key.split(":")
+    try:
+        said = read_rewriting(text)
+    except ValueError as error:
+        return str(error)
+    if len(said) != int(count):
+        return "another number of utterances"
+    guessed = language_of("\n".join(said))
+    return None if guessed in (language, "und") else "wrong language"
+
+
+def drift_question(
+    row: CerRecord,
+    texts: Sequence[str],
+    variant: Variant,
+    seed: int,
+    reserved: Iterable[str] = (),
+) -> Question | None:
+    """Return the question whether a rewriting kept what it should; None if nothing changed."""
+    changed = [
+        (piece.speaker, piece.text, text)
+        for piece, text in zip(pieces(row), texts, strict=True)
+        if piece.text != text
+    ]
+    if not changed:
+        return None
+    language = _language(row)
+    words_for = {"en": ("before", "after"), "zh": ("改写前", "改写后")}[language]
+    pairs = "\n".join(
+        f"{number}. {_NAMES[language][speaker is Speaker.SUPPORTER]}\n"
+        + "\n".join(
+            f"   {name}: {json.dumps(neutralise(text, reserved), ensure_ascii=False)}"
+            for name, text in zip(words_for, (before, after), strict=True)
+        )
+        for number, (speaker, before, after) in enumerate(changed, start=1)
+    )
+    filled = fill(load("drift", language), count=len(changed), pairs=pairs)
+    # The answer belongs to these words: another rewriting of the row is another question.
+    version = generator_for(0, *texts).bytes(4).hex()
+    key = f"drift:{language}:{len(changed)}:{variant}:{version}:{row.id}"
+    return Question(key, (Message("user", (filled,)),), seed_for(seed, key))
+
+
+class Verdict(FrozenModel):
+    """Numbers of the pairs that something is wrong with."""
+
+    meaning: tuple[int, ...]
+    strategy: tuple[int, ...]
+    artefact: tuple[int, ...]
+
+
+def check_verdict(key: str, text: str) -> str | None:
+    """Return why an answer is of no use, or None. The key says how many pairs there were."""
+    count = int(key.split(":")[2])
+    try:
+        told = Verdict.model_validate(json_object(text))
+    except ValueError as error:
+        return str(error) if str(error) in {"half a JSON", "no JSON"} else "another JSON"
+    named = (*told.meaning, *told.strategy, *told.artefact)
+    return None if all(1 <= number <= count for number in named) else "a pair that is none"
+
+
+def verdict(text: str | None) -> Reason | None:
+    """Return what an answer that passed `check_verdict` finds wrong, or None."""
+    if text is None:
+        return Reason.NOT_CHECKED
+    told = Verdict.model_validate(json_object(text))
+    if told.meaning:
+        return Reason.MEANING
+    if told.strategy:
+        return Reason.STRATEGY
+    return Reason.ARTEFACT if told.artefact else None
+
+
+# --- Figures ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Measure:
+    """How much rewriting changed, and how varied the words are."""
+
+    rows: int = 0
+    unchanged: int = 0
+    utterances: int = 0
+    edits: int = 0
+    tokens: int = 0
+    _pairs: set[tuple[str, str]] = field(default_factory=set)
+    _pair_count: int = 0
+
+    def each(self, rows: Iterable[tuple[CerRecord, CerRecord]]) -> Iterator[CerRecord]:
+        """Yield the rewritten rows, measured against their originals."""
+        for original, row in rows:
+            self._add(original, row)
+            yield row
+
+    def _add(self, original: CerRecord, row: CerRecord) -> None:
+        language = row.case.language
+        changed = 0
+        for before, after in zip(pieces(original), pieces(row), strict=True):
+            told = words(after.text, language)
+            if self._pair_count < _DIVERSITY_PAIRS:
+                found = list(pairwise(told))
+                self._pairs.update(found)
+                self._pair_count += len(found)
+            self.utterances += 1
+            self.tokens += len(told)
+            if before.text != after.text:
+                changed += 1
+                self.edits += edits(before.text, after.text)
+        self.rows += 1
+        self.unchanged += not changed
+
+    def figures(self) -> dict[str, float | int]:
+        return {
+            "rows": self.rows,
+            "unchanged_rows": self.unchanged,
+            "edits_per_utterance": round(self.edits / max(self.utterances, 1), 3),
+            "share_of_changed_tokens": round(self.edits / max(self.tokens, 1), 4),
+            "distinct_2": round(len(self._pairs) / max(self._pair_count, 1), 4),
+        }
+
+
+_TOKEN = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+(?:['’]\w+)*|[^\w\s]")
+
+
+@lru_cache(4096)
+def edits(before: str, after: str) -> int:
+    """Return how many tokens (words, marks, Chinese characters) were put in, taken out or replaced.
+
+    Case counts. The alignment is difflib's, so now and then it is more than the least possible.
+
+    Example:
+        >>> edits("I'm glad.", "I am glad!")
+        3
+    """
+    matcher = SequenceMatcher(None, _TOKEN.findall(before), _TOKEN.findall(after), autojunk=False)
+    return sum(
+        max(end_a - start_a, end_b - start_b)
+        for tag, start_a, end_a, start_b, end_b in matcher.get_opcodes()
+        if tag != "equal"
+    )
