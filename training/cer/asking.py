@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from compeer_core.config import FrozenModel
-from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.errors import CompeerError
 from compeer_core.images import Image
 from training.cer.engines import Engine, RayEngine
 from training.cer.flight import (
@@ -199,7 +199,7 @@ class Asker:
             total: How many questions there are, if that is known.
 
         Raises:
-            ConfigError: The journal was made under other settings, or for other questions.
+            ConfigError: The journal was made under other settings.
             BudgetSpentError: The budget is spent.
             StoppedEarly: A person wanted to stop.
             BackendError: The generator cannot be used, or failed too often in a row.
@@ -244,14 +244,9 @@ class Asker:
 
     def _task(self, journal: Journal, question: Question) -> Task:
         asked = _hash(question)
-        known = journal.of(question.key)
-        if any(one.asked != asked for one in known):
-            raise ConfigError(
-                f"{journal.path} holds an answer to another question under the key "
-                f"{question.key!r}: data, a prompt or the seed has changed since; remove the file "
-                "to ask anew, or take another folder"
-            )
-        return Task(question, asked, tuple(known))
+        # What was asked under this key before data, a prompt or the seed changed answers nothing.
+        known = tuple(one for one in journal.of(question.key) if one.asked == asked)
+        return Task(question, asked, known)
 
     def _answer(self, outcome: Outcome, limit: int) -> Answer:
         tries = outcome.tries
