@@ -46,6 +46,11 @@ class Stage:
 
 STAGES: Mapping[str, Stage] = MappingProxyType(
     {
+        "cer": Stage(
+            "training.cer.pipeline",
+            "build CER: from raw corpora to annotated rows that are ready for training",
+            flags={"max_requests": "stop after this many requests to the generators, all kept"},
+        ),
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),

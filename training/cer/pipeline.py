@@ -1,0 +1,815 @@
+"""Stage `cer`: from raw corpora to rows that are ready for training, step by step.
+
+    python -m training cer training/configs/silver.toml --set data_dir=PATH
+    python -m training cer training/configs/cer_full.toml --dry-run
+
+Two routes share their first steps. With ``annotation.mode = "people"`` it is the paper's: generators
+answer, two annotators judge and a third decides where they differ. ``"silver"`` needs nobody: a
+published rule judges against what people had labelled in the corpus (`training.cer.silver`).
+
+```text
+collect     steps/dialogues.jsonl                     every corpus in one form, with splits
+leaks       steps/clean.jsonl                         what gives a test away leaves train
+filter      steps/kept.jsonl                          rules, then a generator
+cases       steps/cases.jsonl                         rounds drawn by Eq. 1
+generate    steps/turns.jsonl                         turns with reasoning, by one or more models
+items       annotation/items.jsonl                    people: what annotators see; here the run waits
+settle      steps/labelled.jsonl                      people: what two of two or three agree on
+silver      steps/labelled.jsonl                      silver: what the rule says
+split       train.jsonl, valid.jsonl, test.jsonl
+human       human.<split>.jsonl                       judgements that corpora hold already
+personality variants/duplicate.jsonl, rewrite.jsonl, persona.jsonl
+card        README.md, card.json
+```
+
+Each step is done once (`training.cer.steps`). The same command again goes on where the run was
+stopped, by whatever, and does again only what a changed setting asks for; the files come out the
+same, byte by byte, as if it had never stopped. `--resume RUN` does that too, and insists that the
+settings are those of the run, but for those that change no row (`_RESUMABLE`). What a generator has
+answered lies in `answers/` and is not asked again.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from difflib import get_close_matches
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+import compeer_core.prompts
+from compeer_core.backends.openai_ import KEY_VARIABLES
+from compeer_core.cer import SPLITS, CerRecord
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from compeer_core.registry import SourceKind
+from training.cer import (
+    annotation,
+    card,
+    cases,
+    collecting,
+    filtering,
+    generation,
+    human,
+    leaks,
+    silver,
+    trial,
+)
+from training.cer.asking import Asker, Budget, BudgetSpentError, Question
+from training.cer.asking import estimate as estimate_cost
+from training.cer.card import Settings as CardSettings
+from training.cer.cases import Settings as CaseSettings
+from training.cer.collecting import CorpusFile
+from training.cer.corpora.hub import is_hub_name
+from training.cer.engines import Engine, LocalEngine, RayEngine
+from training.cer.filtering import Settings as FilterSettings
+from training.cer.generation import Settings as GenerationSettings
+from training.cer.generators import GeneratorSettings
+from training.cer.human import JudgedCorpus
+from training.cer.human import Settings as HumanSettings
+from training.cer.leaks import Settings as LeakSettings
+from training.cer.personality import clusters, rewriting, traits
+from training.cer.personality.clusters import Settings as ClusterSettings
+from training.cer.personality.rewriting import Settings as RewritingSettings
+from training.cer.personality.traits import Settings as TraitSettings
+from training.cer.records import SourceDialogue, StepReport
+from training.cer.silver import Settings as SilverSettings
+from training.cer.steps import Json, Steps, stamp
+from training.pictures import Pictures
+from training.run_directory import CONFIG_FILE, RunDirectory
+from training.samples import read_records, write_records
+from training.stages import StoppedEarly, WaitingForPeople
+from training.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
+
+_RESUMABLE = ("engine", "workers", "max_requests", "annotation.files", "annotation.wait")
+"""Keys that may differ from those of a run that is resumed with `--resume`."""
+_OF_NO_ROW = {
+    *("requests_per_minute", "timeout_seconds", "retries", "backoff_seconds"),
+    *("price_per_million_input", "price_per_million_output"),
+}
+"""Of a generator: how it is reached and what it costs, which changes nothing in a row."""
+_LOCK = ".lock"
+
+
+class Roles(FrozenModel):
+    """Who does what, by the names of `Config.generators`."""
+
+    filter: str | None = None
+    """Reads each dialogue that passed the rules; None leaves the filter at its rules."""
+    turns: tuple[str, ...] = ()
+    """Write the turns with reasoning; empty means all generators."""
+    traits: str | None = None
+    """Tells the traits of the speakers; None uses the lexical rule."""
+    rewriting: str | None = None
+    """Rewrites rows; None uses the rules of manner."""
+    checking: str | None = None
+    """Compares rewritten rows with the originals; None leaves it at the rules of drift."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        single = (self.filter, self.traits, self.rewriting, self.checking)
+        return (*self.turns, *(name for name in single if name is not None))
+
+
+class AnnotationSettings(FrozenModel):
+    """Who says what is right and what is better."""
+
+    mode: Literal["people", "silver"] = "silver"
+    """`people`: annotators, whose answers are read from files. `silver`: the published rule."""
+    files: tuple[Path, ...] = ()
+    """Answers of annotators, CSV or JSON lines, in addition to those in `annotation/answers` of the
+    run."""
+    wait: bool = True
+    """Wait until each question is settled or dropped. False goes on with what is settled."""
+
+
+class PersonalitySettings(FrozenModel):
+    """How rows of the train split are rewritten."""
+
+    traits: TraitSettings = TraitSettings()
+    """How manners of speaking are told."""
+    clusters: ClusterSettings = ClusterSettings()
+    """How they are grouped."""
+    rewriting: RewritingSettings = RewritingSettings()
+    """How rows are rewritten, and which rewritings are left out."""
+
+
+class Config(FrozenModel):
+    """A CER data set."""
+
+    output: Path
+    """Where everything goes: the rows, the card, the reports, and the steps on the way."""
+    data_dir: Path = Path("corpora")
+    """The folder of corpora: relative paths below start there."""
+    seed: int = Field(default=0, ge=0)
+    """Of every draw: splits without a split of their own, rounds, samples, orders, personas."""
+    engine: Literal["local", "ray"] = "local"
+    """From where generators are asked: this process, or the workers of Ray Data (extra `ray`). Both
+    make the same rows."""
+    workers: int = Field(default=2, ge=1)
+    """Of Ray: processes, each of which takes a CPU and has its own part of the requests in flight."""
+    max_requests: int | None = Field(default=None, ge=0)
+    """Requests to generators in one start, repeated ones included; then the run stops, and what was
+    answered is kept."""
+    corpora: tuple[CorpusFile, ...] = Field(min_length=1)
+    """The files, in the order in which they are read."""
+    role_cards: tuple[str, ...] = ()
+    """Files of role cards in the layout of ESC-Eval, below `data_dir`. Dialogues of the train split
+    that they were made from are left out."""
+    faces: str | None = None
+    """The packed folder of faces, below `data_dir`; needed for `cases.face_share`."""
+    sources_per_split: int | None = Field(default=None, ge=1)
+    """For a trial: at most so many dialogues, in all their layouts, of each split."""
+    leaks: LeakSettings = LeakSettings()
+    """When a row of training gives a test away."""
+    filter: FilterSettings = FilterSettings()
+    """Which dialogues are incoherent, artificial or no dialogues."""
+    cases: CaseSettings = CaseSettings()
+    """Which rounds are looked at."""
+    generators: Mapping[str, GeneratorSettings] = {}
+    """Models that write or read, by a name of your own."""
+    roles: Roles = Roles()
+    """Which of them does what."""
+    generation: GenerationSettings = GenerationSettings()
+    """How many turns are written, and which are usable."""
+    annotation: AnnotationSettings = AnnotationSettings()
+    """People or the rule."""
+    silver: SilverSettings = SilverSettings()
+    """The rule's thresholds, for `annotation.mode = "silver"`."""
+    judged: tuple[JudgedCorpus, ...] = ()
+    """Corpora in which people have judged replies already; their rows stand in files of their
+    own."""
+    human: HumanSettings = HumanSettings()
+    """How those judgements become preferences."""
+    personality: PersonalitySettings | None = None
+    """The three variants of the train split; None leaves them out."""
+    card: CardSettings = CardSettings()
+    """What stands in the card beside the numbers."""
+
+    @model_validator(mode="after")
+    def _roles_are_known(self) -> Self:
+        for name in self.roles.named:
+            if name not in self.generators:
+                near = get_close_matches(name, self.generators, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                known = ", ".join(self.generators) or "none"
+                raise ValueError(f"roles: no generator {name!r}{hint}; there are: {known}")
+        if not self.generators:
+            raise ValueError("generators: at least one is needed, to write turns")
+        return self
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The names of the generators that write turns."""
+        return self.roles.turns or tuple(self.generators)
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Do the steps that are not done; with `dry_run`, check files and say what would be asked.
+
+    Raises:
+        StoppedEarly: The budget of requests is spent, or Ctrl-C was pressed.
+        WaitingForPeople: Annotators have to do their part first.
+    """
+    if resume is not None and resume.resolve() != config.output.resolve():
+        config = config.model_copy(update={"output": resume})
+    check(config)
+    if dry_run:
+        estimate(config)
+        return
+    directory = _open(config, resume)
+    with _alone(directory.path):
+        try:
+            _Pipeline(config, directory).run()
+        except KeyboardInterrupt:
+            raise StoppedEarly(f"stopped; {_go_on(directory.path)}") from None
+        except BudgetSpentError as error:
+            raise StoppedEarly(str(error)) from error
+
+
+def check(config: Config) -> None:
+    """Look for everything that a run will read, before it begins.
+
+    Raises:
+        ConfigError: A file is missing, a model's source cannot be read, or a package that the
+            engine needs is not installed.
+    """
+    for file in config.corpora:
+        if not is_hub_name(file.path):
+            stamp(config.data_dir / file.path)
+    for name in (*config.role_cards, *(path for each in config.judged for path in each.paths)):
+        stamp(config.data_dir / name)
+    for path in config.annotation.files:
+        stamp(path)
+    if config.faces is not None:
+        stamp(config.data_dir / config.faces)
+    elif config.cases.face_share:
+        raise ConfigError("cases.face_share is not 0: name the packed folder of faces as `faces`")
+    for name, settings in config.generators.items():
+        where = settings.where
+        if where.kind is SourceKind.ENDPOINT and urlsplit(where.location).username is not None:
+            raise ConfigError(
+                f"generators.{name}.source: a URL with a key or a password would be written to the "
+                f"run's config.json; put the key into {' or '.join(KEY_VARIABLES)}"
+            )
+        if where.kind in {SourceKind.CHECKPOINT, SourceKind.SCRIPTED}:
+            stamp(Path(where.location))
+    _engine(config)
+
+
+def estimate(config: Config) -> None:
+    """Say what a run would ask its generators, and at what price. Nothing is asked or kept.
+
+    The steps before are done for real, in a folder that is thrown away, with the rules of the filter
+    alone: what its model would drop is counted as kept.
+    """
+    without_models = config.roles.model_copy(update={"filter": None})
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        trial = config.model_copy(update={"output": folder, "roles": without_models})
+        pipeline = _Pipeline(trial, RunDirectory(folder))
+        pipeline.prepare()
+        total = 0.0
+        priced = False
+        for step, name, questions in _questions(config, pipeline):
+            found = estimate_cost(questions, config.generators[name])
+            _log.info("%s, %s: %s", step, name, found)
+            total += found.price or 0.0
+            priced = priced or found.price is not None
+    if priced:
+        _log.info("together at most %.2f, each question answered at the first try", total)
+
+
+def _questions(
+    config: Config, pipeline: "_Pipeline"
+) -> Iterator[tuple[str, str, Iterable[Question]]]:
+    """Yield what is asked in each step, and of whom. Rewriting is left out: nobody knows its rows."""
+    reader = config.roles.filter
+    if reader is not None:
+        yield (
+            "filter",
+            reader,
+            (
+                filtering.filter_question(dialogue, config.filter, ())
+                for dialogue in read_records(pipeline.path("kept"), SourceDialogue)
+                if dialogue.corpus not in config.filter.not_asked
+            ),
+        )
+    for name in config.writers:
+        settings = config.generators[name]
+        author = generation.Author(settings.author, settings.style, settings.sees_images)
+        yield (
+            "turns",
+            name,
+            generation.questions(
+                pipeline.path("cases"),
+                config.generation,
+                [config.generators[each].author for each in config.writers],
+                author,
+                pipeline.pictures,
+                config.seed,
+            ),
+        )
+
+
+class _Pipeline:
+    """One start of a run: what its steps share."""
+
+    def __init__(self, config: Config, directory: RunDirectory) -> None:
+        self.config = config
+        self.folder = directory.path
+        self.steps = Steps(directory.path, lambda sentence: directory.log("%s", sentence))
+        self.budget = Budget(config.max_requests)
+        self.engine = _engine(config)
+        self.pictures = Pictures(
+            config.data_dir,
+            None if config.faces is None else config.data_dir / config.faces,
+            skip_unreadable=True,
+        )
+
+    def run(self) -> None:
+        """Do all steps in order."""
+        self.prepare()
+        self.generate()
+        if self.config.annotation.mode == "people":
+            self.ask_people()
+        else:
+            self.apply_rule()
+        self.split()
+        self.read_judged()
+        self.rewrite()
+        self.describe()
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file between two steps."""
+        return self.folder / "steps" / f"{name}.jsonl"
+
+    # --- From corpora to cases -----------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Collect, leave out what gives tests away, filter, and draw rounds."""
+        config, path = self.config, self.path
+        self.steps.run(
+            "collect",
+            lambda: collecting.collect(
+                config.corpora, config.data_dir, path("dialogues"), seed=config.seed
+            ),
+            settings={
+                "corpora": _values(config)["corpora"],
+                "seed": config.seed,
+                "files": [
+                    stamp(config.data_dir / file.path)
+                    for file in config.corpora
+                    if not is_hub_name(file.path)
+                ],
+            },
+            outputs=[path("dialogues")],
+        )
+        if config.sources_per_split is not None:
+            self._draw_sources(config.sources_per_split)
+        dialogues = path("dialogues" if config.sources_per_split is None else "trial")
+        cards = [config.data_dir / name for name in config.role_cards]
+        self.steps.run(
+            "leaks",
+            lambda: leaks.exclude_leaks(
+                dialogues,
+                path("clean"),
+                path("leaks"),
+                config.leaks,
+                leaks.read_cards(cards),
+            ),
+            settings=_values(config.leaks),
+            inputs=[dialogues, *cards],
+            outputs=[path("clean"), path("leaks")],
+        )
+        self._filter()
+        self.steps.run(
+            "cases",
+            lambda: cases.draw_cases(
+                path("kept"),
+                path("cases"),
+                config.cases,
+                self.pictures,
+                config.seed,
+                lenders=path("clean"),
+            ),
+            settings={
+                **_values(config.cases),
+                "seed": config.seed,
+                "faces": self._faces() if config.cases.face_share else None,
+            },
+            inputs=[path("kept"), path("clean")],
+            outputs=[path("cases")],
+        )
+
+    def _draw_sources(self, count: int) -> None:
+        config, path = self.config, self.path
+        self.steps.run(
+            "trial",
+            lambda: trial.draw_sources(path("dialogues"), path("trial"), count, config.seed),
+            settings={"sources_per_split": count, "seed": config.seed},
+            inputs=[path("dialogues")],
+            outputs=[path("trial")],
+        )
+
+    def _filter(self) -> None:
+        config, path = self.config, self.path
+        reader = config.roles.filter
+
+        def work() -> StepReport:
+            with self.askers("filter", _some(reader), path("clean")) as askers:
+                return filtering.filter_dialogues(
+                    path("clean"),
+                    path("kept"),
+                    path("filtered_out"),
+                    config.filter,
+                    next(iter(askers.values()), None),
+                )
+
+        self.steps.run(
+            "filter",
+            work,
+            settings={
+                **_values(config.filter),
+                **self._asked(("filter",), _some(reader)),
+            },
+            inputs=[path("clean")],
+            outputs=[path("kept"), path("filtered_out")],
+        )
+
+    # --- Turns, and what is said about them ----------------------------------------------------
+
+    def generate(self) -> None:
+        config, path = self.config, self.path
+
+        def work() -> StepReport:
+            with self.askers("turns", config.writers, path("cases")) as askers:
+                return generation.generate(
+                    path("cases"),
+                    path("turns"),
+                    config.generation,
+                    {asker.name: asker for asker in askers.values()},
+                    self.pictures,
+                    config.seed,
+                )
+
+        self.steps.run(
+            "generate",
+            work,
+            settings={
+                **_values(config.generation),
+                **self._asked(("policy",), config.writers),
+                "seed": config.seed,
+                "faces": self._faces(),
+            },
+            inputs=[path("cases")],
+            outputs=[path("turns")],
+        )
+
+    def ask_people(self) -> None:
+        """Write what annotators see, and settle what they have answered.
+
+        Raises:
+            WaitingForPeople: There are no answers yet, or some items need another annotator.
+        """
+        config, path = self.config, self.path
+        desk = self.folder / "annotation"
+        self.steps.run(
+            "items",
+            lambda: annotation.items(
+                (
+                    (turn.case, turn.author, turn.text)
+                    for turn in read_records(path("turns"), generation.GeneratedTurn)
+                ),
+                desk / "items.jsonl",
+                path("items_key"),
+                seed=config.seed,
+            ),
+            settings={"seed": config.seed},
+            inputs=[path("turns")],
+            outputs=[desk / "items.jsonl", path("items_key")],
+        )
+        answers = desk / "answers"
+        answers.mkdir(exist_ok=True)
+        files = [
+            *config.annotation.files,
+            *sorted(file for file in answers.iterdir() if file.suffix in {".csv", ".jsonl"}),
+        ]
+        if not files:
+            raise WaitingForPeople(_invitation(self.folder, self.steps.reports["items"].written))
+        report = self.steps.run(
+            "settle",
+            lambda: annotation.settle(
+                path("items_key"),
+                files,
+                path("labelled"),
+                desk / "needs.jsonl",
+                path("unsettled"),
+                seed=config.seed,
+            ),
+            settings={"seed": config.seed},
+            inputs=[path("items_key"), *files],
+            outputs=[path("labelled"), desk / "needs.jsonl", path("unsettled")],
+        )
+        with (desk / "needs.jsonl").open("rb") as file:
+            needed = sum(1 for _ in file)
+        if needed and config.annotation.wait:
+            raise WaitingForPeople(
+                f"{report.written} items have a label; {needed} still need another annotator, and "
+                f"{desk / 'needs.jsonl'} names them. Put the answers into {answers} and start "
+                "again, or go on with what is settled: --set annotation.wait=false"
+            )
+
+    def apply_rule(self) -> None:
+        config, path = self.config, self.path
+        self.steps.run(
+            "silver",
+            lambda: silver.label(
+                path("cases"),
+                path("turns"),
+                path("labelled"),
+                path("judged"),
+                config.silver,
+                config.seed,
+            ),
+            settings={
+                **_values(config.silver),
+                "seed": config.seed,
+                "words": _texts(Path(silver.__file__).parent.glob("silver*.toml")),
+            },
+            inputs=[path("cases"), path("turns")],
+            outputs=[path("labelled"), path("judged")],
+        )
+
+    # --- What is handed on ---------------------------------------------------------------------
+
+    def split(self) -> None:
+        """Write the rows by split."""
+        outputs = {name: self.folder / f"{name}.jsonl" for name in SPLITS}
+        self.steps.run(
+            "split",
+            lambda: _split("split", self.path("labelled"), outputs),
+            settings=None,
+            inputs=[self.path("labelled")],
+            outputs=list(outputs.values()),
+        )
+
+    def read_judged(self) -> None:
+        """Write the rows that people had judged before, by split."""
+        config, path = self.config, self.path
+        if not config.judged:
+            return
+        names = [name for corpus in config.judged for name in corpus.paths]
+        self.steps.run(
+            "human",
+            lambda: human.judgements(
+                config.judged, config.data_dir, path("human"), config.human, seed=config.seed
+            ),
+            settings={
+                **_values(config.human),
+                "corpora": _values(config)["judged"],
+                "seed": config.seed,
+                "files": [stamp(config.data_dir / name) for name in names],
+            },
+            outputs=[path("human")],
+        )
+        outputs = {name: self.folder / f"human.{name}.jsonl" for name in SPLITS}
+        self.steps.run(
+            "human_split",
+            lambda: _split("human_split", path("human"), outputs),
+            settings=None,
+            inputs=[path("human")],
+            outputs=list(outputs.values()),
+        )
+
+    # --- Personality ---------------------------------------------------------------------------
+
+    def rewrite(self) -> None:
+        """Write the three variants of the train split."""
+        config, path = self.config, self.path
+        settings = config.personality
+        if settings is None:
+            return
+        source, cast = self.folder / "train.jsonl", self.folder / "personas"
+        rules = _texts(Path(traits.__file__).parent.glob("*.toml"))
+
+        def tell() -> StepReport:
+            with self.askers("traits", _some(config.roles.traits), source) as askers:
+                return traits.describe(
+                    source,
+                    path("personas"),
+                    settings.traits,
+                    next(iter(askers.values()), None),
+                    seed=config.seed,
+                )
+
+        self.steps.run(
+            "traits",
+            tell,
+            settings={
+                **_values(settings.traits),
+                **self._asked(("disc",), _some(config.roles.traits)),
+                "rules": rules,
+                "seed": config.seed,
+            },
+            inputs=[source],
+            outputs=[path("personas")],
+        )
+        self.steps.run(
+            "clusters",
+            lambda: clusters.cluster(path("personas"), cast, settings.clusters, seed=config.seed),
+            settings={**_values(settings.clusters), "seed": config.seed},
+            inputs=[path("personas")],
+            outputs=[cast / "personas.jsonl", cast / "clusters.json"],
+        )
+
+        def reword() -> StepReport:
+            roles = config.roles
+            with (
+                self.askers("rewriting", _some(roles.rewriting), source) as askers,
+                self.askers("checking", _some(roles.checking), source) as checkers,
+            ):
+                return rewriting.rewrite(
+                    source,
+                    cast / "personas.jsonl",
+                    self.folder / "variants",
+                    settings.rewriting,
+                    next(iter(askers.values()), None),
+                    next(iter(checkers.values()), None),
+                    seed=config.seed,
+                )
+
+        names = [*_some(config.roles.rewriting), *_some(config.roles.checking)]
+        self.steps.run(
+            "rewriting",
+            reword,
+            settings={
+                **_values(settings.rewriting),
+                "by": config.roles.rewriting,
+                "checked_by": config.roles.checking,
+                **self._asked(("rewrite", "manner", "drift"), names),
+                "rules": rules,
+                "seed": config.seed,
+            },
+            inputs=[source, cast / "personas.jsonl"],
+            outputs=[
+                self.folder / "variants" / f"{name}.jsonl"
+                for name in (*rewriting.VARIANTS, "dropped")
+            ],
+        )
+
+    # --- The card ------------------------------------------------------------------------------
+
+    def describe(self) -> None:
+        """Write the card of all rows."""
+        config = self.config
+        files = {f"{name}.jsonl": self.folder / f"{name}.jsonl" for name in SPLITS}
+        if config.judged:
+            names = [f"human.{name}.jsonl" for name in SPLITS]
+            files |= {name: self.folder / name for name in names}
+        if config.personality is not None:
+            names = [f"variants/{name}.jsonl" for name in rewriting.VARIANTS]
+            files |= {name: self.folder / name for name in names}
+        reports = list(self.steps.reports.values())
+        self.steps.run(
+            "card",
+            lambda: card.write(files, self.folder, reports, config.card, config.seed),
+            settings={
+                **_values(config.card),
+                "seed": config.seed,
+                "reports": [_values(report) for report in reports],
+            },
+            inputs=list(files.values()),
+            outputs=[self.folder / card.README, self.folder / card.JSON],
+        )
+
+    # --- Generators ----------------------------------------------------------------------------
+
+    @contextmanager
+    def askers(
+        self, step: str, names: Sequence[str], source: Path
+    ) -> Iterator[Mapping[str, Asker]]:
+        """Open the generators of a step that reads `source`, and free them after it."""
+        with ExitStack() as stack:
+            # Only here: any other work can be dropped at once, and is, by Ctrl-C.
+            stopping = stack.enter_context(StopRequest()) if names else None
+            askers = {}
+            for name in names:
+                settings = self.config.generators[name]
+                # Of a model in process, what a row reads like can depend on its batch.
+                content = self.steps.content(source) if settings.in_process else ""
+                version = f"{name}-{_version(settings, content)}"
+                folder = self.folder / "answers" / step / version
+                asker = Asker(settings, folder, self.budget, self.engine, stopping=stopping)
+                stack.callback(asker.close)
+                askers[name] = asker
+            yield askers
+
+    def _asked(self, prompts: Sequence[str], names: Sequence[str]) -> dict[str, Json]:
+        """Return what the rows of a step owe to its generators."""
+        folders = [Path(compeer_core.prompts.__file__).parent, Path(__file__).parent / "prompts"]
+        files = [
+            file
+            for folder in folders
+            for prompt in prompts
+            for file in folder.glob(f"{prompt}*.md")
+        ]
+        return {
+            "generators": {name: _asked_under(self.config.generators[name]) for name in names},
+            "prompts": _texts(files) if names else None,
+        }
+
+    def _faces(self) -> Json:
+        faces = self.config.faces
+        return None if faces is None else stamp(self.config.data_dir / faces)
+
+
+def _open(config: Config, resume: Path | None) -> RunDirectory:
+    """Begin the run or go on with it; only `--resume` insists on the settings it began with."""
+    begun = (config.output / CONFIG_FILE).exists()
+    changes = _RESUMABLE if resume is not None else tuple(Config.model_fields)
+    return RunDirectory.open(
+        config.output, config, resume=begun or resume is not None, may_change=changes
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the run for as long as this one is at work."""
+    with (folder / _LOCK).open("w", encoding="utf-8") as file:
+        with suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(f"{folder} is at work in another process already") from error
+        yield
+
+
+def _engine(config: Config) -> Engine:
+    return LocalEngine() if config.engine == "local" else RayEngine(config.workers)
+
+
+def _some(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
+def _values(settings: FrozenModel) -> dict[str, Any]:
+    return settings.model_dump(mode="json")
+
+
+def _asked_under(settings: GeneratorSettings) -> dict[str, Any]:
+    """Return what a generator's answers depend on beside the questions."""
+    values = {key: value for key, value in _values(settings).items() if key not in _OF_NO_ROW}
+    where = settings.where
+    if where.kind is SourceKind.ENDPOINT:
+        values["source"] = where.model  # where it stands does not matter
+        values.pop("in_flight")
+    elif where.kind is not SourceKind.HUB:
+        values["files"] = stamp(Path(where.location))
+    return values
+
+
+def _version(settings: GeneratorSettings, content: str) -> str:
+    """Return what tells a generator's answers from those that cannot be used beside them."""
+    values: dict[str, Any] = dict(settings.made_under)
+    if settings.in_process:
+        values |= {**_asked_under(settings), "content": content}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _texts(files: Iterable[Path]) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+
+
+def _split(step: str, source: Path, outputs: Mapping[str, Path]) -> StepReport:
+    counts = {
+        name: write_records(
+            path, (row for row in read_records(source, CerRecord) if row.case.split == name)
+        )
+        for name, path in outputs.items()
+    }
+    total = sum(counts.values())
+    return StepReport(step=step, read=total, written=total, figures=counts)
+
+
+def _go_on(folder: Path) -> str:
+    return f"what was done is kept in {folder}; the same command goes on from there"
+
+
+def _invitation(folder: Path, count: int) -> str:
+    desk = folder / "annotation"
+    return (
+        f"{desk / 'items.jsonl'} holds {count} items for annotators. Two people judge each item on "
+        "their own: whether each step is right, and which reply is better. Put their answers, CSV or "
+        f"JSON lines (compeer_core.votes.annotations), into {desk / 'answers'} and start again with "
+        "the same command; where two differ, it names the items that a third has to decide."
+    )
