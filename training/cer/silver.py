@@ -80,8 +80,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compeer_core.cer import SPLITS, Candidate, Case, CerRecord, DecidedBy, Split
 from compeer_core.config import FrozenModel
@@ -117,6 +118,7 @@ FAITHFUL = "corpus-wording"
 """The author of turns that were put together from the corpus's labels."""
 
 Figures = dict[str, float | int | str | None]
+InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Settings(FrozenModel):
@@ -126,7 +128,7 @@ class Settings(FrozenModel):
     """Of the rule for steps."""
     replies: ReplySettings = ReplySettings()
     """Of the rule for replies."""
-    false_shares: tuple[float, float, float] | None = (0.4, 0.3, 0.3)
+    false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
     """How often the history, the emotion and the strategy step shall be wrong, each in (0, 1); None
     takes all rows. The paper says 23 % over all; its Table 1 implies some 41, 18 and 20 %."""
     greeting_share: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -143,6 +145,15 @@ class Settings(FrozenModel):
     """At most so many generated turns of one history are taken."""
     rows_per_split: int | None = Field(default=None, ge=1)
     """At most so many rows of a split are taken; None takes as many as there are."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_wrong_steps(self) -> Self:
+        if self.false_shares is not None and max(self.false_shares) + self.faithful_share >= 1:
+            raise ValueError(
+                f"with a share of {self.faithful_share} that is right, no step can be wrong in "
+                f"{max(self.false_shares)} of the rows"
+            )
+        return self
 
 
 class Reason(StrEnum):
@@ -359,7 +370,7 @@ def _chosen(
     if settings.false_shares is None or not tally.rows:
         return everything, ""
     # Faithful rows have no wrong step, so the generated ones have to have more of them.
-    targets = [min(0.99, share / (1 - faithful_share)) for share in settings.false_shares]
+    targets = [share / (1 - faithful_share) for share in settings.false_shares]
     at_most = settings.rows_per_split
     if at_most is not None:
         at_most = max(1, round(at_most * (1 - faithful_share)))

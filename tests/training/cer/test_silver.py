@@ -901,6 +901,13 @@ def test_faithful_turns_are_added_in_the_stated_share_and_count_as_right(files):
     assert report.figures["train.selected.wrong.history"] == pytest.approx(0.4, abs=0.05)
 
 
+def test_shares_that_leave_no_room_are_refused():
+    with pytest.raises(ValueError, match="no step can be wrong"):
+        silver.Settings(false_shares=(0.5, 0.2, 0.2), faithful_share=0.5)
+    with pytest.raises(ValueError, match="less than 1"):
+        silver.Settings(false_shares=(1.0, 0.2, 0.2))
+
+
 def test_greetings_are_at_most_a_tenth_of_what_is_taken_from(files):
     cases = list(read_records(files / "cases.jsonl", Case))
     turns = list(read_records(files / "turns.jsonl", GeneratedTurn))
