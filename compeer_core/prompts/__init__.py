@@ -9,7 +9,7 @@ forge our tags or a chat template's tokens, and no judged text can forge the for
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -295,3 +295,13 @@ def reply_question(first: str, second: str, language: str = "en") -> str:
         first=_one_voice(first),
         second=_one_voice(second),
     )
+
+
+def verdict_request(labels: Sequence[str], language: str = "en") -> str:
+    """Return what follows a question where a judge writes before it decides.
+
+    Args:
+        labels: The words that it may decide for.
+        language: One of `LANGUAGES`.
+    """
+    return fill(load_prompt("judge_verdict", language), labels=" / ".join(labels))
