@@ -4,6 +4,7 @@
 python app.py                                      the model that comes with the code, on any CPU
 python app.py --policy hf:Qwen/Qwen2.5-VL-7B-Instruct --quantize 4bit
 python app.py --policy "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+python app.py --reward "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 ```
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
-from compeer_core.registry import ModelEntry, Registry, SourceKind, parse_source
+from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
 from ui_components.listening import default_data_folder, listen, upload_folder
 
 MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = _flags().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        registry, policy = _read_models(flags)
+        registry, policy, judge = _read_models(flags)
         tries = PORTS_TRIED if flags.port is None else 1
         bound = listen(flags.host, PORT if flags.port is None else flags.port, tries)
         uploads = upload_folder(flags.data_dir)
@@ -42,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ui_components.server import Server, build_server
         from ui_components.services import Services
 
-        judge = "" if flags.reward == "none" else flags.reward
         services = Services(Models(registry, policy=policy, judge=judge), language=flags.language)
         server = Server(build_server(services, api_only=flags.api_only))
         failures: list[CompeerError] = []
@@ -64,25 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _wrong(failures[0]) if failures else 0
 
 
-def _read_models(flags: argparse.Namespace) -> tuple[Registry, str | None]:
-    """Return the list of models, and the policy that a flag prefers.
+def _read_models(flags: argparse.Namespace) -> tuple[Registry, str | None, str | None]:
+    """Return the list of models, and the policy and the judge that flags prefer ("" is none).
 
     Raises:
         ConfigError: The list or a flag is wrong.
         CheckpointError: A folder or file is missing.
     """
     registry = Registry.from_toml(flags.models, quantize=flags.quantize, device=flags.device)
-    named = flags.policy
-    names = [entry.name for entry in registry.entries if entry.kind == "policy"]
-    if named and named not in names:
-        if parse_source(named).kind is SourceKind.CHECKPOINT and not Path(named).is_dir():
-            registry.entry(named, "policy")  # raises, and says which names there are
-        entry = ModelEntry.from_flag(named)
-        registry, named = registry.adding(entry), entry.name
-    if flags.reward not in {None, "none"}:
-        registry.entry(flags.reward, "judge")
+    registry, policy = _preferred(registry, "policy", flags.policy)
+    registry, judge = _preferred(registry, "judge", "" if flags.reward == "none" else flags.reward)
     registry.check()
-    return registry, named
+    return registry, policy, judge
+
+
+def _preferred(registry: Registry, kind: Kind, named: str | None) -> tuple[Registry, str | None]:
+    """Return the registry with the model that a flag names, and that model's name in it."""
+    names = [entry.name for entry in registry.entries if entry.kind == kind]
+    if not named or named in names:
+        return registry, named
+    if parse_source(named).kind is SourceKind.CHECKPOINT and not Path(named).is_dir():
+        registry.entry(named, kind)  # raises, and says which names there are
+    entry = ModelEntry.from_flag(named, kind)
+    return registry.adding(entry), entry.name
 
 
 def _prepare_environment(uploads: str) -> None:
@@ -117,7 +121,11 @@ def _flags() -> argparse.ArgumentParser:
         help="who answers: a name of the list, a checkpoint folder, a model of the Hugging Face hub, or "
         "one behind an OpenAI-compatible endpoint",
     )
-    add("--reward", metavar="NAME|none", help="who judges: a name of the list, or none")
+    add(
+        "--reward",
+        metavar="NAME|openai:URL#MODEL|none",
+        help="who judges: a name of the list, a model like those for --policy, or none",
+    )
     add(
         "--quantize", choices=["4bit", "8bit"], help="hold the weights of checkpoints in fewer bits"
     )

@@ -16,6 +16,13 @@ kind = "policy"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 style = "prompted"                               # it never saw our grammar; a prompt asks for it
 sampling = { temperature = 0.8, max_new_tokens = 800 }
+
+[[models]]
+name = "qwen-judge"
+kind = "judge"
+source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+verdicts = "parsed"                              # it writes its judgement; else "logprobs"
+sampling = { max_new_tokens = 300 }              # how much it may write
 ```
 
 A `source` is one of
@@ -24,6 +31,10 @@ A `source` is one of
 - ``hf:NAME_OR_PATH``, a checkpoint by its name on the Hugging Face hub (or a folder),
 - ``openai:URL#MODEL``, a model behind an endpoint (`compeer_core.backends.openai_`),
 - ``scripted:FILE``, recorded turns (`compeer_core.backends.scripted`).
+
+`verdicts` is for a judge behind an endpoint (`compeer_core.backends.openai_scoring`): "logprobs", the
+default, reads the probabilities of its first word; "parsed" lets it write, and reads the verdict at
+the end. An endpoint that tells no probabilities is parsed in any case, and the log says so.
 
 A model is loaded when it is first asked for, once, however many visitors ask at the same time.
 """
@@ -40,6 +51,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.backends.openai_ import OpenAIBackend
+from compeer_core.backends.openai_scoring import MAX_WRITTEN_TOKENS, OpenAIScorer, Verdicts
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
 from compeer_core.config import FrozenModel, load_toml
@@ -158,7 +170,9 @@ class ModelEntry(FrozenModel):
     strategies: Path | None = None
     """A strategy vocabulary other than ESConv's."""
     sampling: SamplingOverrides = SamplingOverrides()
-    """What this model wants otherwise."""
+    """What this model wants otherwise. Of a judge only `max_new_tokens` counts, if it is parsed."""
+    verdicts: Verdicts = "logprobs"
+    """How the verdicts of a judge behind an endpoint are read."""
     default: bool = False
     """Taken where no name is given; at most one of a kind. Without any, it is the first."""
 
@@ -167,10 +181,9 @@ class ModelEntry(FrozenModel):
         kind = self.where.kind
         if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
             raise ValueError(f"an adapter needs a checkpoint, and the source is {self.source!r}")
-        if self.kind == "judge" and kind is SourceKind.ENDPOINT:
-            raise ValueError(
-                "a judge reads the probabilities of labels, so it runs in this process"
-            )
+        is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT
+        if "verdicts" in self.model_fields_set and not is_remote_judge:
+            raise ValueError("verdicts belongs to a judge behind an endpoint (openai:URL#MODEL)")
         return self
 
     @classmethod
@@ -188,9 +201,12 @@ class ModelEntry(FrozenModel):
             form = f"{where.kind.value}:" if where.kind is SourceKind.SCRIPTED else ""
             source = f"{form}{Path(where.location).resolve()}"
         label = where.model or Path(where.location).name
+        # The same model may be brought along as both.
+        ending = "-judge" if kind == "judge" else ""
+        stem = re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[: 80 - len(ending)] or kind
         try:
             return cls(
-                name=re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[:80] or kind,
+                name=f"{stem}{ending}",
                 kind=kind,
                 title=label,
                 source=source,
@@ -412,12 +428,21 @@ class Registry:
 
     def _load_judge(self, entry: ModelEntry) -> Judge:
         spoken = [language for language in entry.languages if language in LANGUAGES]
-        return Judge(entry.name, self._scorer(entry), language=spoken[0] if spoken else "en")
+        language = spoken[0] if spoken else "en"
+        return Judge(entry.name, self._scorer(entry, language), language)
 
-    def _scorer(self, entry: ModelEntry) -> LabelScorer:
+    def _scorer(self, entry: ModelEntry, language: str) -> LabelScorer:
         where = entry.where
         if where.kind is SourceKind.SCRIPTED:
             return ScriptedScorer.from_file(self._folder / where.location)
+        if where.kind is SourceKind.ENDPOINT:
+            return OpenAIScorer(
+                where.location,
+                where.model,
+                verdicts=entry.verdicts,
+                language=language,
+                max_written_tokens=entry.sampling.max_new_tokens or MAX_WRITTEN_TOKENS,
+            )
         from compeer_core.model_pool import load_label_scorer  # torch, only where it is needed
 
         return load_label_scorer(

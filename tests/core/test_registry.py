@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 import compeer_core.registry
 from compeer_core.backends.openai_ import OpenAIBackend
+from compeer_core.backends.openai_scoring import OpenAIScorer
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.conversation import take_turn
@@ -161,7 +162,9 @@ def test_a_loaded_policy_answers(models: Path) -> None:
         (("temperature = 0.0", "temperature = -1"), "models.0.sampling.temperature"),
         (("[[models]]", "[[model]]"), "did you mean 'models'"),
         (('licence = "CC0-1.0"', 'adapter = "lora"'), "an adapter needs a checkpoint"),
-        (("scripted:judge.toml", "openai:http://h/v1#m"), "runs in this process"),
+        (('licence = "CC0-1.0"', 'verdicts = "parsed"'), "a judge behind an endpoint"),
+        (("scripted:judge.toml", 'scripted:judge.toml"\nverdicts = "logprobs'), "behind an endpoint"),
+        (("scripted:judge.toml", 'openai:http://h/v1#m"\nverdicts = "spoken'), "models.2.verdicts"),
     ],
 )
 def test_a_wrong_list_is_named_with_what_is_wrong(
@@ -418,10 +421,32 @@ def test_a_flag_becomes_the_default_entry(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+def test_a_judge_may_stand_behind_an_endpoint() -> None:
+    written = {"verdicts": "parsed", "sampling": {"max_new_tokens": 99}, "languages": ("zh",)}
+    brought = ModelEntry.from_flag("openai:http://h:1/v1#org/llava:7b", kind="judge")
+    listed = brought.model_copy(update={"name": "listed", "default": False})
+    listed = ModelEntry.model_validate(listed.model_dump(exclude_unset=True) | written)
+    registry = Registry([listed, brought])
+    registry.check()
+
+    judge, parsed = registry.judge(), registry.judge("listed")
+
+    assert judge is not None
+    assert parsed is not None
+    assert isinstance(judge.scorer, OpenAIScorer)
+    assert isinstance(parsed.scorer, OpenAIScorer)
+    assert (judge.name, judge.scorer.name) == ("llava-7b-judge", "org/llava:7b")
+    assert (judge.scorer.verdicts, judge.language) == ("logprobs", "en")
+    assert (parsed.scorer.verdicts, parsed.scorer.max_written_tokens) == ("parsed", 99)
+    assert parsed.language == parsed.scorer.language == "zh"
+    assert "http" not in str(registry.public())
+    registry.close()
+
+
 def test_a_flag_that_is_no_source_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError):
         ModelEntry.from_flag("openai:http://h/v1")
     with pytest.raises(ConfigError):
-        ModelEntry.from_flag("openai:http://h/v1#m", kind="judge")
+        ModelEntry.from_flag("openai:http://h/v1", kind="judge")
     with pytest.raises(ValidationError):
         entry(source="")

@@ -30,6 +30,7 @@ def run(*flags: object) -> int:
         (["--policy", "hff:x"], "unknown source 'hff:'"),
         (["--policy", "openai:http://localhost:1/v1"], "name of the model is missing"),
         (["--reward", "nobody"], "unknown model 'nobody'"),
+        (["--reward", "openai:http://localhost:1/v1"], "name of the model is missing"),
         (["--port", "99999"], "a port is a number from 0 to 65535, got 99999"),
         (["--port", "-1"], "a port is a number from 0 to 65535, got -1"),
     ],
@@ -99,13 +100,27 @@ def test_the_folder_for_uploads_is_private_and_gone_in_the_end(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [([], None), (["--policy", "other"], "other"), (["--policy", "openai:http://h/v1#a/b"], "b")],
+    [
+        ([], (None, None)),
+        (["--policy", "other"], ("other", None)),
+        (["--policy", "openai:http://h/v1#a/b"], ("b", None)),
+        (["--reward", "none"], (None, "")),
+        (["--reward", "openai:http://h/v1#a/b"], (None, "b-judge")),
+        (
+            ["--policy", "openai:http://h/v1#a/b", "--reward", "openai:http://h/v1#a/b"],
+            ("b", "b-judge"),
+        ),
+    ],
 )
-def test_a_policy_can_be_named_or_brought_along(models, flags, expected):
-    registry, policy = app._read_models(app._flags().parse_args(["--models", str(models), *flags]))
+def test_a_model_can_be_named_or_brought_along(models, flags, expected):
+    registry, policy, judge = app._read_models(
+        app._flags().parse_args(["--models", str(models), *flags])
+    )
 
     assert isinstance(registry, Registry)
-    assert policy == expected
+    assert (policy, judge) == expected
+    for kind, name in (("policy", policy), ("judge", judge)):
+        assert not name or registry.entry(name, kind).kind == kind
 
 
 def test_the_app_prints_its_address_when_the_page_is_served(models, tmp_path):
