@@ -563,7 +563,7 @@ def _chosen(reports: Sequence[StepReport]) -> str:
         "## Judged and taken",
         "A small model's steps are wrong more often than a data set should hold. Rows were drawn by "
         "the pattern of their labels (raking), which changes how often a step is wrong and keeps "
-        "the odds ratios between steps.",
+        "the odds ratios of the rows that are drawn from: all but some answers to a mere greeting.",
         _table(["Split", "Rows", "n", *(f"{part} wrong" for part in STEPS)], rates, left=2),
         "How a step's label goes with the earlier ones: how often it is wrong where an earlier step "
         "is wrong, and where all of them are right; the correlation (phi) and the mutual information.",

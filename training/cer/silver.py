@@ -49,12 +49,13 @@ at for another.
 
 - The original is acceptable unless the seeker rated the support up to [2] of 5 right after it; or
   the dialogue is one that failed and there is no rating from [4] on; or it says nothing (at most
-  [4] words, no question, no telling word, and nobody is closing the talk). The first two are people's judgements,
-  the third is the rule's.
+  [4] words, no question, no telling word, and nobody is closing the talk). The first two are
+  people's judgements, the third is the rule's.
 - The generated reply is acceptable if at most [1] of its steps is wrong; it has [3] to [120] words;
   it is no near copy of an earlier turn and repeats no run of [3] words; it says something; at
-  least [20 %] of its telling words, if it has any, are the seeker's; it does not welcome thanks, praise news or pity a trouble that were not there; and it shows the outer
-  signs of the strategy that it names (`silver_replies.carries_out`). All of this is the rule's.
+  least [20 %] of its telling words, if it has any, are the seeker's; it does not welcome thanks,
+  praise news or pity a trouble that were not there; and it shows the outer signs of the strategy
+  that it names (`silver_replies.carries_out`). All of this is the rule's.
 - One acceptable: it is better. None: neither. Both: the better score wins, and both are equally good
   if the scores differ by at most [0.2]. The score is the mean of two numbers in [0, 1]: telling
   words shared with the seeker (full at [3]) and length (full at [12] words). A generated reply
@@ -63,8 +64,9 @@ at for another.
 
 **Which rows are taken.** Labels of a small model are wrong far too often. Rows are drawn by the
 pattern of their three labels so that each step is wrong as often as `Settings.false_shares` says
-(`training.cer.raking`, which keeps all odds ratios), for each split on its own; at most one in ten
-[0.1] answers a seeker who has told nothing yet. All judged rows, taken or not, are written to a
+(`training.cer.raking`, which keeps the odds ratios of the rows that it draws from), for each split
+on its own. Before that, answers to a seeker who has told nothing yet are thinned out, to at most
+one in ten [0.1] of each pattern. All judged rows, taken or not, are written to a
 second file. A stated share of the rows taken, none by default, may be turns put together from the
 corpus's own labels (`faithful_turn`), which are right by construction.
 
