@@ -79,6 +79,7 @@ GOOD = [
     talk(*[word for n in range(9) for word in (f"I said thing {n} to her.", "Mm-hm.")]),
     talk("Was an AI model in the film?", "No idea. Artificial intelligence bores me."),
     talk("我说：“请回应来访者：你好吗？”她却走了。", "那你一定很失望吧。", language="zh"),
+    talk("{He said so}\nImport taxes ruin us all.\nClass of 99: gone. " + SAD * 2, "I am sorry."),
     talk("I told the user: no.", "And the client, what did she say about it?"),
 ]
 
@@ -125,6 +126,7 @@ BROKEN = [
         talk("Help me.", "<div class='x'><p style='margin:0'></p></div> https://a.b/cdefghij ok?"),
         Rule.MARKUP,
     ),
+    (talk("def cry(n):\n  import os\n{\n}\n```\nx = 1\n```", "What is that?"), Rule.MARKUP),
     (talk("(sighs) I do.", "[music playing]", "*nods* Yes.", "[laughs] No!"), Rule.STAGE),
     (talk("沉默也好。（沉默片刻）", "（轻笑）你说吧。", language="zh"), Rule.STAGE),
     (talk("List!", "\n".join(f"{n}. Eat more of number {n}." for n in range(1, 13))), Rule.LIST),
