@@ -354,7 +354,8 @@ class Exchange(ABC):
                 await self.read(response, limit)
                 return True
             complaint = await _beginning(response)
-            if response.status_code not in {400, 422} or TOO_LONG.search(complaint):
+            is_plain = TOO_LONG.search(complaint) or NO_MODEL.search(complaint)
+            if response.status_code not in {400, 422} or is_plain:
                 self._refused(response, complaint)
             following = self._dialect.after(self._body, complaint)
             if following is None:
