@@ -12,6 +12,7 @@ its logs.
 """
 
 import contextlib
+import functools
 import logging
 import pickle
 import traceback
@@ -80,10 +81,11 @@ class RayEngine:
         data = ray.data.from_arrow_refs(places)
         data.context.execution_options.preserve_order = True
         data.context.enable_progress_bars = False
+        # Tasks, not actors: Ray keeps their processes for the next map, and with them whatever
+        # generator is open there.
         made = data.map_batches(
-            _Worker,
-            fn_constructor_args=(function,),
-            compute=ray.data.ActorPoolStrategy(size=self.workers),
+            functools.partial(_applied, function),
+            compute=ray.data.TaskPoolStrategy(size=self.workers),
             num_cpus=1,
             batch_size=None,
             batch_format="pyarrow",
@@ -127,21 +129,16 @@ class _Failure:
     where: str
 
 
-class _Worker:
-    """Applies the function to blocks, in a process of Ray's."""
+def _applied(function: Callable[[Iterator[Any]], Iterator[Any]], batch: Any) -> Any:
+    """Apply a function to blocks, in a process of Ray's."""
+    return _packed([_result(function, packed.as_py()) for packed in batch["block"]])
 
-    def __init__(self, function: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-        self._function = function
 
-    def __call__(self, batch: Any) -> Any:
-        results = [self._applied(packed.as_py()) for packed in batch["block"]]
-        return _packed(results)
-
-    def _applied(self, packed: bytes) -> list[Any] | _Failure:
-        try:
-            return list(self._function(iter(pickle.loads(packed))))
-        except Exception as error:  # noqa: BLE001  whatever it is, it is raised again at home
-            return _Failure(error, traceback.format_exc())
+def _result(function: Callable[[Iterator[Any]], Iterator[Any]], packed: bytes) -> Any:
+    try:
+        return list(function(iter(pickle.loads(packed))))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is raised again at home
+        return _Failure(error, traceback.format_exc())
 
 
 class _Counter:
@@ -185,6 +182,8 @@ def _started(workers: int) -> Any:
         raise ConfigError(
             'engine = "ray" needs the extra ray: pip install "compeer[ray]"'
         ) from error
+    # What Ray says of its own doings is no business of a run's log.
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     if not ray.is_initialized():
         ray.init(
             include_dashboard=False,

@@ -160,8 +160,8 @@ def open_generator(settings: GeneratorSettings) -> Generator:
     limit = settings.timeout_seconds
     patience = Patience(
         connect_seconds=min(CONNECT_SECONDS, limit),
-        first_text_seconds=limit,
-        between_seconds=limit,
+        first_text_seconds=2 * limit,  # the limit of the whole request comes first
+        between_seconds=2 * limit,
         turn_seconds=limit,
         tries=1,
     )
