@@ -198,7 +198,7 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
     Example:
         >>> rng = np.random.default_rng(0)
         >>> rewritten("I'm glad! You should talk to your mom.", FIXED, rng)
-        'I am happy. Perhaps you should speak to your mother.'
+        'I am glad. Perhaps you should speak to your mother.'
     """
     if language not in LANGUAGES or _MARK in text:
         return text
@@ -210,14 +210,33 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
         return _MARK
 
     masked = _KEPT.sub(keep, text)
-    lines = [_line(line, manner, rng, rules, language) for line in masked.split("\n")]
+    lines: list[str] = []
+    may_open = True
+    for line in masked.split("\n"):
+        done = _line(line, manner, rng, rules, language, may_open=may_open)
+        lines.append(done.text)
+        may_open = may_open and not done.is_opened
     pieces = iter(kept)
     return re.sub(_MARK, lambda _: next(pieces), "\n".join(lines))
 
 
-def _line(line: str, manner: Manner, rng: np.random.Generator, rules: _Rules, language: str) -> str:
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    is_opened: bool = False
+
+
+def _line(
+    line: str,
+    manner: Manner,
+    rng: np.random.Generator,
+    rules: _Rules,
+    language: str,
+    *,
+    may_open: bool,
+) -> _Line:
     if not line.strip():
-        return line
+        return _Line(line)
     before, body, after = _around(line)
     pieces = _ENDS[language].split(body)
     said, gaps = [piece for piece in pieces[::2] if piece], pieces[1::2]
@@ -227,11 +246,13 @@ def _line(line: str, manner: Manner, rng: np.random.Generator, rules: _Rules, la
         said = _joined(said, rules)
     if rng.random() < manner.direct:
         said = [part for one in said for part in _cut(one, rules, language)]
-    if rng.random() < manner.opener:
+    unopened = said
+    if rng.random() < manner.opener and may_open:
         said = _opened(said, manner, rng, rules, language)
+    is_opened = said is not unopened
     said = _finished(said, manner, rng, rules, language)
     changed = (gap or (" " if language == "en" else "")).join(one for one in said if one)
-    return f"{before}{changed or body}{after}"
+    return _Line(f"{before}{changed or body}{after}", is_opened)
 
 
 def _around(line: str) -> tuple[str, str, str]:

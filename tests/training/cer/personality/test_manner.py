@@ -35,6 +35,8 @@ def say(text: str, manner: Manner, language: str = "en", seed: int = 0) -> str:
         ("Happy thanksgiving.", "Happy thanksgiving."),
         ("It is no big deal with them.", "It is no big deal with them."),
         ("I work hard.", "I work hard."),
+        ("That is because I was late.", "That is because I was late."),
+        ("I cried because I was late.", "I cried since I was late."),
         ("how are you", "How are you"),  # a question without its mark gets no full stop
     ],
 )
@@ -91,6 +93,7 @@ def test_openers_stand_before_a_lowered_subject_and_never_before_a_name() -> Non
     assert say("He was late again.", opened) == "To be honest, he was late again."
     assert say("I was late again.", opened) == "To be honest, I was late again."
     assert say("Anna was late again.", opened) == "Anna was late again."
+    assert say("He was late.\nHe was late again.", opened).count("To be honest") == 1
     assert say("Do you feel that way?", opened) == "May I ask: Do you feel that way?"
 
 
