@@ -281,18 +281,28 @@ class Asker:
             )
             row = Row()
             reports = replace(engine, block=1).map(work, blocks(tasks, self.settings))
+            failure: CompeerError | None = None
             for report in reports:
                 for tries in report.made:
                     course.keep(tries)
                 self._tally.sent(report.requests)
                 self._tally.faults.update(report.faults)
                 self._budget.spent += report.requests
-                if report.error is not None:
-                    raise report.error
-                for outcome in report.outcomes:
-                    row.add(outcome, self.name)
-                    course.look_up()
-                    yield outcome
+                if failure is not None:
+                    continue
+                try:
+                    if report.error is not None:
+                        raise report.error
+                    for outcome in report.outcomes:
+                        row.add(outcome, self.name)
+                        course.look_up()
+                        yield outcome
+                except CompeerError as error:
+                    # No worker sends anything more, but what others have made meanwhile is kept.
+                    failure = error
+                    allowance.close()
+            if failure is not None:
+                raise failure
 
 
 @dataclass(frozen=True)

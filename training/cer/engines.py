@@ -18,12 +18,9 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from compeer_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from training.cer.flight import Allowance
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -85,7 +82,7 @@ class RayEngine:
         # generator is open there.
         made = data.map_batches(
             functools.partial(_applied, function),
-            compute=ray.data.TaskPoolStrategy(size=self.workers),
+            compute=ray.data.TaskPoolStrategy(size=min(self.workers, len(places))),
             num_cpus=1,
             batch_size=None,
             batch_format="pyarrow",
@@ -98,23 +95,12 @@ class RayEngine:
                 yield from result
 
     @contextlib.contextmanager
-    def allowance(self, limit: int | None) -> "Iterator[Allowance]":
-        """Hand out a count of requests that all workers share."""
-        from training.cer.flight import BudgetSpentError
-
-        if limit is None:
-            yield _Unlimited()
-            return
+    def allowance(self, limit: int | None) -> "Iterator[SharedAllowance]":
+        """Hand out a count of requests that all workers share; None is without end."""
         ray = _started(self.workers)
         counter = ray.remote(num_cpus=0)(_Counter).remote(limit)
         try:
-            yield _Shared(
-                counter,
-                BudgetSpentError(
-                    f"the budget is spent (the {limit} requests that were left of it); what was "
-                    "answered is kept, and the next start goes on from there"
-                ),
-            )
+            yield SharedAllowance(counter, limit)
         finally:
             ray.kill(counter)
 
@@ -142,37 +128,46 @@ def _result(function: Callable[[Iterator[Any]], Iterator[Any]], packed: bytes) -
 
 
 class _Counter:
-    """How many requests are left."""
+    """How many requests are left; None is without end."""
 
-    def __init__(self, left: int) -> None:
+    def __init__(self, left: int | None) -> None:
         self._left = left
 
     def take(self, count: int) -> bool:
+        if self._left is None:
+            return True
         if count > self._left:
             return False
         self._left -= count
         return True
 
+    def close(self) -> None:
+        self._left = 0
+
 
 @dataclass(frozen=True)
-class _Shared:
-    """An allowance that all workers draw from."""
+class SharedAllowance:
+    """An allowance that all workers draw from (`training.cer.flight.Allowance`)."""
 
     counter: Any
-    refusal: Exception
+    limit: int | None
 
     def take(self, count: int = 1) -> None:
         import ray
 
+        from training.cer.flight import BudgetSpentError
+
         if not ray.get(self.counter.take.remote(count)):
-            raise self.refusal
+            raise BudgetSpentError(
+                f"the budget is spent ({self.limit} requests were left of it at the start); what "
+                "was answered is kept, and the next start goes on from there"
+            )
 
+    def close(self) -> None:
+        """Allow no more, whatever was left."""
+        import ray
 
-class _Unlimited:
-    """An allowance without end."""
-
-    def take(self, count: int = 1) -> None:
-        """Nothing to count: workers report what they sent."""
+        ray.get(self.counter.close.remote())
 
 
 def _started(workers: int) -> Any:
