@@ -36,6 +36,9 @@ A `source` is one of
 default, reads the probabilities of its first word; "parsed" lets it write, and reads the verdict at
 the end. An endpoint that tells no probabilities is parsed in any case, and the log says so.
 
+A judge of two models, one for the steps (a PRM) and one for the reply (an ORM), names the second by
+`reply_source`, `reply_adapter` or both.
+
 A model is loaded when it is first asked for, once, however many visitors ask at the same time.
 """
 
@@ -171,6 +174,11 @@ class ModelEntry(FrozenModel):
     """A strategy vocabulary other than ESConv's."""
     sampling: SamplingOverrides = SamplingOverrides()
     """What this model wants otherwise. Of a judge only `max_new_tokens` counts, if it is parsed."""
+    reply_source: str = ""
+    """For a judge of two models, a PRM and an ORM: where the one is that judges replies. Empty: as
+    `source`."""
+    reply_adapter: Path | None = None
+    """The adapter of that one. With either key the judge is of two models."""
     verdicts: Verdicts = "logprobs"
     """How the verdicts of a judge behind an endpoint are read."""
     default: bool = False
@@ -181,6 +189,8 @@ class ModelEntry(FrozenModel):
         kind = self.where.kind
         if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
             raise ValueError(f"an adapter needs a checkpoint, and the source is {self.source!r}")
+        if self.for_replies is not None and self.kind != "judge":
+            raise ValueError("reply_source and reply_adapter belong to a judge")
         is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT
         if "verdicts" in self.model_fields_set and not is_remote_judge:
             raise ValueError("verdicts belongs to a judge behind an endpoint (openai:URL#MODEL)")
@@ -220,6 +230,20 @@ class ModelEntry(FrozenModel):
     def where(self) -> Source:
         """The source, read."""
         return parse_source(self.source)
+
+    @property
+    def for_replies(self) -> "ModelEntry | None":
+        """The model that judges the replies, if it is another one than judges the steps."""
+        if not self.reply_source and self.reply_adapter is None:
+            return None
+        return self.model_copy(
+            update={
+                "source": self.reply_source or self.source,
+                "adapter": self.reply_adapter,
+                "reply_source": "",
+                "reply_adapter": None,
+            }
+        )
 
     def speaks(self, language: str) -> bool:
         """Whether the card lists `language`; one that could not be told is not held against it."""
@@ -429,7 +453,13 @@ class Registry:
     def _load_judge(self, entry: ModelEntry) -> Judge:
         spoken = [language for language in entry.languages if language in LANGUAGES]
         language = spoken[0] if spoken else "en"
-        return Judge(entry.name, self._scorer(entry, language), language)
+        other = entry.for_replies
+        return Judge(
+            entry.name,
+            self._scorer(entry, language),
+            language,
+            reply_scorer=None if other is None else self._scorer(other, language),
+        )
 
     def _scorer(self, entry: ModelEntry, language: str) -> LabelScorer:
         where = entry.where
@@ -462,7 +492,8 @@ class Registry:
     def _missing(self, entry: ModelEntry) -> list[str]:
         """A sentence for each thing that the entry names and that is not there."""
         where = entry.where
-        sentences = []
+        other = entry.for_replies
+        sentences = [] if other is None else self._missing(other.model_copy(update={"card": None}))
         folders = [entry.adapter]
         if where.kind is SourceKind.CHECKPOINT:
             folders.append(Path(where.location))

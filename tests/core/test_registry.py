@@ -163,7 +163,10 @@ def test_a_loaded_policy_answers(models: Path) -> None:
         (("[[models]]", "[[model]]"), "did you mean 'models'"),
         (('licence = "CC0-1.0"', 'adapter = "lora"'), "an adapter needs a checkpoint"),
         (('licence = "CC0-1.0"', 'verdicts = "parsed"'), "a judge behind an endpoint"),
-        (("scripted:judge.toml", 'scripted:judge.toml"\nverdicts = "logprobs'), "behind an endpoint"),
+        (
+            ("scripted:judge.toml", 'scripted:judge.toml"\nverdicts = "logprobs'),
+            "behind an endpoint",
+        ),
         (("scripted:judge.toml", 'openai:http://h/v1#m"\nverdicts = "spoken'), "models.2.verdicts"),
     ],
 )
@@ -398,6 +401,47 @@ def test_a_policy_and_a_judge_on_the_same_weights_take_turns(
     assert judgement.reward().unscorable == 0
     assert judgement.reward().maximum == 5
     registry.close()
+
+
+def test_a_judge_may_be_two_adapters_on_the_weights_of_a_policy(
+    qwen_folder: Path, adapter_folders: list[Path]
+) -> None:
+    first, second = adapter_folders
+    registry = Registry(
+        [
+            entry(source=str(qwen_folder)),
+            entry(
+                name="pair",
+                kind="judge",
+                source=str(qwen_folder),
+                adapter=first,
+                reply_adapter=second,
+            ),
+        ],
+        device="cpu",
+    )
+    judge = registry.judge("pair")
+
+    assert judge is not None
+    assert not judge.is_unified
+    assert judge.scorer.name != judge.reply_scorer.name  # type: ignore[union-attr]
+    [judgement] = judge.judge(
+        Dialogue.from_messages([{"role": "user", "content": "Hi"}]), ["Hello."], ["Go away."]
+    )
+    assert judgement.reward().unscorable == 0
+    registry.close()
+
+
+def test_the_second_model_of_a_judge_is_checked_like_the_first(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    listed = Registry(
+        [entry(name="pair", kind="judge", source="base", reply_adapter=Path("nowhere"))],
+        folder=tmp_path,
+    )
+    with pytest.raises(CheckpointError, match=r"model 'pair': there is no folder .*nowhere"):
+        listed.check()
+    with pytest.raises(ValidationError, match="reply_source and reply_adapter belong to a judge"):
+        entry(reply_adapter=Path("lora"))
 
 
 # --- flags ---------------------------------------------------------------------------------------
