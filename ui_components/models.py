@@ -94,8 +94,8 @@ class Models:
         ]
 
     def line(self, name: str) -> Line:
-        """The line in front of a policy. Models in this process share one."""
-        entry = self.entry("policy", name)
+        """The line in front of a model. Models in this process share one."""
+        entry = next((entry for entry in self.registry.entries if entry.name == name), None)
         if entry is None or entry.where.kind is not SourceKind.ENDPOINT:
             return self._local
         with self._lock:

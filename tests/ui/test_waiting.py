@@ -4,7 +4,9 @@ import threading
 
 import pytest
 
+from compeer_core.registry import ModelEntry, Registry
 from tests.pages import eventually
+from ui_components.models import Models
 from ui_components.waiting import Line, LineFullError
 
 
@@ -52,3 +54,25 @@ def test_a_full_line_takes_nobody():
         pass
     with line.place() as ticket:  # and is not stuck afterwards
         assert line.wait(ticket, 0)
+
+
+def test_each_model_behind_an_endpoint_has_a_line_of_its_own():
+    remote = "openai:http://h/v1#m"
+    models = Models(
+        Registry(
+            [
+                ModelEntry(name="here", kind="policy", source="scripted:a.toml"),
+                ModelEntry(name="there", kind="policy", source=remote),
+                ModelEntry(name="judge-here", kind="judge", source="scripted:b.toml"),
+                ModelEntry(name="judge-there", kind="judge", source=remote),
+            ]
+        )
+    )
+
+    here, there, judge_here, judge_there = (
+        models.line(name) for name in ("here", "there", "judge-here", "judge-there")
+    )
+
+    assert judge_here is here
+    assert len({id(here), id(there), id(judge_there)}) == 3
+    assert models.line("judge-there") is judge_there
