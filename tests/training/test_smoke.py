@@ -19,9 +19,14 @@ pytestmark = [
 
 
 def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
-    repository: Path, small_corpora: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    repository: Path,
+    small_corpora: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
+    monkeypatch.chdir(repository)
     recipe = repository / "training" / "configs" / "smoke.toml"
     output = tmp_path / "smoke"
     command = [
@@ -40,12 +45,16 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
     for split in SPLITS:
         assert (output / "sft" / f"samples.{split}.jsonl").is_file()
         assert (output / "reward" / f"judged.{split}.jsonl").is_file()
+        assert (output / "cer" / f"{split}.jsonl").is_file()
     assert (output / "vision" / "vision.json").is_file()
     assert load_processor(output / "sft" / "model").tokenizer.get_vocab()["<reply>"]
     assert (output / "reward" / "adapter" / "adapter_model.safetensors").is_file()
+
+    assert (output / "cer" / "train.jsonl").stat().st_size > 0
+    assert (output / "cer" / "README.md").is_file()
 
     # what is done is not done again, also where its folders are gone
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 5
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 6
