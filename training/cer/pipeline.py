@@ -34,16 +34,11 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Self
-from urllib.parse import urlsplit
-
-from pydantic import Field, model_validator
+from typing import Any
 
 import compeer_core.prompts
-from compeer_core.backends.openai_ import KEY_VARIABLES
 from compeer_core.cer import SPLITS, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -53,6 +48,7 @@ from training.cer import (
     card,
     cases,
     collecting,
+    costs,
     filtering,
     generation,
     human,
@@ -60,25 +56,14 @@ from training.cer import (
     silver,
     trial,
 )
-from training.cer.asking import Asker, Budget, BudgetSpentError, Question
+from training.cer.asking import Asker, Budget, BudgetSpentError, Counts
 from training.cer.asking import estimate as estimate_cost
-from training.cer.card import Settings as CardSettings
-from training.cer.cases import Settings as CaseSettings
-from training.cer.collecting import CorpusFile
 from training.cer.corpora.hub import is_hub_name
 from training.cer.engines import Engine, LocalEngine, RayEngine
-from training.cer.filtering import Settings as FilterSettings
-from training.cer.generation import Settings as GenerationSettings
 from training.cer.generators import GeneratorSettings
-from training.cer.human import JudgedCorpus
-from training.cer.human import Settings as HumanSettings
-from training.cer.leaks import Settings as LeakSettings
 from training.cer.personality import clusters, rewriting, traits
-from training.cer.personality.clusters import Settings as ClusterSettings
-from training.cer.personality.rewriting import Settings as RewritingSettings
-from training.cer.personality.traits import Settings as TraitSettings
-from training.cer.records import SourceDialogue, StepReport
-from training.cer.silver import Settings as SilverSettings
+from training.cer.records import StepReport
+from training.cer.settings import Config, check
 from training.cer.steps import Json, Steps, stamp
 from training.pictures import Pictures
 from training.run_directory import CONFIG_FILE, RunDirectory
@@ -87,6 +72,7 @@ from training.stages import StoppedEarly, WaitingForPeople
 from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
+_ENDPOINT_LOG = logging.getLogger("compeer_core.backends.endpoint")
 
 _RESUMABLE = ("engine", "workers", "max_requests", "annotation.files", "annotation.wait")
 """Keys that may differ from those of a run that is resumed with `--resume`."""
@@ -96,119 +82,6 @@ _OF_NO_ROW = {
 }
 """Of a generator: how it is reached and what it costs, which changes nothing in a row."""
 _LOCK = ".lock"
-
-
-class Roles(FrozenModel):
-    """Who does what, by the names of `Config.generators`."""
-
-    filter: str | None = None
-    """Reads each dialogue that passed the rules; None leaves the filter at its rules."""
-    turns: tuple[str, ...] = ()
-    """Write the turns with reasoning; empty means all generators."""
-    traits: str | None = None
-    """Tells the traits of the speakers; None uses the lexical rule."""
-    rewriting: str | None = None
-    """Rewrites rows; None uses the rules of manner."""
-    checking: str | None = None
-    """Compares rewritten rows with the originals; None leaves it at the rules of drift."""
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        single = (self.filter, self.traits, self.rewriting, self.checking)
-        return (*self.turns, *(name for name in single if name is not None))
-
-
-class AnnotationSettings(FrozenModel):
-    """Who says what is right and what is better."""
-
-    mode: Literal["people", "silver"] = "silver"
-    """`people`: annotators, whose answers are read from files. `silver`: the published rule."""
-    files: tuple[Path, ...] = ()
-    """Answers of annotators, CSV or JSON lines, in addition to those in `annotation/answers` of the
-    run."""
-    wait: bool = True
-    """Wait until each question is settled or dropped. False goes on with what is settled."""
-
-
-class PersonalitySettings(FrozenModel):
-    """How rows of the train split are rewritten."""
-
-    traits: TraitSettings = TraitSettings()
-    """How manners of speaking are told."""
-    clusters: ClusterSettings = ClusterSettings()
-    """How they are grouped."""
-    rewriting: RewritingSettings = RewritingSettings()
-    """How rows are rewritten, and which rewritings are left out."""
-
-
-class Config(FrozenModel):
-    """A CER data set."""
-
-    output: Path
-    """Where everything goes: the rows, the card, the reports, and the steps on the way."""
-    data_dir: Path = Path("corpora")
-    """The folder of corpora: relative paths below start there."""
-    seed: int = Field(default=0, ge=0)
-    """Of every draw: splits without a split of their own, rounds, samples, orders, personas."""
-    engine: Literal["local", "ray"] = "local"
-    """From where generators are asked: this process, or the workers of Ray Data (extra `ray`). Both
-    make the same rows."""
-    workers: int = Field(default=2, ge=1)
-    """Of Ray: processes, each of which takes a CPU and has its own part of the requests in flight."""
-    max_requests: int | None = Field(default=None, ge=0)
-    """Requests to generators in one start, repeated ones included; then the run stops, and what was
-    answered is kept."""
-    corpora: tuple[CorpusFile, ...] = Field(min_length=1)
-    """The files, in the order in which they are read."""
-    role_cards: tuple[str, ...] = ()
-    """Files of role cards in the layout of ESC-Eval, below `data_dir`. Dialogues of the train split
-    that they were made from are left out."""
-    faces: str | None = None
-    """The packed folder of faces, below `data_dir`; needed for `cases.face_share`."""
-    sources_per_split: int | None = Field(default=None, ge=1)
-    """For a trial: at most so many dialogues, in all their layouts, of each split."""
-    leaks: LeakSettings = LeakSettings()
-    """When a row of training gives a test away."""
-    filter: FilterSettings = FilterSettings()
-    """Which dialogues are incoherent, artificial or no dialogues."""
-    cases: CaseSettings = CaseSettings()
-    """Which rounds are looked at."""
-    generators: Mapping[str, GeneratorSettings] = {}
-    """Models that write or read, by a name of your own."""
-    roles: Roles = Roles()
-    """Which of them does what."""
-    generation: GenerationSettings = GenerationSettings()
-    """How many turns are written, and which are usable."""
-    annotation: AnnotationSettings = AnnotationSettings()
-    """People or the rule."""
-    silver: SilverSettings = SilverSettings()
-    """The rule's thresholds, for `annotation.mode = "silver"`."""
-    judged: tuple[JudgedCorpus, ...] = ()
-    """Corpora in which people have judged replies already; their rows stand in files of their
-    own."""
-    human: HumanSettings = HumanSettings()
-    """How those judgements become preferences."""
-    personality: PersonalitySettings | None = None
-    """The three variants of the train split; None leaves them out."""
-    card: CardSettings = CardSettings()
-    """What stands in the card beside the numbers."""
-
-    @model_validator(mode="after")
-    def _roles_are_known(self) -> Self:
-        for name in self.roles.named:
-            if name not in self.generators:
-                near = get_close_matches(name, self.generators, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                known = ", ".join(self.generators) or "none"
-                raise ValueError(f"roles: no generator {name!r}{hint}; there are: {known}")
-        if not self.generators:
-            raise ValueError("generators: at least one is needed, to write turns")
-        return self
-
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """The names of the generators that write turns."""
-        return self.roles.turns or tuple(self.generators)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -234,36 +107,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             raise StoppedEarly(str(error)) from error
 
 
-def check(config: Config) -> None:
-    """Look for everything that a run will read, before it begins.
-
-    Raises:
-        ConfigError: A file is missing, a model's source cannot be read, or a package that the
-            engine needs is not installed.
-    """
-    for file in config.corpora:
-        if not is_hub_name(file.path):
-            stamp(config.data_dir / file.path)
-    for name in (*config.role_cards, *(path for each in config.judged for path in each.paths)):
-        stamp(config.data_dir / name)
-    for path in config.annotation.files:
-        stamp(path)
-    if config.faces is not None:
-        stamp(config.data_dir / config.faces)
-    elif config.cases.face_share:
-        raise ConfigError("cases.face_share is not 0: name the packed folder of faces as `faces`")
-    for name, settings in config.generators.items():
-        where = settings.where
-        if where.kind is SourceKind.ENDPOINT and urlsplit(where.location).username is not None:
-            raise ConfigError(
-                f"generators.{name}.source: a URL with a key or a password would be written to the "
-                f"run's config.json; put the key into {' or '.join(KEY_VARIABLES)}"
-            )
-        if where.kind in {SourceKind.CHECKPOINT, SourceKind.SCRIPTED}:
-            stamp(Path(where.location))
-    _engine(config)
-
-
 def estimate(config: Config) -> None:
     """Say what a run would ask its generators, and at what price. Nothing is asked or kept.
 
@@ -278,45 +121,13 @@ def estimate(config: Config) -> None:
         pipeline.prepare()
         total = 0.0
         priced = False
-        for step, name, questions in _questions(config, pipeline):
-            found = estimate_cost(questions, config.generators[name])
-            _log.info("%s, %s: %s", step, name, found)
+        for asked in costs.all_questions(config, pipeline.path, pipeline.pictures):
+            found = estimate_cost(asked.questions, config.generators[asked.generator])
+            _log.info("%s, %s: %s", asked.step, asked.generator, found)
             total += found.price or 0.0
             priced = priced or found.price is not None
     if priced:
         _log.info("together at most %.2f, each question answered at the first try", total)
-
-
-def _questions(
-    config: Config, pipeline: "_Pipeline"
-) -> Iterator[tuple[str, str, Iterable[Question]]]:
-    """Yield what is asked in each step, and of whom. Rewriting is left out: nobody knows its rows."""
-    reader = config.roles.filter
-    if reader is not None:
-        yield (
-            "filter",
-            reader,
-            (
-                filtering.filter_question(dialogue, config.filter, ())
-                for dialogue in read_records(pipeline.path("kept"), SourceDialogue)
-                if dialogue.corpus not in config.filter.not_asked
-            ),
-        )
-    for name in config.writers:
-        settings = config.generators[name]
-        author = generation.Author(settings.author, settings.style, settings.sees_images)
-        yield (
-            "turns",
-            name,
-            generation.questions(
-                pipeline.path("cases"),
-                config.generation,
-                [config.generators[each].author for each in config.writers],
-                author,
-                pipeline.pictures,
-                config.seed,
-            ),
-        )
 
 
 class _Pipeline:
@@ -324,6 +135,7 @@ class _Pipeline:
 
     def __init__(self, config: Config, directory: RunDirectory) -> None:
         self.config = config
+        self.directory = directory
         self.folder = directory.path
         self.steps = Steps(directory.path, lambda sentence: directory.log("%s", sentence))
         self.budget = Budget(config.max_requests)
@@ -541,6 +353,7 @@ class _Pipeline:
             ),
             settings={
                 **_values(config.silver),
+                "rule": silver.VERSION,
                 "seed": config.seed,
                 "words": _texts(Path(silver.__file__).parent.glob("silver*.toml")),
             },
@@ -700,6 +513,7 @@ class _Pipeline:
         with ExitStack() as stack:
             # Only here: any other work can be dropped at once, and is, by Ctrl-C.
             stopping = stack.enter_context(StopRequest()) if names else None
+            stack.enter_context(_counted_instead_of_logged())
             askers = {}
             for name in names:
                 settings = self.config.generators[name]
@@ -710,7 +524,13 @@ class _Pipeline:
                 asker = Asker(settings, folder, self.budget, self.engine, stopping=stopping)
                 stack.callback(asker.close)
                 askers[name] = asker
+                stack.callback(self._say_counts, step, asker)
             yield askers
+
+    def _say_counts(self, step: str, asker: Asker) -> None:
+        counts = asker.counts
+        if counts.requests:
+            self.directory.log("%s, %s: %s", step, asker.name, _requests(counts))
 
     def _asked(self, prompts: Sequence[str], names: Sequence[str]) -> dict[str, Json]:
         """Return what the rows of a step owe to its generators."""
@@ -734,7 +554,10 @@ class _Pipeline:
 def _open(config: Config, resume: Path | None) -> RunDirectory:
     """Begin the run or go on with it; only `--resume` insists on the settings it began with."""
     begun = (config.output / CONFIG_FILE).exists()
-    changes = _RESUMABLE if resume is not None else tuple(Config.model_fields)
+    changes = tuple(Config.model_fields)
+    if resume is not None:
+        keys = [(name, key) for name in config.generators for key in _OF_NO_ROW]
+        changes = (*_RESUMABLE, *(f"generators.{name}.{key}" for name, key in keys))
     return RunDirectory.open(
         config.output, config, resume=begun or resume is not None, may_change=changes
     )
@@ -752,6 +575,30 @@ def _alone(folder: Path) -> Iterator[None]:
             except OSError as error:
                 raise ConfigError(f"{folder} is at work in another process already") from error
         yield
+
+
+@contextmanager
+def _counted_instead_of_logged() -> Iterator[None]:
+    """Keep requests that fail out of the log: there can be thousands, and they are counted."""
+    before = _ENDPOINT_LOG.level
+    _ENDPOINT_LOG.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _ENDPOINT_LOG.setLevel(before)
+
+
+def _requests(counts: Counts) -> str:
+    told = f"{counts.requests} requests sent for {counts.asked} questions"
+    for name, reasons in (
+        ("got no text", counts.faults),
+        ("asked again", counts.retried),
+        ("without a usable answer", {**counts.failed, **counts.unanswered}),
+    ):
+        if reasons:
+            listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            told = f"{told}; {name}: {listed}"
+    return told
 
 
 def _engine(config: Config) -> Engine:

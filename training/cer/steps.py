@@ -149,21 +149,30 @@ class Steps:
         return found
 
 
+_READ_WHOLE = 64 << 20
+
+
 def stamp(path: Path) -> Json:
-    """Return what tells a file or a folder of a person's from a changed one, without reading it.
+    """Return what tells a file or a folder that somebody else wrote from a changed one.
+
+    Content, for files of up to 64 MiB, so that a copy is not taken for a change; of larger ones the
+    size and the time of the last change.
 
     Raises:
         ConfigError: There is no such file.
     """
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder")
-    files = (
-        sorted(inner for inner in path.rglob("*") if inner.is_file()) if path.is_dir() else [path]
-    )
-    return [
-        [file.relative_to(path).as_posix(), file.stat().st_size, file.stat().st_mtime_ns]
-        for file in files
-    ]
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return [[file.relative_to(path).as_posix(), _stamp_of(file)] for file in files]
+
+
+def _stamp_of(file: Path) -> Json:
+    found = file.stat()
+    if found.st_size > _READ_WHOLE:
+        return [found.st_size, found.st_mtime_ns]
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: Json) -> None:

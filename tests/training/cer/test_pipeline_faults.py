@@ -213,7 +213,7 @@ def test_a_spent_budget_stops_the_run_and_the_next_start_goes_on(
 
 
 def test_ctrl_c_keeps_what_was_answered(repository, corpora, endpoint, tmp_path):
-    endpoint.latency = 0.2
+    endpoint.latency = 0.1
     start = command(repository, endpoint, corpora, tmp_path / "run")
     process = subprocess.Popen(
         [sys.executable, "-m", "training", *start],
