@@ -64,6 +64,8 @@ def _run(arguments: list[str], stages: Mapping[str, Stage]) -> int:
     name, *rest = arguments
     if name == RESULTS:
         return _results(rest)
+    if rest and f"{name} {rest[0]}" in stages:
+        name, rest = f"{name} {rest[0]}", rest[1:]
     return _stage(name, rest, stages)
 
 
@@ -125,13 +127,14 @@ def _help(stages: Mapping[str, Stage]) -> str:
         for name, stage in stages.items()
         for key, purpose in stage.flags.items()
     ]
+    width = max(map(len, stages))
     lines = [
         f"usage: {PROGRAM} <stage> <config.toml> [--set KEY=VALUE] [--dry-run] [--resume RUN]",
         f"       {PROGRAM} {RESULTS} [--check]",
         "",
         "stages:",
-        *(f"  {name:<10} {stage.summary}" for name, stage in stages.items()),
-        f"  {RESULTS:<10} write the tables of assets/results into README and model cards",
+        *(f"  {name:<{width}} {stage.summary}" for name, stage in stages.items()),
+        f"  {RESULTS:<{width}} write the tables of assets/results into README and model cards",
         "",
         *flags,
         "Example files are in training/configs.",

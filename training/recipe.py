@@ -73,7 +73,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError("a recipe needs no --resume: it skips what is done by itself")
     planned = [_plan(config, number, step) for number, step in enumerate(config.stage, start=1)]
     for number, (step, module, settings) in enumerate(planned, start=1):
-        note = config.output / f"{number:02d}-{step.name}.done.json"
+        note = config.output / f"{number:02d}-{step.name.replace(' ', '-')}.done.json"
         fingerprint = _fingerprint(step.name, settings)
         title = f"{number}/{len(planned)} {step.name} ({step.config})"
         if _is_done(note, fingerprint):

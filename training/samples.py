@@ -15,10 +15,6 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import ConfigError
 from compeer_core.images import Image, read_image
-from compeer_core.taxonomy import Preference
-
-SPLITS = ("train", "valid", "test")
-"""ESConv's own split; only `train` is ever trained on."""
 
 
 class SampleUtterance(FrozenModel):
@@ -63,20 +59,6 @@ class Sample(FrozenModel):
         if turn.face not in faces:
             raise ConfigError(f"sample {self.id}: photo {turn.face} is not in the folder of faces")
         return (read_image(faces[turn.face]),)
-
-
-class JudgedTurn(FrozenModel):
-    """A turn, what is right about it, and two replies in the order in which they are shown."""
-
-    sample: Sample
-    """The history; its `completion` is the turn under judgement."""
-    step_labels: tuple[bool, bool, bool]
-    """Whether the history, the emotion and the strategy step are right."""
-    first: str
-    second: str
-    preference: Preference
-    rule: str
-    """Who or what decided, for example the mistakes that were put in: `emotion; first`."""
 
 
 Record = TypeVar("Record", bound=FrozenModel)

@@ -18,7 +18,7 @@ cure a `CompeerError`: both are printed as one sentence, without a traceback.
 Modules are imported only when their stage is asked for, so that `--help` and a typing error do not
 wait for torch.
 
-To add a stage, write its module and add one line to `STAGES`.
+To add a stage, write its module and add one line to `STAGES`. A name of two words is typed as two.
 """
 
 import difflib
@@ -55,10 +55,20 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
         "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
-        "reward": Stage("training.reward_model.train", "train UnifiReward on judged turns"),
+        "reward": Stage(
+            "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
+        ),
         "export": Stage("training.export", "write a checkpoint or an adapter as it is shipped"),
-        "evaluate": Stage("training.evaluation.evaluate", "measure a policy and its judge"),
+        "evaluate esconv": Stage(
+            "training.evaluation.esconv", "measure a policy on turns of ESConv"
+        ),
+        "evaluate reward": Stage(
+            "training.evaluation.reward", "compare judges on rows of CER that they never saw"
+        ),
         "benchmark": Stage("training.benchmark.measure", "measure speed and memory of the demo"),
+        "benchmark judging": Stage(
+            "training.benchmark.judging", "measure what judging a round costs, naive and shared"
+        ),
         "run": Stage("training.recipe", "run the stages of a recipe in order, skipping done ones"),
     }
 )

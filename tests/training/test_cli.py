@@ -111,6 +111,16 @@ def test_a_stage_that_waits_for_people_has_done_its_part(stage, config_file, cap
     assert capsys.readouterr().out == "items.jsonl waits for two annotators\n"
 
 
+def test_a_name_of_two_words_is_typed_as_two(stage, config_file):
+    stages = {
+        "rub": Stage("no_such_module", "rub"),
+        "rub dry": Stage("a_stage_for_tests", "rub without oil"),
+    }
+
+    assert main(["rub", "dry", config_file], stages) == 0
+    assert stage.calls == [(Config(steps=3), None, False)]
+
+
 def test_a_key_can_be_offered_as_a_flag(stage, config_file, capsys):
     assert command("polish", config_file, "--steps", "7", "--set", "shape.layers=5") == 0
     assert stage.calls[0][0] == Config(steps=7, shape=Shape(layers=5))

@@ -4,9 +4,8 @@ import pytest
 
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
-from compeer_core.taxonomy import Preference
 from tests.training.corpora_fixture import jpeg
-from training.samples import JudgedTurn, Sample, SampleUtterance, drawn, read_records, write_records
+from training.samples import Sample, SampleUtterance, drawn, read_records, write_records
 
 SAMPLE = Sample(
     id="esconv/train/0#2",
@@ -19,22 +18,13 @@ SAMPLE = Sample(
     ),
     completion="<history>x\nStage: Action</history>",
 )
-JUDGED = JudgedTurn(
-    sample=SAMPLE,
-    step_labels=(True, False, True),
-    first="One.",
-    second="Two.",
-    preference=Preference.NEITHER,
-    rule="emotion; neither",
-)
 
 
-@pytest.mark.parametrize("record", [SAMPLE, JUDGED])
-def test_what_is_written_is_read(tmp_path, record):
+def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "deep" / "rows.jsonl"
 
-    assert write_records(path, [record, record]) == 2
-    assert list(read_records(path, type(record))) == [record, record]
+    assert write_records(path, [SAMPLE, SAMPLE]) == 2
+    assert list(read_records(path, Sample)) == [SAMPLE, SAMPLE]
 
 
 def test_a_broken_off_writing_leaves_the_old_file(tmp_path):
@@ -42,7 +32,7 @@ def test_a_broken_off_writing_leaves_the_old_file(tmp_path):
     write_records(path, [SAMPLE])
 
     def breaking():
-        yield JUDGED
+        yield SAMPLE.history[0]
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
@@ -65,7 +55,7 @@ def test_a_photo_that_is_not_there_is_named():
 
 def test_a_row_of_another_kind_is_named_with_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
-    write_records(path, [SAMPLE, JUDGED])
+    write_records(path, [SAMPLE, SAMPLE.history[0]])
 
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: no Sample: "):
         list(read_records(path, Sample))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compeer_core.backends.protocol import Message
+from compeer_core.cer import SPLITS
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.images import read_image
 from compeer_core.processing import load_processor
@@ -13,7 +14,7 @@ from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse
 from training.faces import read_faces
 from training.fine_tuning import FineTuning, message_rows
-from training.samples import SPLITS, Sample, read_records
+from training.samples import Sample, read_records
 from training.sft import train as sft
 from training.sft.train import Config, prepare_samples, sample_row
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from compeer_core.cer import SPLITS
 from compeer_core.processing import load_processor
 from training.__main__ import main
 from training.run_directory import METRICS_FILE
-from training.samples import SPLITS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -44,7 +44,6 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
         assert all(4 < loss < 8 for loss in losses), (stage, losses)
     for split in SPLITS:
         assert (output / "sft" / f"samples.{split}.jsonl").is_file()
-        assert (output / "reward" / f"judged.{split}.jsonl").is_file()
         assert (output / "cer" / f"{split}.jsonl").is_file()
     assert (output / "vision" / "vision.json").is_file()
     assert load_processor(output / "sft" / "model").tokenizer.get_vocab()["<reply>"]

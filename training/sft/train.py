@@ -8,13 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from compeer_core.backends.protocol import Message
+from compeer_core.cer import SPLITS
 from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
 from training.esconv import read_esconv
 from training.faces import face_class_of, read_faces
 from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.run_directory import RunDirectory
-from training.samples import SPLITS, Sample, drawn, read_records, write_records
+from training.samples import Sample, drawn, read_records, write_records
 from training.sft.dataset import build_samples
 
 _log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
-"""A policy and its judge on held-out dialogues: `python -m training evaluate <config.toml>`.
+"""A policy on dialogues it never saw: `python -m training evaluate esconv <config.toml>`.
 
-The policy answers turns of the test split with the sampling of its card. Reported are the share of
-turns that parse as complete, how often its labels are the corpus's, and the perplexity of the
-corpus's own turns. The judge rates held-out turns in which mistakes were put by rule.
+The policy answers turns of ESConv's test split with the sampling of its card. Reported are the share
+of turns that parse as complete, how often its labels are the corpus's, and the perplexity of the
+corpus's own turns.
 
 The results go to `assets/results`, from where README and cards take them.
 """
@@ -20,22 +20,18 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.policy import Controls, Policy
 from compeer_core.prompts import policy_messages
-from compeer_core.reasoning import STEPS, Reading, TurnFinished, parse
+from compeer_core.reasoning import Reading, TurnFinished, parse
 from compeer_core.registry import Registry
-from compeer_core.taxonomy import Preference
-from compeer_core.unifireward import Judge, ResponseVerdict, StepVerdict
 from training import results
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import (
     Estimate,
     perplexity,
-    preference_report,
-    reward_model_report,
     share,
 )
 from training.faces import read_faces
 from training.run_directory import versions
-from training.samples import JudgedTurn, Sample, drawn, read_records
+from training.samples import Sample, drawn, read_records
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +41,6 @@ class Config(FrozenModel):
 
     samples: Path
     """`samples.test.jsonl` of the SFT run."""
-    judged: Path | None = None
-    """`judged.test.jsonl` of the reward run; None leaves the judge out."""
     faces: Path
     """Folder of the packed faces."""
     checkpoint: Path
@@ -61,21 +55,15 @@ class Config(FrozenModel):
     """The list of models."""
     policy: str = ""
     """A name of that list; empty is its default."""
-    judge: str = ""
-    """A name of that list; empty is its default."""
     turns: int = 100
     """Turns that the policy answers, drawn by the seed."""
     perplexity_turns: int = 300
     """Turns whose likelihood is taken."""
-    judged_turns: int = 400
-    """Turns that the judge rates."""
     output: Path = results.FOLDER
     """Folder of the results files."""
-    policy_result: str = "esconv_nano"
-    """Name of the policy's results file."""
-    judge_result: str = "reward_nano"
-    """Name of the judge's results file."""
-    command: str = "python -m training evaluate training/configs/nano/evaluate.toml"
+    name: str = "esconv_nano"
+    """Name of the results file."""
+    command: str = "python -m training evaluate esconv training/configs/nano/evaluate_esconv.toml"
     """Recorded with the numbers."""
     transcript: Path | None = None
     """Where the sampled turns are written, to be read by a person."""
@@ -88,7 +76,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError("an evaluation cannot be resumed: begin it again")
     registry = Registry.from_toml(config.models)
     policy = registry.policy(config.policy)
-    judge = registry.judge(config.judge) if config.judged is not None else None
     samples = list(read_records(config.samples, Sample))
     photos = {face.file: face.data for face in read_faces(config.faces)}
     if dry_run:
@@ -102,13 +89,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     ]
     title = f"{policy.name} on turns of ESConv's test split"
     source = "ESConv's workers (strategy, emotion); stage and emotion of single turns by rule"
-    _save(config, config.policy_result, title, policy.name, metrics, source)
-    if config.judged is not None and judge is not None:
-        judged = list(read_records(config.judged, JudgedTurn))
-        metrics = judge_metrics(judge, drawn(judged, config.judged_turns, config.seed), photos)
-        title = f"{judge.name} on held-out turns with rule-made mistakes"
-        source = "rules of training/reward_model/dataset.py, no person"
-        _save(config, config.judge_result, title, judge.name, metrics, source)
+    _save(config, config.name, title, policy.name, metrics, source)
 
 
 def policy_metrics(
@@ -190,51 +171,6 @@ def training_metrics(config: Config) -> list[results.Metric]:
                 note="tokens of ESConv's validation dialogues",
             )
         )
-    return metrics
-
-
-def judge_metrics(
-    judge: Judge, turns: Sequence[JudgedTurn], photos: dict[str, bytes]
-) -> list[results.Metric]:
-    """Let the judge rate every turn and compare it with the labels."""
-    labels: list[list[bool]] = [[], [], []]
-    probabilities: list[list[float]] = [[], [], []]
-    preferences: list[tuple[Preference, Preference]] = []
-    unscorable = 0
-    for turn in turns:
-        judged = replace(parse(turn.sample.completion), reply=turn.first)
-        verdicts = judge.judge(turn.sample.dialogue(photos), [judged], [turn.second])[0]
-        for index, outcome in enumerate(verdicts.steps or ()):
-            if isinstance(outcome, StepVerdict):
-                labels[index].append(turn.step_labels[index])
-                probabilities[index].append(outcome.probability_correct)
-            else:
-                unscorable += 1
-        if isinstance(verdicts.response, ResponseVerdict):
-            preferences.append((turn.preference, verdicts.response.preference))
-        else:
-            unscorable += 1
-    metrics: list[results.Metric] = []
-    for index, part in enumerate(STEPS):
-        report = reward_model_report(labels[index], probabilities[index])
-        names = {
-            "weighted_f1": "weighted F1",
-            "weighted_f1_always_true": "weighted F1 of always True",
-            "recall_false": "recall of False",
-            "balanced_accuracy": "balanced accuracy",
-            "auroc": "AUROC",
-        }
-        metrics += [
-            _metric(f"Step {index + 1} ({part.value}): {names[key]}", estimate)
-            for key, estimate in report.items()
-        ]
-    report = preference_report([t.value for t, _ in preferences], [v.value for _, v in preferences])
-    metrics += [
-        _metric("Reply: accuracy of the four-way preference", report["accuracy"]),
-        _metric("Reply: accuracy of the commonest label", report["accuracy_commonest"]),
-        _metric("Reply: weighted F1", report["weighted_f1"]),
-        _metric("Verdicts that could not be scored", share(unscorable, 4 * len(turns))),
-    ]
     return metrics
 
 
