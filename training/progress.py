@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -39,6 +40,15 @@ def track(
             last = now
             _log.info("%s: %s", label, _line(done, count, total, now - started, unit))
     _log.info("%s: %s", label, _line(done, count, total, time.monotonic() - started, unit))
+
+
+def count_lines(path: Path) -> int | None:
+    """Return how many lines a file has, for the total of `track`; None if there is no such file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        chunks = iter(lambda: file.read(1 << 20), b"")
+        return sum(chunk.count(b"\n") for chunk in chunks)
 
 
 def _line(done: int, count: int, total: int | None, seconds: float, unit: str) -> str:

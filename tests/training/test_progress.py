@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from training import progress
-from training.progress import track
+from training.progress import count_lines, track
 
 
 class Clock:
@@ -92,3 +92,13 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "turns: 100%" in shown
     assert "8/8" in shown
     assert "turns/s" in shown
+
+
+def test_lines_are_counted_for_a_total(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert count_lines(path) is None
+
+    path.write_bytes(b"")
+    assert count_lines(path) == 0
+    path.write_bytes("{}\n{\u2028}\n".encode() * 100_000)
+    assert count_lines(path) == 200_000

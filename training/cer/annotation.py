@@ -36,7 +36,7 @@ from compeer_core.votes.annotations import (
 )
 from training.cer.chance import generator_for, stable_hash
 from training.cer.records import StepReport
-from training.progress import track
+from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
 INCOMPLETE = "not a complete turn: nothing to judge step by step"
@@ -224,7 +224,9 @@ class _Settling:
                 yield bare
 
     def records(self, key: Path) -> Iterator[CerRecord]:
-        for item in track(read_records(key, ItemKey), "settling annotations", unit="items"):
+        for item in track(
+            read_records(key, ItemKey), "settling annotations", total=count_lines(key), unit="items"
+        ):
             self._items += 1
             answers = self._answers.pop(item.item_id, [])
             if item.original is None:  # a preference, if any, is about nothing

@@ -37,7 +37,7 @@ from training.cer.chance import generator_for
 from training.cer.records import SourceDialogue, SourceUtterance, StepReport
 from training.cer.sampling import sample_rounds
 from training.pictures import Pictures
-from training.progress import track
+from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
 LIKE_ENOUGH = 0.8
@@ -238,7 +238,9 @@ def _survey(source: Path, lenders: Path, settings: Settings) -> _Survey:
     chosen: dict[str, tuple[tuple[int, int], str]] = {}
     ratings: dict[str, tuple[int, tuple[Rated, ...]]] = {}
     for path in dict.fromkeys((source, lenders)):
-        for row in track(read_records(path, SourceDialogue), "comparing layouts"):
+        for row in track(
+            read_records(path, SourceDialogue), "comparing layouts", total=count_lines(path)
+        ):
             if row.corpus not in settings.layouts:
                 continue
             rank = _rank(row, settings)
@@ -333,7 +335,9 @@ class _Drawing:
         self._seen: set[bytes] = set()
 
     def cases(self, source: Path) -> Iterator[Case]:
-        for row in track(read_records(source, SourceDialogue), "drawing rounds"):
+        for row in track(
+            read_records(source, SourceDialogue), "drawing rounds", total=count_lines(source)
+        ):
             self.read += 1
             reason = self._passed_over(row)
             turns = () if reason else turns_of(row)

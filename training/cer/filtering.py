@@ -60,7 +60,7 @@ from training.cer.chance import seed_for
 from training.cer.corpora.reading import text_key
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
-from training.progress import track
+from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
 PAPER = "over 23 % of the data (COMPEER, Construction of the CER Dataset)"
@@ -137,7 +137,12 @@ def filter_dialogues(
         settings: What is fit.
         asker: The model of the second layer; None leaves it out.
     """
-    dialogues = track(read_records(source, SourceDialogue), "filtering", unit="dialogues")
+    dialogues = track(
+        read_records(source, SourceDialogue),
+        "filtering",
+        total=count_lines(source),
+        unit="dialogues",
+    )
     state = _Outcome()
     written = write_records(kept, _fit(dialogues, settings, asker, state))
     # The model's verdicts come later than the rules', and how much later depends on the endpoint.

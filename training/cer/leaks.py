@@ -43,7 +43,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
-from training.progress import track
+from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
 CORPUS_OF_CARD: Mapping[str, str] = MappingProxyType(
@@ -175,7 +175,9 @@ def exclude_leaks(
 
 
 def _read(path: Path, label: str) -> Iterator[SourceDialogue]:
-    return track(read_records(path, SourceDialogue), label, unit="dialogues")
+    return track(
+        read_records(path, SourceDialogue), label, total=count_lines(path), unit="dialogues"
+    )
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ from training.cer.silver_steps import (
     judge_steps,
 )
 from training.cer.silver_words import LANGUAGE, Heard, Words, words
-from training.progress import track
+from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
 VERSION = "silver/1"
@@ -322,7 +322,9 @@ def _judged(
     tallies: Mapping[str, _Tally],
 ) -> Iterator[CerRecord]:
     seen: set[bytes] = set()
-    for generated in track(read_records(turns, GeneratedTurn), "silver", unit="turns"):
+    for generated in track(
+        read_records(turns, GeneratedTurn), "silver", total=count_lines(turns), unit="turns"
+    ):
         case = generated.case
         reading = read(generated.text)
         key = hashlib.sha256(f"{case.id}\n{generated.text.strip()}".encode()).digest()

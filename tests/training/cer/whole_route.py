@@ -137,7 +137,9 @@ def answer(body: Mapping[str, Any]) -> str:
         return json.dumps({"utterances": list(_rewritten(last))}, ensure_ascii=False)
     if '"D"' in last:
         scores = {name: (draw >> shift) % 10 / 10 for shift, name in enumerate("DISC")}
-        manner = ("爽快", "细心") if _is_chinese(last) else ("Short and plain.", "Warm and lively.")
+        chinese = ("说话直截了当，很少绕弯子，句子短。", "说话温和细心，常常先问对方的感受。")
+        english = ("Short and plain, to the point.", "Warm and lively, asks a lot.")
+        manner = chinese if _is_chinese(last) else english
         return json.dumps({**scores, "description": manner[draw % 2]}, ensure_ascii=False)
     return _turn(last, draw)
 
