@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -59,6 +59,37 @@ class Metric(FrozenModel):
         if self.low is not None and self.high is not None and self.low > self.high:
             raise ValueError(f"{self.name}: the interval begins above its end")
         return self
+
+
+class Interval(Protocol):
+    """A value with its interval, such as `training.evaluation.metrics.Estimate`."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def n(self) -> int: ...
+
+
+def measured(
+    name: str, found: Interval, *, unit: str = "", note: str = "", of: str = "", about: str = ""
+) -> Metric:
+    """Return a value with its interval as a row of a results file; shares as per cent for "%"."""
+    scale = 100.0 if unit == "%" else 1.0
+    return Metric(
+        name=name,
+        value=scale * found.value,
+        low=scale * found.low,
+        high=scale * found.high,
+        n=found.n,
+        unit=unit,
+        note=note,
+        of=of,
+        about=about,
+    )
 
 
 class Result(FrozenModel):

@@ -175,17 +175,7 @@ def training_metrics(config: Config) -> list[results.Metric]:
 
 
 def _metric(name: str, estimate: Estimate, *, unit: str = "%", note: str = "") -> results.Metric:
-    """Return an estimate as a row of a results file, shares as per cent."""
-    scale = 100.0 if unit == "%" else 1.0
-    return results.Metric(
-        name=name,
-        value=scale * estimate.value,
-        low=scale * estimate.low,
-        high=scale * estimate.high,
-        n=estimate.n,
-        unit=unit,
-        note=note,
-    )
+    return results.measured(name, estimate, unit=unit, note=note)
 
 
 def _save(

@@ -60,7 +60,8 @@ REPLY_MEASURES = {
     "balanced_accuracy": "balanced accuracy",
     "kappa": "kappa",
 }
-_AS_SHARES = frozenset({*STEP_MEASURES, *REPLY_MEASURES} - {"mcc", "kappa"})
+_PLAIN = frozenset({"mcc", "kappa"})
+"""Measures that are no shares."""
 
 
 class Config(FrozenModel):
@@ -143,7 +144,9 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         unread = sum(row.unscorable for row in parts["test"])
         asked = sum(_questions(row) for row in parts["test"])
         metrics.append(
-            _metric("share", share(unread, asked), "", of=name, about="verdicts not readable")
+            results.measured(
+                "share", share(unread, asked), unit="%", of=name, about="verdicts not readable"
+            )
         )
     result = results.Result(
         name=config.name,
@@ -306,23 +309,9 @@ def _line(
     found: Mapping[str, Estimate], measures: Mapping[str, str], of: str, about: str
 ) -> list[results.Metric]:
     return [
-        _metric(title, found[key], "%" if key in _AS_SHARES or "accuracy" in key else "", of, about)
+        results.measured(title, found[key], unit="" if key in _PLAIN else "%", of=of, about=about)
         for key, title in measures.items()
     ]
-
-
-def _metric(name: str, estimate: Estimate, unit: str, of: str, about: str) -> results.Metric:
-    scale = 100.0 if unit == "%" else 1.0
-    return results.Metric(
-        name=name,
-        value=scale * estimate.value,
-        low=scale * estimate.low,
-        high=scale * estimate.high,
-        n=estimate.n,
-        unit=unit,
-        of=of,
-        about=about,
-    )
 
 
 def _write_csv(path: Path, metrics: Sequence[results.Metric]) -> None:
