@@ -24,6 +24,7 @@ from pydantic import field_validator
 
 from compeer_core.cer import Split
 from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
 from training.cer.chance import generator_for
 from training.cer.corpora import LOADERS
 from training.cer.corpora.hub import OWN_SPLITS, hub_parts, is_hub_name
@@ -91,7 +92,7 @@ def collect(
         before and what is left out here, by corpus.
 
     Raises:
-        ConfigError: A file is missing or damaged as a whole.
+        ConfigError: A file is missing, damaged as a whole, or holds no dialogue.
     """
     unsplit = output.with_name(f"{output.name}.unsplit")
     state = _Collected()
@@ -138,12 +139,19 @@ def _rows(
         for part in _parts(file, data_dir):
             dropped = Dropped()
             corpus = file.loader
+            before = state.read
             for dialogue in LOADERS[file.loader](part.path, dropped, part.split):
                 corpus = dialogue.corpus
                 state.read += 1
                 kept = _accepted(dialogue, file.use, state)
                 if kept is not None:
                     yield kept
+            if state.read == before:
+                left_out = ", ".join(f"{count} {why}" for why, count in dropped.reasons.items())
+                raise ConfigError(
+                    f"{part.path}: the loader '{file.loader}' finds no dialogue in it "
+                    f"({left_out or 'nothing of its layout'}); check the path and the loader"
+                )
             for reason, count in dropped.reasons.items():
                 counts = state.kept_with if reason in _RECORD_IS_KEPT else state.dropped
                 counts[corpus][reason] += count

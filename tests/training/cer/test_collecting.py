@@ -180,7 +180,7 @@ def test_an_unknown_loader_is_told_with_those_that_there_are():
 @settings(max_examples=40)
 @given(
     st.lists(
-        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=6),
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=6),
         min_size=1,
         max_size=4,
     ),
@@ -248,6 +248,17 @@ EVERYTHING = (
     ("empathy_ratings", "empathy_ratings/dataset_and_ratings.csv.gz"),
 )
 """All files of the public corpora that have a loader, but for three ablations of ESCoT."""
+
+def test_a_file_in_which_a_loader_finds_nothing_is_named(tmp_path):
+    (tmp_path / "smile").mkdir()
+    (tmp_path / "smile" / "data.txt").write_text("not what the corpus has", encoding="utf-8")
+    (tmp_path / "other.txt").write_text('{"talk": []}\n', encoding="utf-8")
+
+    with pytest.raises(ConfigError, match="smile: the loader 'smile' finds no dialogue in it"):
+        collected(tmp_path, CorpusFile(loader="smile", path="smile"))
+    with pytest.raises(ConfigError, match="1 another layout than the corpus has"):
+        collected(tmp_path, esconv("other.txt"))
+
 
 _MEASURED = """
 import json, resource, sys, time
