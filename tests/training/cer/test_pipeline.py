@@ -41,7 +41,7 @@ def silver(small_corpora: Path, endpoint: Endpoint, tmp_path: Path) -> Starter:
     """Makes a config of the silver route, with an endpoint in the place of COMPEER-nano."""
 
     def config(*changes: str) -> Config:
-        return load_toml(
+        loaded = load_toml(
             CONFIGS / "silver.toml",
             Config,
             [
@@ -56,6 +56,9 @@ def silver(small_corpora: Path, endpoint: Endpoint, tmp_path: Path) -> Starter:
                 *changes,
             ],
         )
+        if any(change.startswith("personality") for change in changes):
+            return loaded
+        return loaded.model_copy(update={"personality": None})  # it has a test of its own
 
     return config
 
