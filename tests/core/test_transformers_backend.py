@@ -903,8 +903,7 @@ def test_labels_of_several_tokens_are_named(scorer):
 
 
 def test_two_labels_that_are_one_token_are_refused(scorer, monkeypatch):
-    monkeypatch.setattr(scorer.chat, "first_token", lambda _: 5)
-    monkeypatch.setattr(scorer, "_labels", {})
+    monkeypatch.setattr(scorer.chat.label_tokens, "_found", {"True": 5, "False": 5})
 
     with pytest.raises(ConfigError, match="same token"):
         scorer.check_labels(["True", "False"])

@@ -23,6 +23,7 @@ from transformers import (
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import PROBE, ChatTemplate
 from compeer_core.backends.transformers_.control_tokens import control_tokens
+from compeer_core.backends.transformers_.label_tokens import LabelTokens
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.backends.transformers_.track import Encoded, Track
 from compeer_core.errors import BackendError, ImageError, InputError
@@ -43,6 +44,7 @@ class ChatModel:
         hidden: Tokens that are not text: the special ones, unless they are tags of our grammar.
         end_tokens: Those that end an assistant's turn.
         placeholder: The token that stands where a picture is.
+        label_tokens: Finds the tokens of labels.
         adapted: The peft model around the weights, once there are adapters.
     """
 
@@ -58,6 +60,7 @@ class ChatModel:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.template = ChatTemplate(name, processor)
+        self.label_tokens = LabelTokens(name, self.template, self.tokenizer)
         self.adapted: Any = None
         self._active: str | None = None
         self._offset_modules = [m for m in model.modules() if "rope_deltas" in vars(m)]
@@ -112,19 +115,6 @@ class ChatModel:
         if tokens[: len(before)] == before:
             return tokens[len(before) :]
         return self._tokens(text)
-
-    def first_token(self, word: str) -> int | None:
-        """Return the token that a word is as an assistant's whole turn, or None if it is several."""
-        question = Message("user", ("Hi",))
-        begun = self.encode([question]).ids
-        whole = self.encode([question, Message("assistant", (word,))], reply=False).ids
-        if whole[: len(begun)] == begun:
-            token = whole[len(begun)] if len(whole) > len(begun) else None
-            is_word = token is not None and self.tokenizer.decode([token]).strip() == word
-            return token if is_word else None
-        # The template writes something else before answers of the past than before the next one.
-        tokens = self._tokens(word)
-        return tokens[0] if len(tokens) == 1 else None
 
     def encode(
         self, messages: Sequence[Message], *, reply: bool = True, like: Encoded | None = None

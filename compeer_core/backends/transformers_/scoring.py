@@ -20,7 +20,7 @@ from compeer_core.backends.transformers_.interviews import (
     plan_interview,
 )
 from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
-from compeer_core.errors import BackendError, CompeerError, ConfigError
+from compeer_core.errors import BackendError, CompeerError
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,6 @@ class TransformersScorer:
         self.chat = chat
         self.adapter = adapter
         self._release = release
-        self._labels: dict[str, int] = {}
         self.shelf = Shelf()
         self.work = Work()
         """What interviews have cost so far."""
@@ -112,23 +111,7 @@ class TransformersScorer:
 
         Runs on the owner thread. Raises as `check_labels` does.
         """
-        unknown = [label for label in labels if label not in self._labels]
-        offenders = []
-        for label in unknown:
-            token = self.chat.first_token(label)
-            if token is None:
-                offenders.append(repr(label))
-            else:
-                self._labels[label] = token
-        if offenders:
-            raise ConfigError(
-                f"{self.name}: {', '.join(offenders)} must be one token each for this tokenizer, "
-                "since a verdict is read from one position; choose other words or another model"
-            )
-        tokens = tuple(self._labels[label] for label in labels)
-        if len(set(tokens)) < len(set(labels)):
-            raise ConfigError(f"{self.name}: two of {', '.join(labels)} are the same token")
-        return tokens
+        return self.chat.label_tokens(labels)
 
     def probabilities(self, track: Track, labels: Sequence[str]) -> tuple[float, ...]:
         """Return how probable each label is behind what a track holds. Runs on the owner thread."""
