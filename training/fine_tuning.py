@@ -2,7 +2,7 @@
 
 Rows are conversations with images at their own turns. `prompt` + `completion` rows train the
 completion; `messages` rows train every assistant turn (the judge's verdicts). A whole checkpoint or
-a LoRA adapter is trained, with the image tower frozen or not.
+a LoRA adapter is trained (`base_model`), by one process or by several (`processes`).
 """
 
 import dataclasses
@@ -10,34 +10,32 @@ import math
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from datasets import Dataset, Features, Image, List, Value
-from peft import LoraConfig
-from pydantic import Field
-from transformers import AutoModelForImageTextToText, TrainerCallback
+from pydantic import Field, model_validator
+from transformers import TrainerCallback
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
+from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError
 from compeer_core.processing import load_processor
+from training.base_model import (
+    LoraShape,
+    Weights,
+    freeze_image_encoder,
+    load_base,
+    lora_config,
+)
+from training.processes import in_any_process, is_first, process_count
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
-
-
-class LoraShape(FrozenModel):
-    """A LoRA adapter on every linear layer of the language model (Hu et al. 2021)."""
-
-    rank: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
-    target_modules: str = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-    """A regular expression over module names."""
 
 
 class FineTuning(FrozenModel):
@@ -46,10 +44,11 @@ class FineTuning(FrozenModel):
     epochs: float = 1.0
     max_steps: int = -1
     """Optimiser steps; -1 leaves it to `epochs`."""
-    batch_size: int = 8
-    """Rows per forward pass and device."""
-    accumulation: int = 1
-    """Forward passes per optimiser step."""
+    batch_size: int = Field(default=8, gt=0)
+    """Rows per forward pass and process."""
+    accumulation: int = Field(default=1, gt=0)
+    """Forward passes per optimiser step. A step takes batch_size x accumulation x processes rows;
+    paper, reward model: "a batch size of 64"."""
     lr: float = 1e-5
     """Paper, reward model: "a learning rate of 1 x 10^-5"."""
     warmup_share: float = Field(default=0.03, ge=0, lt=1)
@@ -58,14 +57,31 @@ class FineTuning(FrozenModel):
     lora: LoraShape | None = None
     """None trains the whole language model."""
     freeze_vision: bool = True
-    """Paper, reward model: "the visual encoder is frozen"."""
+    """Paper, reward model: "the visual encoder is frozen, while the language model and adapter
+    modules are fully trainable". Without LoRA the adapter (Qwen2.5-VL's `visual.merger`) is trained;
+    with LoRA it is where `lora.target_modules` names it."""
     gradient_checkpointing: bool = False
     """Less memory for about a third more time; for 7B models."""
-    precision: str = "bf16"
-    """bf16 (autocast) or fp32."""
-    save_steps: int = 200
-    log_steps: int = 20
+    precision: Weights = "bf16"
+    """What is computed in: bf16 (autocast) or fp32."""
+    weights: Weights = "fp32"
+    """How weights are held; LoRA's own are fp32 in any case. `bf16` halves the memory of a base under
+    LoRA. Without LoRA it loses steps: near a weight of 0.02 neighbouring bf16 numbers are 1e-4
+    apart, and a step of AdamW at lr 1e-5 is rounded away."""
+    quantize: Literal["4bit"] | None = None
+    """QLoRA: the base is held in 4 bits (NF4, double quantisation); only with `lora`."""
+    save_steps: int = Field(default=200, gt=0)
+    log_steps: int = Field(default=20, gt=0)
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _four_bits_are_not_trained(self) -> Self:
+        if self.quantize and self.lora is None:
+            raise ValueError(
+                "quantize = '4bit' needs a [training.lora] table: weights of 4 bits cannot be "
+                "trained themselves, an adapter on them can"
+            )
+        return self
 
 
 Row = dict[str, Any]
@@ -113,7 +129,7 @@ def row_order(lengths: Sequence[int], batch: int, passes: float, seed: int) -> l
 
     Args:
         lengths: The length of each row, in any unit.
-        batch: Rows per optimiser step and device.
+        batch: Rows per optimiser step, of all processes.
         passes: How often each row comes; of 2.5 passes the last holds half of the rows.
         seed: Draws the order.
     """
@@ -160,7 +176,9 @@ class _SaveAndStop(TrainerCallback):
         self._stopping = stopping
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._stopping.asked:
+        # A signal may reach one process a step later than another.
+        if in_any_process(self._stopping.asked):
+            self._stopping.asked = True
             control.should_save = True
             control.should_training_stop = True
 
@@ -181,7 +199,7 @@ def fine_tune(
     settings: FineTuning,
     directory: RunDirectory,
     *,
-    training_template: Path | None = None,
+    training_template: str | None = None,
     resume: bool = False,
 ) -> Path:
     """Train and return the folder with the checkpoint, or with the adapter where `lora` is set.
@@ -191,41 +209,90 @@ def fine_tune(
         rows: As `build_dataset` takes them.
         settings: How to train.
         directory: Where metrics and checkpoints go.
-        training_template: Chat template with `{% generation %}` marks, for `messages` rows.
+        training_template: The base's chat template with `{% generation %}` marks, for `messages`
+            rows.
         resume: Go on from the last checkpoint of the directory, if there is one.
 
     Raises:
-        CheckpointError: `base` cannot be loaded.
+        CheckpointError: `base` cannot be loaded, or has no chat template.
+        ConfigError: The settings do not fit the base.
         StoppedEarly: Ctrl-C or SIGTERM; a checkpoint was saved.
     """
     checkpoints = directory.path / "checkpoints"
-    if not resume:  # a start that logged no step may have left some, under another config
+    # A start that logged no step may have left some, under another config.
+    if not resume and is_first():
         shutil.rmtree(checkpoints, ignore_errors=True)
-    last = _last_checkpoint(checkpoints)
+    last = _last_checkpoint(checkpoints) if resume else None
     directory.rewind(_step_of(last))
+    batch = settings.batch_size * settings.accumulation * process_count()
+    directory.log(
+        "%d rows a step: %d at once, %d times, in %d processes",
+        *(batch, settings.batch_size, settings.accumulation, process_count()),
+    )
+    arguments = _arguments(settings, checkpoints, on_messages="messages" in rows[0])
+    processor = open_processor(base)
+    if training_template is not None:
+        processor.chat_template = training_template
+    lora = settings.lora
     # The trainer reads optimiser, schedule and adapter from its checkpoint. Whole weights it reads
     # by their names in memory, which transformers 5 has changed on the way to disk: it would warn
     # of missing keys and go on with the base's.
-    begin = last if last and settings.lora is None else base
-    try:
-        processor = load_processor(base)
-        model = AutoModelForImageTextToText.from_pretrained(begin, dtype=torch.float32)
-    except OSError as error:
-        raise CheckpointError(f"{begin}: cannot be loaded: {error}") from error
-    if settings.freeze_vision:
-        model.model.visual.requires_grad_(False)
-    on_messages = "messages" in rows[0]
-    stopping = StopRequest()
-    batch = settings.batch_size * settings.accumulation
+    begin = last if last and lora is None else base
+    # Behind the arguments: where they split the weights among processes, loading has to know.
+    model = load_base(
+        begin, settings.weights, settings.precision, settings.quantize, arguments.device
+    )
+    adapter = None
+    if lora is not None:
+        adapter = lora_config(model, lora, freeze_vision=settings.freeze_vision)
+    elif settings.freeze_vision:
+        freeze_image_encoder(model)
     passes = max(settings.epochs, settings.max_steps * batch / len(rows))
     order = row_order([row["length"] for row in rows], batch, passes, settings.seed)
+    stopping = StopRequest()
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=build_dataset(rows).select(order),
+        processing_class=processor,
+        peft_config=adapter,
+        callbacks=[_MetricsToRunDirectory(directory, passes), _SaveAndStop(stopping)],
+    )
+    if settings.quantize:
+        _keep_adapter_in_fp32(trainer.model)
+    with stopping:
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    if stopping.asked:
+        raise StoppedEarly(f"saved; go on with --resume {directory.path}")
+    output = directory.path / ("adapter" if lora else "model")
+    _save_weights(trainer, output)
+    if lora is None and is_first():
+        open_processor(base).save_pretrained(output)
+    return output
+
+
+def open_processor(base: Path | str) -> Any:
+    """Return the processor of a base, which has a chat template.
+
+    Raises:
+        CheckpointError: It cannot be loaded, or there is no usable chat template.
+    """
+    try:
+        processor = load_processor(base)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{base}: cannot be loaded: {error}") from error
+    ChatTemplate(str(base), processor)
+    return processor
+
+
+def _arguments(settings: FineTuning, checkpoints: Path, *, on_messages: bool) -> SFTConfig:
     # transformers 5.23 renamed the argument; trl's default for the old name is True.
     names = {field.name for field in dataclasses.fields(SFTConfig)}
     new_name = "activation_checkpointing"
     checkpointing: dict[str, Any] = {
         new_name if new_name in names else "gradient_checkpointing": settings.gradient_checkpointing
     }
-    arguments = SFTConfig(
+    return SFTConfig(
         output_dir=str(checkpoints),
         num_train_epochs=1,
         max_steps=settings.max_steps,
@@ -241,7 +308,6 @@ def fine_tune(
         **checkpointing,
         max_length=None,  # cutting a row could cut an image in two
         assistant_only_loss=on_messages,
-        chat_template_path=str(training_template) if training_template else None,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,  # trl's collator wants the images
         logging_steps=settings.log_steps,
@@ -252,30 +318,24 @@ def fine_tune(
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    lora = settings.lora
-    trainer = SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=build_dataset(rows).select(order),
-        processing_class=processor,
-        peft_config=None
-        if lora is None
-        else LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=lora.target_modules,
-            task_type="CAUSAL_LM",
-        ),
-        callbacks=[_MetricsToRunDirectory(directory, passes), _SaveAndStop(stopping)],
-    )
-    with stopping:
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-    if stopping.asked:
-        raise StoppedEarly(f"saved; go on with --resume {directory.path}")
-    output = directory.path / ("adapter" if lora else "model")
-    trained: Any = trainer.model
-    trained.save_pretrained(output)
-    if lora is None:
-        load_processor(base).save_pretrained(output)
-    return output
+
+
+def _keep_adapter_in_fp32(model: Any) -> None:
+    """Undo what trl does to an adapter on a quantised base.
+
+    trl casts it to bf16, where the steps of a low learning rate are rounded away. The rest of
+    peft's `prepare_model_for_kbit_training` is not called for: peft freezes the base, trl and the
+    trainer see to checkpointing, and norms compute in fp32 by themselves.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def _save_weights(trainer: SFTTrainer, output: Path) -> None:
+    """Write the model or the adapter; weights that are split among processes are gathered first."""
+    split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped) if split else None
+    if is_first():
+        trained: Any = trainer.accelerator.unwrap_model(trainer.model)
+        trained.save_pretrained(output, state_dict=gathered)

@@ -6,6 +6,8 @@
 <run>/log.txt         what the run said, with times
 ```
 
+Of several processes that train together, the first writes; the others only know the folder.
+
 Stages add their own files beside these. Machine-written files are JSON, because JSON keeps nulls.
 """
 
@@ -23,6 +25,7 @@ from typing import Any
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from training.processes import is_first
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
@@ -62,6 +65,8 @@ class RunDirectory:
                 another config; the message names the keys.
         """
         directory = cls(path)
+        if not is_first():
+            return directory
         values = config.model_dump(mode="json")
         if resume:
             directory._check_same(values, may_change)
@@ -88,6 +93,8 @@ class RunDirectory:
         A value that is not finite is written as null and named in the log: NaN is no JSON, and a
         loss that became NaN should be seen.
         """
+        if not is_first():
+            return
         lost = [key for key, value in row.items() if not _is_writable(value)]
         for key in lost:
             self.log("step %d: %s is %s", step, key, row[key])
@@ -111,7 +118,7 @@ class RunDirectory:
         A run that goes on from the checkpoint of that step makes the later ones again.
         """
         path = self.path / METRICS_FILE
-        if not path.exists():
+        if not is_first() or not path.exists():
             return
         kept = [row for row in self.rows() if row["step"] <= step]
         fresh = path.with_suffix(".new")
@@ -120,6 +127,8 @@ class RunDirectory:
 
     def log(self, message: str, *values: object) -> None:
         """Write one line to log.txt and to the log of the process."""
+        if not is_first():
+            return
         _log.info(message, *values)
         with (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(f"{_now()} {message % values if values else message}\n")

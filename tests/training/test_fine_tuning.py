@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Sequence
@@ -13,27 +14,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
-from compeer_core.config import FrozenModel
-from compeer_core.errors import CheckpointError
+from compeer_core.config import FrozenModel, load_toml
+from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.images import read_image
 from compeer_core.processing import load_processor
+from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import jpeg
 from training import fine_tuning
+from training.base_model import LoraShape, load_base
 from training.fine_tuning import (
     FineTuning,
-    LoraShape,
     Row,
     build_dataset,
     fine_tune,
     message_rows,
     row_order,
 )
-from training.reward_model.train import TRAINING_TEMPLATE
+from training.reward_model.template import CHATML
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 
@@ -109,6 +111,12 @@ class _At(TrainerCallback):
             self.happens()
 
 
+@pytest.fixture(scope="module")
+def qwen_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of sizes that bitsandbytes takes on a CPU."""
+    return build_qwen(tmp_path_factory.mktemp("qwen"))
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     kind = type("Watched", (Watched,), {"made": []})
@@ -130,7 +138,7 @@ def tune(
         rows,
         settings,
         RunDirectory.open(output, NoConfig(), resume=resume),
-        training_template=TRAINING_TEMPLATE if "messages" in rows[0] else None,
+        training_template=CHATML.read_text(encoding="utf-8") if "messages" in rows[0] else None,
         resume=resume,
     )
 
@@ -191,7 +199,7 @@ def test_the_training_template_writes_what_the_models_own_writes(tiny_base):
     rows = judge_row(3, "True", "First", photo=True)["messages"]
 
     own = processor.apply_chat_template(rows, tokenize=False)
-    processor.chat_template = TRAINING_TEMPLATE.read_text(encoding="utf-8")
+    processor.chat_template = CHATML.read_text(encoding="utf-8")
 
     assert processor.apply_chat_template(rows, tokenize=False) == own
     assert "<|vision_start|><|image_pad|><|vision_end|>Step 1: x<|im_end|>" in own
@@ -227,7 +235,7 @@ def test_images_are_named_at_their_place_and_listed_in_order():
 # --- which weights -------------------------------------------------------------------------------
 
 
-def test_the_image_tower_stays_where_it_is_frozen_and_moves_where_it_is_not(tiny_base, tmp_path):
+def test_a_frozen_encoder_stays_and_the_merger_behind_it_is_trained(tiny_base, tmp_path):
     frozen, free = (
         changed(
             tiny_base, tune(tiny_base, tmp_path / str(freeze), freeze_vision=freeze, max_steps=2)
@@ -235,9 +243,153 @@ def test_the_image_tower_stays_where_it_is_frozen_and_moves_where_it_is_not(tiny
         for freeze in (True, False)
     )
 
-    assert frozen
-    assert not any("visual." in name for name in frozen)
-    assert any("visual." in name for name in free)
+    names = set(weights(tiny_base))
+    merger = {name for name in names if ".merger." in name}
+    # ln_q, and weight and bias of two linear layers
+    assert len(merger) == 5
+    assert {name for name in frozen if "visual." in name} == merger
+    assert {name for name in free if "visual." in name} == {n for n in names if "visual." in n}
+    # a bias of the keys shifts all scores of a query alike, so it has no gradient but rounding
+    language = {n for n in names if "visual." not in n and not n.endswith("k_proj.bias")}
+    assert language and language <= frozen
+
+
+def test_weights_in_bf16_are_trained_and_written_in_bf16(tiny_base, tmp_path):
+    half = tune(tiny_base, tmp_path / "half", weights="bf16", precision="bf16", max_steps=1)
+    full = tune(tiny_base, tmp_path / "full", max_steps=1)
+
+    assert {tensor.dtype for tensor in weights(half).values()} == {torch.bfloat16}
+    before, after = weights(tiny_base), weights(half)
+    assert any(not torch.equal(before[n].bfloat16(), after[n]) for n in before)
+    assert {tensor.dtype for tensor in weights(full).values()} == {torch.float32}
+    (_, rough), (_, exact) = rows_of(tmp_path / "half")[0], rows_of(tmp_path / "full")[0]
+    assert rough == pytest.approx(exact, rel=0.01) and rough != exact
+
+
+@pytest.mark.parametrize("quantize", [None, "4bit"])
+def test_an_adapter_is_fp32_on_a_base_of_fewer_bits(qwen_base, tmp_path, watched, quantize):
+    exact = tune(qwen_base, tmp_path / "exact", lora=LoraShape(rank=4), max_steps=2)
+    output = tune(
+        qwen_base,
+        tmp_path / "run",
+        lora=LoraShape(rank=4),
+        weights="bf16",
+        precision="bf16",
+        quantize=quantize,
+        max_steps=2,
+    )
+
+    model = watched.made[-1].model
+    layer = model.base_model.model.model.language_model.layers[0].self_attn.q_proj
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert all("lora_" in n for n, p in model.named_parameters() if p.requires_grad)
+    if quantize:
+        assert type(layer.base_layer.weight).__name__ == "Params4bit"
+        state = layer.base_layer.weight.quant_state
+        assert (state.quant_type, state.nested) == ("nf4", True)
+        assert layer.base_layer.compute_dtype == torch.bfloat16
+    else:
+        assert layer.base_layer.weight.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in weights(output).values()} == {torch.float32}
+    assert weights(output).keys() == weights(exact).keys()
+    assert all(tensor.abs().sum() > 0 for tensor in weights(output).values())
+    # at the first step an adapter adds nothing yet: what differs is how the base is held
+    (_, rough), (_, true) = rows_of(tmp_path / "run")[0], rows_of(tmp_path / "exact")[0]
+    assert rough == pytest.approx(true, rel=0.15 if quantize else 0.02)
+
+
+def test_a_base_of_4_bits_is_not_changed(qwen_base, tmp_path, watched):
+    before = load_base(qwen_base, "bf16", "bf16", "4bit", torch.device("cpu")).state_dict()
+
+    tune(
+        *(qwen_base, tmp_path / "run"),
+        lora=LoraShape(rank=4),
+        weights="bf16",
+        precision="bf16",
+        quantize="4bit",
+        gradient_checkpointing=True,
+        max_steps=1,
+    )
+
+    after = {
+        name.removeprefix("base_model.model.").replace(".base_layer", ""): weight
+        for name, weight in watched.made[0].model.state_dict().items()
+        if "lora_" not in name
+    }
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("lora", [None, LoraShape(rank=4)], ids=["whole", "adapter"])
+def test_checkpointing_spares_memory_and_changes_nothing(tiny_base, tmp_path, watched, lora):
+    plain = tune(tiny_base, tmp_path / "plain", lora=lora, max_steps=2)
+    spared = tune(
+        *(tiny_base, tmp_path / "spared"), lora=lora, max_steps=2, gradient_checkpointing=True
+    )
+
+    layers = [
+        [m for m in trainer.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for trainer in watched.made
+    ]
+    assert not layers[0] and len(layers[1]) > 2
+    first, second = weights(plain), weights(spared)
+    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
+    assert all(tensor.abs().sum() > 0 for name, tensor in second.items() if "lora_B" in name)
+
+
+def test_an_adapter_reaches_the_merger_where_it_is_named(tiny_base, tmp_path):
+    modules = LoraShape().target_modules + r"|.*visual\.merger\.mlp\.(0|2)"
+
+    output = tune(tiny_base, tmp_path / "run", lora=LoraShape(rank=4, target_modules=modules))
+
+    merger = {name: tensor for name, tensor in weights(output).items() if "visual." in name}
+    assert len(merger) == 4 and all(".merger.mlp." in name for name in merger)
+    assert all(tensor.abs().sum() > 0 for tensor in merger.values())
+
+
+@pytest.mark.parametrize(
+    ("modules", "says"),
+    [
+        (r".*\.no_such_layer", r"'\.\*\\\\\.no_such_layer' fits none of the \d+ linear layers"),
+        ("(", "is no regular expression"),
+        (r".*visual\.blocks\.0\..*", r"reaches into the image encoder \(model\.visual\.blocks\.0"),
+    ],
+)
+def test_target_modules_that_cannot_be_meant_are_refused(tiny_base, tmp_path, modules, says):
+    with pytest.raises(ConfigError, match=says):
+        tune(tiny_base, tmp_path / "run", lora=LoraShape(target_modules=modules))
+
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_four_bits_without_an_adapter_are_refused_when_the_file_is_read(tmp_path):
+    path = tmp_path / "training.toml"
+    path.write_text('quantize = "4bit"\n', encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"needs a \[training\.lora\] table"):
+        load_toml(path, FineTuning)
+    assert load_toml(path, FineTuning, ["lora.rank=8"]).quantize == "4bit"
+
+
+def test_a_base_without_a_chat_template_is_refused(tiny_base, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(tiny_base, base)
+    for path in base.glob("*.jinja"):
+        path.unlink()
+
+    with pytest.raises(CheckpointError, match="there is no chat template"):
+        tune(base, tmp_path / "run")
+
+
+def test_a_base_that_lacks_weights_is_refused(tiny_base, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(tiny_base, base)
+    kept = weights(base)
+    del kept[next(name for name in kept if "q_proj" in name)]
+    save_file(kept, base / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(CheckpointError, match=r"weights are missing .* first .*q_proj"):
+        tune(base, tmp_path / "run")
 
 
 def test_an_adapter_leaves_the_base_as_it_was(tiny_base, tmp_path, watched):
@@ -352,13 +504,17 @@ def cut() -> None:
     raise PowerCut
 
 
-@pytest.mark.parametrize("lora", [None, LoraShape(rank=4)], ids=["whole", "adapter"])
-def test_a_run_that_was_cut_goes_on_from_its_last_checkpoint(tiny_base, tmp_path, watched, lora):
+@pytest.mark.parametrize(
+    "held",
+    [{}, {"lora": LoraShape(rank=4)}, {"lora": LoraShape(rank=4), "quantize": "4bit"}],
+    ids=["whole", "adapter", "adapter on 4 bits"],
+)
+def test_a_run_that_was_cut_goes_on_from_its_last_checkpoint(qwen_base, tmp_path, watched, held):
     # step 3 is in the middle of the second pass over four rows
-    whole = tune(tiny_base, tmp_path / "whole", lora=lora, save_steps=3)
+    whole = tune(qwen_base, tmp_path / "whole", **held, save_steps=3)
     watched.at_step, watched.happens = 5, staticmethod(cut)
     with pytest.raises(PowerCut):
-        tune(tiny_base, tmp_path / "cut", lora=lora, save_steps=3)
+        tune(qwen_base, tmp_path / "cut", **held, save_steps=3)
     assert [step for step, _ in rows_of(tmp_path / "cut")] == [1, 2, 3, 4]
     # the next checkpoint was begun and not finished
     half = tmp_path / "cut" / "checkpoints" / "checkpoint-5"
@@ -366,7 +522,7 @@ def test_a_run_that_was_cut_goes_on_from_its_last_checkpoint(tiny_base, tmp_path
     (half / "model.safetensors").write_bytes(b"half")
 
     watched.happens = None
-    resumed = tune(tiny_base, tmp_path / "cut", lora=lora, save_steps=3, resume=True)
+    resumed = tune(qwen_base, tmp_path / "cut", **held, save_steps=3, resume=True)
 
     assert watched.made[-1].state.global_step == 5
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")

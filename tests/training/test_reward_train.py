@@ -1,6 +1,7 @@
 """The reward stage: from rows of CER to an adapter."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from safetensors.torch import load_file
 
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
 from compeer_core.dialogue import Speaker
-from compeer_core.errors import ConfigError
+from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.taxonomy import Preference
-from training.fine_tuning import FineTuning, LoraShape
+from training.base_model import LoraShape
+from training.fine_tuning import FineTuning
 from training.reward_model import train as reward
 from training.reward_model.conversations import Kind
 from training.reward_model.train import Config, training_rows
@@ -134,3 +136,35 @@ def test_rows_that_cannot_be_used_are_refused(config, rows, says):
 
     with pytest.raises(ConfigError, match=says):
         reward.run(config.model_copy(update={"records": (path,)}))
+
+
+# --- the base ------------------------------------------------------------------------------------
+
+
+def without_words(base: Path, folder: Path, *words: str) -> Path:
+    """The checkpoint with a tokenizer that takes these words apart."""
+    shutil.copytree(base, folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] not in words]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def test_a_base_that_takes_a_verdict_apart_is_refused_before_a_row_is_read(config, tmp_path):
+    base = without_words(config.base, tmp_path / "base", "Second", "Neither")
+    changed = config.model_copy(update={"base": base, "records": (Path("not read.jsonl"),)})
+
+    with pytest.raises(ConfigError, match=r"base: 'Second', 'Neither' must be one token each"):
+        reward.run(changed)
+    assert not config.output.exists()
+    # A PRM does not say these words.
+    assert reward.template_for(changed.model_copy(update={"kind": Kind.PROCESS}))
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_base_that_is_not_there_is_refused_before_a_row_is_read(config, dry_run):
+    changed = {"base": config.output / "none", "records": (Path("not read.jsonl"),)}
+
+    with pytest.raises(CheckpointError, match="none: cannot be loaded"):
+        reward.run(config.model_copy(update=changed), dry_run=dry_run)

@@ -2,6 +2,9 @@
 
 Run as `python -m training reward <config.toml>`. The loss is on the verdict words alone. `kind` says
 which of the paper's three is trained: UnifiReward, or the PRM and the ORM that it is compared with.
+
+Before step 0 the base is looked at: each verdict must be one token for its tokenizer, and the
+training template must write what the judge reads in use.
 """
 
 import logging
@@ -11,18 +14,27 @@ from pathlib import Path
 
 import numpy as np
 
+from compeer_core.backends.transformers_.chat_template import ChatTemplate
+from compeer_core.backends.transformers_.label_tokens import LabelTokens
 from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
+from compeer_core.unifireward import PREFERENCES, VERDICTS
+from training.fine_tuning import FineTuning, Row, fine_tune, message_rows, open_processor
 from training.pictures import Pictures
 from training.reward_model.conversations import Kind, conversations
+from training.reward_model.template import training_template
 from training.run_directory import RunDirectory
 from training.samples import read_records
 
 _log = logging.getLogger(__name__)
 
-TRAINING_TEMPLATE = Path(__file__).with_name("chatml_training.jinja")
+WORDS = {
+    Kind.UNIFIED: VERDICTS + PREFERENCES,
+    Kind.PROCESS: VERDICTS,
+    Kind.OUTCOME: PREFERENCES,
+}
+"""What each kind of reward model answers with."""
 
 
 class Config(FrozenModel):
@@ -46,13 +58,15 @@ class Config(FrozenModel):
     longest: int | None = None
     """Conversations of more characters are left out and counted; None leaves none out. Cutting one
     could cut a picture in two."""
-    training_template: Path = TRAINING_TEMPLATE
-    """The chat template of `base` with `{% generation %}` around what an assistant says."""
+    training_template: Path | None = None
+    """The chat template of `base` with `{% generation %}` around what an assistant says; None looks
+    for one that fits, and finds one for COMPEER-nano and Qwen2.5-VL."""
     training: FineTuning = FineTuning()
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Lay out the conversations and train; a dry run only counts them."""
+    """Lay out the conversations and train; a dry run looks at the base and counts them."""
+    template = template_for(config)
     if dry_run:
         _report(training_rows(config))
         return
@@ -69,9 +83,22 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         rows,
         config.training,
         directory,
-        training_template=config.training_template,
+        training_template=template,
         resume=resume is not None,
     )
+
+
+def template_for(config: Config) -> str:
+    """Return the template to train with, once the base is known to be fit for it.
+
+    Raises:
+        CheckpointError: The base cannot be loaded, or has no chat template.
+        ConfigError: A verdict is not one token for its tokenizer, or no training template fits.
+    """
+    processor = open_processor(config.base)
+    name = str(config.base)
+    LabelTokens(name, ChatTemplate(name, processor), processor.tokenizer)(WORDS[config.kind])
+    return training_template(config.base, processor, config.training_template)
 
 
 def training_rows(config: Config) -> Iterator[Row]:

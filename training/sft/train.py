@@ -14,6 +14,7 @@ from compeer_core.prompts import policy_messages
 from training.esconv import read_esconv
 from training.faces import face_class_of, read_faces
 from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
+from training.processes import first_goes_ahead, is_first
 from training.run_directory import RunDirectory
 from training.samples import Sample, drawn, read_records, write_records
 from training.sft.dataset import build_samples
@@ -88,7 +89,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             prepare_samples(config, Path(scratch))
         return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
-    prepare_samples(config, directory.path, keep=resume is not None)
+    with first_goes_ahead():
+        prepare_samples(config, directory.path, keep=resume is not None or not is_first())
     samples = list(read_records(directory.path / "samples.train.jsonl", Sample))
     count = max(1, round(config.row_share * len(samples)))
     chosen = drawn(samples, count, config.training.seed)
