@@ -43,6 +43,7 @@ from compeer_core.cer import SPLITS, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
+from compeer_core.taxonomy import VOCABULARIES
 from training.cer import (
     annotation,
     card,
@@ -355,7 +356,12 @@ class _Pipeline:
                 **_values(config.silver),
                 "rule": silver.VERSION,
                 "seed": config.seed,
-                "words": _texts(Path(silver.__file__).parent.glob("silver*.toml")),
+                "words": _texts(
+                    [
+                        *Path(silver.__file__).parent.glob("silver*.toml"),
+                        *VOCABULARIES.glob("strategy_signs.*.toml"),
+                    ]
+                ),
             },
             inputs=[path("cases"), path("turns")],
             outputs=[path("labelled"), path("judged")],

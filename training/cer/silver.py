@@ -55,7 +55,7 @@ at for another.
   it is no near copy of an earlier turn and repeats no run of [3] words; it says something; at
   least [20 %] of its telling words, if it has any, are the seeker's; it does not welcome thanks,
   praise news or pity a trouble that were not there; and it shows the outer signs of the strategy
-  that it names (`silver_replies.carries_out`). All of this is the rule's.
+  that it names (`compeer_core.consistency`). All of this is the rule's.
 - One acceptable: it is better. None: neither. Both: the better score wins, and both are equally good
   if the scores differ by at most [0.2]. The score is the mean of two numbers in [0, 1]: telling
   words shared with the seeker (full at [3]) and length (full at [12] words). A generated reply

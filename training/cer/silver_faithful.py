@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compeer_core.cer import Case
+from compeer_core.phrases import words_of
 from compeer_core.reasoning import (
     EmotionStep,
     HistoryStep,
@@ -29,7 +30,7 @@ from training.cer.silver_steps import (
     is_relieved,
     stage_at,
 )
-from training.cer.silver_words import Heard, Words, words_of
+from training.cer.silver_words import Heard, Words
 
 WORDING = Path(__file__).parents[1] / "sft" / "wording.toml"
 _MARKUP = re.compile(r"[<>\[\]{}\"“”]")

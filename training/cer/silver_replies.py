@@ -1,6 +1,5 @@
 """The silver rule for the four-way preference. `training.cer.silver` states it for a reader."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ from pydantic import Field
 
 from compeer_core.cer import Case
 from compeer_core.config import FrozenModel
+from compeer_core.consistency import Followed, carries_out
+from compeer_core.phrases import fold, words_of
 from compeer_core.reasoning import Unreadable
-from compeer_core.taxonomy import Strategy
-from training.cer.silver_words import Heard, Words, fold, words_of
-
-_FIRST_PERSON = re.compile(r"\b(?:i|i'm|i've|i'd|my|me|mine|myself)\b")
+from training.cer.silver_words import LANGUAGE, Heard, Words
 
 
 class ReplySettings(FrozenModel):
@@ -127,37 +125,12 @@ def assess_generated(
     faults += _empty_talk(reply, heard, settings, greeting_words, lists)
     faults += _off_topic(reply, heard, settings, lists)
     faults += _out_of_place(reply, heard, greeting_words, lists)
-    if isinstance(strategy, Unreadable) or not carries_out(reply, strategy, heard, lists):
+    # A strategy of another vocabulary has no signs that could be missing.
+    does = carries_out(heard.history, reply, strategy, LANGUAGE)
+    if isinstance(strategy, Unreadable) or does is Followed.NO:
         faults.append(f"it does not carry out its strategy ({_named(strategy)})")
     score = _score(reply, heard, settings, lists) - settings.wrong_step_cost * wrong_steps
     return Assessment(tuple(faults), max(0.0, score), by_person=False)
-
-
-def carries_out(reply: str, strategy: str, heard: Heard, lists: Words) -> bool:
-    """Whether a reply shows the outer signs of a strategy.
-
-    A question has a question mark; a restatement turns to the seeker and takes up at least one of
-    the telling words of their last two turns; self-disclosure says I, my or me beyond set phrases;
-    the others hold a phrase of their list, information in a statement of at least six words.
-    """
-    if strategy not in set(Strategy):
-        return True  # of another vocabulary, for which there are no signs
-    match Strategy(strategy):
-        case Strategy.QUESTION:
-            return "?" in reply
-        case Strategy.RESTATEMENT:
-            lately = lists.content("\n".join(heard.said[-2:]))
-            turned = {"you", "your", "you're", "you've", "yourself"} & set(words_of(reply))
-            return bool(turned) and bool(lists.content(reply) & lately)
-        case Strategy.SELF_DISCLOSURE:
-            return bool(_FIRST_PERSON.search(lists.set_first_person.without(reply)))
-        case Strategy.INFORMATION:
-            statements = " ".join(s for s in re.findall(r"[^.!?\n]+[.!?]*", reply) if "?" not in s)
-            return (
-                len(words_of(statements)) >= 6 and statements in lists.shows[Strategy.INFORMATION]
-            )
-        case other:
-            return reply in lists.shows[other]
 
 
 def is_copy(found: Sequence[str], earlier: Sequence[str], share: float) -> bool:

@@ -1,12 +1,11 @@
 """How the silver rule reads English text: by the word lists of ``silver_words.toml``.
 
-Nothing here understands a sentence. A list of phrases becomes one pattern; text is folded before it
-is searched (lower case, straight apostrophes, and ``haven ' t`` joined again, as one layout of
-ESConv has it).
+Lists are searched as `compeer_core.phrases` says. What a reply does is read elsewhere, by the signs of
+strategies (`compeer_core.consistency`), and so is which words tell what a text is about.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
@@ -15,18 +14,15 @@ from pydantic import Field, model_validator
 
 from compeer_core.cer import Case
 from compeer_core.config import FrozenModel, load_toml
+from compeer_core.consistency import signs
 from compeer_core.dialogue import Speaker
-from compeer_core.taxonomy import Strategy
+from compeer_core.phrases import Phrases, words_of
 
 PATH = Path(__file__).with_name("silver_words.toml")
 LANGUAGE = "en"
 """The only language that there are lists for."""
 
-_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _QUOTED = re.compile(r"[\"“”]([^\"“”]*)[\"“”]")
-_APOSTROPHES = str.maketrans({"’": "'", "‘": "'", "`": "'"})
-_SPLIT_APOSTROPHE = re.compile(r"(?<=[a-z]) ' (?=(?:s|t|m|d|re|ve|ll)\b)")
-_ENDINGS = re.compile(r"(?:'s|'|ings?|ed|es|s|ly)$")
 
 
 class _Problem(FrozenModel):
@@ -49,14 +45,9 @@ class _Strength(FrozenModel):
 
 
 class _SetPhrases(FrozenModel):
-    first_person: tuple[str, ...]
     welcome: tuple[str, ...]
     praise: tuple[str, ...]
     sympathy: tuple[str, ...]
-
-
-class _Common(FrozenModel):
-    words: str
 
 
 class _File(FrozenModel):
@@ -64,9 +55,7 @@ class _File(FrozenModel):
     phrases: _Phrases
     strength: _Strength
     families: Mapping[str, tuple[str, ...]]
-    shows: Mapping[Strategy, tuple[str, ...]]
     set_phrases: _SetPhrases
-    common: _Common
 
     @model_validator(mode="after")
     def _near_ones_exist(self) -> Self:
@@ -75,46 +64,6 @@ class _File(FrozenModel):
                 if near not in self.problems:
                     raise ValueError(f"problem {name!r} is near to {near!r}, which is not listed")
         return self
-
-
-class Phrases:
-    """A list of phrases as one pattern.
-
-    Example:
-        >>> Phrases(["low mood", "depress*"]).count("Depressed, a low  mood, depression")
-        3
-    """
-
-    def __init__(self, phrases: Iterable[str]) -> None:
-        parts = sorted((_pattern(phrase) for phrase in phrases), key=len, reverse=True)
-        self._pattern = re.compile(rf"(?<![\w'])(?:{'|'.join(parts)})(?!\w)")
-
-    def __contains__(self, text: str) -> bool:
-        return self._pattern.search(fold(text)) is not None
-
-    def is_one(self, text: str) -> bool:
-        """Whether a text is one of them, and nothing else."""
-        return self._pattern.fullmatch(fold(text)) is not None
-
-    def count(self, text: str) -> int:
-        """How often any of them stands in a text, without overlap."""
-        return len(self.found(text))
-
-    def found(self, text: str) -> list[str]:
-        """Return what stands in a text, folded, from left to right without overlap."""
-        return [match[0] for match in self._pattern.finditer(fold(text))]
-
-    def without(self, text: str) -> str:
-        """Return the text, folded, without them."""
-        return self._pattern.sub(" ", fold(text))
-
-
-def _pattern(phrase: str) -> str:
-    words = [
-        re.escape(word.removesuffix("*")) + (r"[\w']*" if word.endswith("*") else "")
-        for word in fold(phrase).split()
-    ]
-    return r"\s+".join(words)
 
 
 class Words:
@@ -136,12 +85,10 @@ class Words:
         self._weak = Phrases(file.strength.weak)
         self._any_strength = Phrases((*file.strength.weak, *file.strength.strong))
         self._families = {name: Phrases(each) for name, each in file.families.items()}
-        self.shows = {strategy: Phrases(each) for strategy, each in file.shows.items()}
-        self.set_first_person = Phrases(file.set_phrases.first_person)
         self.set_welcome = Phrases(file.set_phrases.welcome)
         self.set_praise = Phrases(file.set_phrases.praise)
         self.set_sympathy = Phrases(file.set_phrases.sympathy)
-        self._common = frozenset(file.common.words.split())
+        self.content = signs(LANGUAGE).content
 
     def named(self, text: str) -> frozenset[str]:
         """Return the problems that a text names; of names that overlap, the longest counts."""
@@ -159,14 +106,6 @@ class Words:
         """Return the families of emotions that a text names."""
         return frozenset(name for name, each in self._families.items() if text in each)
 
-    def content(self, text: str) -> frozenset[str]:
-        """Return the words that tell what a text is about, without their endings."""
-        return frozenset(
-            cut
-            for word in words_of(text)
-            if len(word) > 2 and not {word, cut := stem(word)} & self._common
-        )
-
 
 @cache
 def words() -> Words:
@@ -176,33 +115,6 @@ def words() -> Words:
         ConfigError: The file is wrong.
     """
     return Words(load_toml(PATH, _File))
-
-
-def fold(text: str) -> str:
-    """Return the text as it is searched."""
-    plain = text.translate(_APOSTROPHES).casefold()
-    return _SPLIT_APOSTROPHE.sub("'", plain)
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in order, folded; numbers and marks are left out.
-
-    Example:
-        >>> words_of("I haven ' t slept, 3 nights!")
-        ['i', "haven't", 'slept', 'nights']
-    """
-    return _WORD.findall(fold(text))
-
-
-def stem(word: str) -> str:
-    """Cut one common ending off, where at least three letters stay.
-
-    Example:
-        >>> stem("worried"), stem("works"), stem("bed")
-        ('worri', 'work', 'bed')
-    """
-    cut = _ENDINGS.sub("", word)
-    return cut if len(cut) >= 3 else word
 
 
 def quotations(text: str) -> list[str]:
@@ -218,6 +130,7 @@ class Heard:
     """What a supporter has heard before the turn in question."""
 
     def __init__(self, case: Case, lists: Words) -> None:
+        self.history = case.history
         self.said = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
         """The seeker's turns."""
         self.supporter = [each.text for each in case.history if each.speaker is Speaker.SUPPORTER]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from compeer_core.cer import Case, CaseUtterance, CerRecord, HumanLabels
 from compeer_core.dialogue import Speaker
+from compeer_core.phrases import words_of
 from compeer_core.reasoning import (
     EmotionStep,
     HistoryStep,
@@ -37,7 +38,6 @@ from training.cer.silver_replies import (
     ReplySettings,
     assess_generated,
     assess_original,
-    carries_out,
     is_copy,
     repeats_itself,
 )
@@ -52,7 +52,7 @@ from training.cer.silver_steps import (
     judge_strategy,
     stage_at,
 )
-from training.cer.silver_words import Heard, Phrases, stem, words, words_of
+from training.cer.silver_words import Heard, words
 from training.samples import read_records, write_records
 
 LISTS = words()
@@ -135,17 +135,6 @@ HABITS = Habits(
 # --- words ------------------------------------------------------------------------------------
 
 
-def test_a_phrase_ends_at_a_word_and_a_star_stands_for_any_ending():
-    phrases = Phrases(["work", "depress*", "my  ex"])
-
-    assert phrases.found("My Ex is Depressing. Workers work") == ["my ex", "depressing", "work"]
-    assert "I don’t know" in Phrases(["don't"])
-
-
-def test_texts_with_split_apostrophes_are_read_as_if_joined():
-    assert words_of("I haven ' t slept") == ["i", "haven't", "slept"]
-
-
 def test_of_names_that_overlap_the_longest_counts():
     assert LISTS.named("stress about school work") == {"academic pressure"}
     assert LISTS.named("trouble at work and with parents") == {
@@ -153,15 +142,6 @@ def test_of_names_that_overlap_the_longest_counts():
         "conflict with parents",
         "issues with parents",
     }
-
-
-def test_endings_are_cut_only_where_enough_is_left():
-    assert [stem(word) for word in ("jobs", "bed", "worries", "is")] == [
-        "job",
-        "bed",
-        "worri",
-        "is",
-    ]
 
 
 # --- history ----------------------------------------------------------------------------------
@@ -488,27 +468,6 @@ def test_pity_before_anything_was_told_is_out_of_place():
     found = generated("I am sorry to hear that. How are you?", case=make_case("Hi"))
 
     assert found.faults == ("it feels for what was not told",)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "does", "does_not"),
-    [
-        ("Question", "Why is that?", "Tell me why."),
-        ("Restatement or Paraphrasing", "So your boss let you go.", "It rains a lot."),
-        ("Reflection of Feelings", "That sounds frightening.", "It rains."),
-        ("Self-disclosure", "I lost my place once too.", "I understand, I am sorry."),
-        ("Affirmation and Reassurance", "You are strong.", "It rains."),
-        ("Providing Suggestions", "Maybe write a letter.", "It rains."),
-        ("Information", "There are many offices that help for free.", "There are? Who knows?"),
-        ("Others", "Hello and welcome.", "It rains."),
-    ],
-)
-def test_outer_signs_of_the_strategies(strategy, does, does_not):
-    heard = Heard(make_case(), LISTS)
-
-    assert carries_out(does, strategy, heard, LISTS)
-    assert not carries_out(does_not, strategy, heard, LISTS)
-    assert carries_out("", "a strategy of another vocabulary", heard, LISTS)
 
 
 def test_copies_and_repetitions():
