@@ -25,6 +25,8 @@ class AnnotatedDialogue:
     """Merged turns; `id` is `esconv/<split>/<line>`."""
     strategies: tuple[Strategy | None, ...]
     """One entry per turn; None for the seeker. A joined turn has the strategy of its longest part."""
+    every_strategy: tuple[tuple[Strategy, ...], ...]
+    """For each turn all strategies of its parts, in order, without repetition; the seeker has none."""
     emotion: Emotion
     problem: str
     """ESConv's problem type, lower case."""
@@ -74,6 +76,7 @@ def _annotated(row: dict[str, Any], identifier: str) -> AnnotatedDialogue:
     return AnnotatedDialogue(
         dialogue=Dialogue(tuple(_utterance(turn) for turn in turns), id=identifier),
         strategies=tuple(_strategy(turn) for turn in turns),
+        every_strategy=tuple(_every_strategy(turn) for turn in turns),
         emotion=emotion,
         problem=row["problem_type"].strip().lower(),
         initial_intensity=initial,
@@ -89,8 +92,17 @@ def _utterance(turn: list[dict[str, str]]) -> Utterance:
 def _strategy(turn: list[dict[str, str]]) -> Strategy | None:
     if turn[0]["speaker"] == "usr":
         return None
-    longest = max(turn, key=lambda entry: len(entry["text"]))
-    strategy = map_strategy("esconv", longest["strategy"])
+    return _strategy_of(max(turn, key=lambda entry: len(entry["text"])))
+
+
+def _every_strategy(turn: list[dict[str, str]]) -> tuple[Strategy, ...]:
+    if turn[0]["speaker"] == "usr":
+        return ()
+    return tuple(dict.fromkeys(map(_strategy_of, turn)))
+
+
+def _strategy_of(entry: dict[str, str]) -> Strategy:
+    strategy = map_strategy("esconv", entry["strategy"])
     if strategy is None:
-        raise ValueError(f"unknown strategy {longest['strategy']!r}")
+        raise ValueError(f"unknown strategy {entry['strategy']!r}")
     return strategy

@@ -12,10 +12,11 @@ shows a file's table between two markers:
 document differs from the files. Nothing between the markers is typed by hand.
 """
 
+import csv
 import datetime
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -141,6 +142,17 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
     path = folder / f"{result.name}.json"
     path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def write_csv(path: Path, metrics: Sequence[Metric]) -> None:
+    """Write the metrics of a comparison, one row for each."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "judge", "measure", "value", "low", "high", "n", "unit"])
+        for one in metrics:
+            low = "" if one.low is None else one.low
+            high = "" if one.high is None else one.high
+            writer.writerow([one.about, one.of, one.name, one.value, low, high, one.n, one.unit])
 
 
 def render(result: Result) -> str:

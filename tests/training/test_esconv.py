@@ -67,6 +67,7 @@ def test_the_supporter_may_begin_and_empty_texts_are_no_turns(tmp_path):
 
     assert [u.text for u in talk.dialogue] == ["Welcome.\nAnyone?", "Yes."]
     assert talk.strategies == (Strategy.OTHERS, None)  # of equals the first: 8 letters each
+    assert talk.every_strategy == ((Strategy.OTHERS, Strategy.QUESTION), ())
 
 
 def test_the_id_names_split_and_line_and_blank_lines_count(tmp_path):

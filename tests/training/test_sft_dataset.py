@@ -35,6 +35,7 @@ def talk(
     return AnnotatedDialogue(
         dialogue=Dialogue(utterances, id="esconv/train/0"),
         strategies=tuple(strategy if i % 2 else None for i in range(len(said))),
+        every_strategy=tuple((strategy,) if i % 2 else () for i in range(len(said))),
         emotion=emotion,
         problem=problem,
         initial_intensity=initial,

@@ -13,7 +13,6 @@ What every judge said of every row is kept in `folder`, so that tables and plots
 seconds, and nothing is asked twice.
 """
 
-import csv
 import datetime
 import itertools
 import logging
@@ -161,7 +160,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         metrics=tuple(metrics),
     )
     results.save(result, config.output)
-    _write_csv(config.folder / "table.csv", metrics)
+    results.write_csv(config.folder / "table.csv", metrics)
     (config.folder / "table.md").write_text(results.render(result) + "\n", encoding="utf-8")
     plot_table(metrics, config.folder / "table.png")
     for name, parts in rated.items():
@@ -312,13 +311,3 @@ def _line(
         results.measured(title, found[key], unit="" if key in _PLAIN else "%", of=of, about=about)
         for key, title in measures.items()
     ]
-
-
-def _write_csv(path: Path, metrics: Sequence[results.Metric]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["question", "judge", "measure", "value", "low", "high", "n", "unit"])
-        for one in metrics:
-            low = "" if one.low is None else one.low
-            high = "" if one.high is None else one.high
-            writer.writerow([one.about, one.of, one.name, one.value, low, high, one.n, one.unit])
