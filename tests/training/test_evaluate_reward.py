@@ -279,3 +279,19 @@ def test_a_dry_run_writes_nothing_and_rows_of_other_splits_do_not_count(config, 
     assert not config.folder.exists()
     with pytest.raises(ConfigError, match="no row of the test split"):
         reward.run(config.model_copy(update={"test": config.validation}))
+
+
+def test_a_picture_that_cannot_be_read_is_left_out_and_named(config, tmp_path, caplog):
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    broken = record(30)
+    said = broken.case.history[0].model_copy(update={"images": ("broken.jpg",)})
+    broken = broken.model_copy(update={"case": broken.case.model_copy(update={"history": (said,)})})
+    rows = [record(31, steps=(True, False, True)), record(32, steps=(False, True, False)), broken]
+    write_records(tmp_path / "pictures.jsonl", rows)
+
+    reward.run(
+        config.model_copy(update={"test": (tmp_path / "pictures.jsonl",), "data_dir": tmp_path})
+    )
+
+    assert "judged without picture broken.jpg" in caplog.text
+    assert results.load(config.output / "reward_test.json").metrics

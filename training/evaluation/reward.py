@@ -114,7 +114,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(f"{', '.join(map(str, config.test))}: no row of the test split")
     config.folder.mkdir(parents=True, exist_ok=True)
     registry = Registry.from_toml(config.models)
-    pictures = Pictures(config.data_dir, config.faces)
+    pictures = Pictures(config.data_dir, config.faces, skip_unreadable=True)
     rated: dict[str, dict[str, list[Rated]]] = {}
     for name in config.judges:
         judge = registry.judge(name)
@@ -128,6 +128,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if rows
         }
         judge.close()
+    for name, why in pictures.unreadable.items():
+        _log.warning("judged without picture %s: %s", name, why)
     report(config, rated)
 
 
