@@ -166,3 +166,11 @@ def test_a_share_and_a_perplexity_by_hand():
     estimate = share(95, 100)
     assert (estimate.value, round(estimate.low, 3), round(estimate.high, 3)) == (0.95, 0.888, 0.978)
     assert perplexity([2.0, 4.0], [1, 2]).value == pytest.approx(math.exp(2))
+
+
+def test_a_measure_that_is_not_defined_is_left_out():
+    # All labels and all verdicts are alike: kappa would be 0 / 0.
+    report = preference_report(["first"] * 3, ["first"] * 3)
+
+    assert "kappa" not in report
+    assert report["accuracy"].value == 1

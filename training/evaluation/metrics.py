@@ -4,7 +4,7 @@ Intervals are at 95 %: Wilson's for a share of independent trials, percentile bo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,7 @@ def reward_model_report(
         "mcc": matthews_correlation(table),
         "auroc": auroc(weights, label, probability),
     }
-    return {name: estimate(values, len(label)) for name, values in found.items()}
+    return _defined(found, len(label))
 
 
 def preference_report(
@@ -129,6 +129,9 @@ def preference_report(
         labels: The preferences of people or of a rule.
         verdicts: The judge's.
         groups: As in `reward_model_report`.
+
+    Returns:
+        The measures that are defined: kappa is not where all labels and verdicts are the same.
 
     Raises:
         ValueError: Lengths differ, or there is nothing.
@@ -151,7 +154,7 @@ def preference_report(
         "balanced_accuracy": balanced_accuracy(table),
         "kappa": kappa(table),
     }
-    return {name: estimate(values, len(labels)) for name, values in found.items()}
+    return _defined(found, len(labels))
 
 
 # --- many resamples at once ----------------------------------------------------------------------
@@ -177,9 +180,25 @@ def drawn_weights(
 
 
 def estimate(values: Floats, n: int) -> Estimate:
-    """Return the first value with the percentile interval of the others; NaN ones are left out."""
-    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    """Return the first value with the percentile interval of the others; NaN ones are left out.
+
+    Raises:
+        ValueError: There is nothing to take an interval of.
+    """
+    drawn = values[1:][~np.isnan(values[1:])]
+    if math.isnan(values[0]) or not len(drawn):
+        raise ValueError("not defined for these rows")
+    low, high = np.quantile(drawn, [0.025, 0.975])
     return Estimate(float(values[0]), float(low), float(high), n)
+
+
+def _defined(found: Mapping[str, Floats], n: int) -> dict[str, Estimate]:
+    """Return the estimates of the measures that are defined for the sample."""
+    return {
+        name: estimate(values, n)
+        for name, values in found.items()
+        if not np.isnan(values[0]) and not np.isnan(values[1:]).all()
+    }
 
 
 def confusion(weights: Floats, truth: Ints, verdict: Ints, classes: int) -> Floats:
