@@ -312,4 +312,5 @@ def _line(
     return [
         results.measured(title, found[key], unit="" if key in _PLAIN else "%", of=of, about=about)
         for key, title in measures.items()
+        if key in found
     ]
