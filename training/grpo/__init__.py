@@ -1,0 +1,1 @@
+"""GRPO of the policy with UnifiReward (COMPEER, "RL with UnifiReward")."""
