@@ -22,6 +22,7 @@ from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.images import read_image
+from compeer_core.model_pool import ModelPool, load_label_scorer
 from compeer_core.processing import load_processor
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import jpeg
@@ -293,6 +294,10 @@ def test_an_adapter_is_fp32_on_a_base_of_fewer_bits(qwen_base, tmp_path, watched
     assert {tensor.dtype for tensor in weights(output).values()} == {torch.float32}
     assert weights(output).keys() == weights(exact).keys()
     assert all(tensor.abs().sum() > 0 for tensor in weights(output).values())
+    for held in (None, quantize):
+        load_label_scorer(
+            str(qwen_base), adapter=output, quantize=held, device="cpu", pool=ModelPool()
+        ).close()
     # at the first step an adapter adds nothing yet: what differs is how the base is held
     (_, rough), (_, true) = rows_of(tmp_path / "run")[0], rows_of(tmp_path / "exact")[0]
     assert rough == pytest.approx(true, rel=0.15 if quantize else 0.02)
@@ -345,6 +350,7 @@ def test_an_adapter_reaches_the_merger_where_it_is_named(tiny_base, tmp_path):
     merger = {name: tensor for name, tensor in weights(output).items() if "visual." in name}
     assert len(merger) == 4 and all(".merger.mlp." in name for name in merger)
     assert all(tensor.abs().sum() > 0 for tensor in merger.values())
+    load_label_scorer(str(tiny_base), adapter=output, device="cpu", pool=ModelPool()).close()
 
 
 @pytest.mark.parametrize(
