@@ -65,6 +65,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "evaluate reward": Stage(
             "training.evaluation.reward", "compare judges on rows of CER that they never saw"
         ),
+        "evaluate consistency": Stage(
+            "training.evaluation.consistency",
+            "measure how often verdicts on steps and on the reply contradict each other",
+        ),
         "benchmark": Stage("training.benchmark.measure", "measure speed and memory of the demo"),
         "benchmark judging": Stage(
             "training.benchmark.judging", "measure what judging a round costs, naive and shared"

@@ -8,6 +8,7 @@ Everything that was written by a person or a model passes `neutralise` first, so
 forge our tags or a chat template's tokens, and no judged text can forge the form it is shown in.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -23,6 +24,7 @@ from compeer_core.reasoning import STEPS, Part
 from compeer_core.taxonomy import (
     ESCONV_STRATEGIES,
     Emotion,
+    Preference,
     Sentiment,
     StrategyVocabulary,
 )
@@ -43,6 +45,22 @@ _STEP_NAMES: Mapping[str, Mapping[Part, str]] = MappingProxyType(
     {
         "en": {Part.HISTORY: "history", Part.EMOTION: "emotion", Part.STRATEGY: "strategy"},
         "zh": {Part.HISTORY: "对话历史", Part.EMOTION: "情绪状态", Part.STRATEGY: "支持策略"},
+    }
+)
+_PREFERENCES: Mapping[str, Mapping[Preference, str]] = MappingProxyType(
+    {
+        "en": {
+            Preference.FIRST: "the supporter's reply is better",
+            Preference.SECOND: "the other reply is better",
+            Preference.BOTH: "both are equally good",
+            Preference.NEITHER: "both are unacceptable",
+        },
+        "zh": {
+            Preference.FIRST: "支持者的回复更好",
+            Preference.SECOND: "另一条回复更好",
+            Preference.BOTH: "两条一样好",
+            Preference.NEITHER: "两条都不可接受",
+        },
     }
 )
 # "Object replacement character": Unicode's own stand-in for a picture in a line of text.
@@ -305,3 +323,45 @@ def verdict_request(labels: Sequence[str], language: str = "en") -> str:
         language: One of `LANGUAGES`.
     """
     return fill(load_prompt("judge_verdict", language), labels=" / ".join(labels))
+
+
+def consistency_question(
+    dialogue: Dialogue,
+    steps: Sequence[tuple[str, bool]],
+    reply: str,
+    other: str,
+    preference: Preference,
+    language: str = "en",
+) -> str:
+    """Return the question whether a judge's verdicts on steps and replies go together.
+
+    Whatever was written by a person or a model stands between quotation marks, with its own ones
+    and its line breaks escaped, so that it cannot pass for anything else. Pictures are left out.
+
+    Args:
+        dialogue: The history that the judged turn answers.
+        steps: The inside of each step (`render_step`), in the order of `STEPS`, with its verdict.
+        reply: Of the turn.
+        other: The reply that it was compared with.
+        preference: The verdict on the two; `first` is the turn's.
+        language: One of `LANGUAGES`.
+    """
+    said = [
+        f"{_SPEAKERS[language][each.speaker]}: {_quoted(each.text)}" for each in dialogue.merged()
+    ]
+    named = [
+        f"{number}. {_STEP_NAMES[language][part]}: {_quoted(text)} -> {correct}"
+        for number, (part, (text, correct)) in enumerate(zip(STEPS, steps, strict=True), start=1)
+    ]
+    return fill(
+        load_prompt("consistency", language),
+        conversation="\n".join(said),
+        steps="\n".join(named),
+        reply=_quoted(reply),
+        other=_quoted(other),
+        verdict=_PREFERENCES[language][preference],
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(neutralise(text), ensure_ascii=False)

@@ -72,3 +72,25 @@ def plot_reliability(
     axes.set_ylim(0, 1)
     axes.legend(loc="upper left", fontsize="small")
     figure.savefig(path, dpi=_DPI)
+
+
+def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, path: Path) -> None:
+    """Draw a rate of each judge with its interval, and the rate by chance as an open dot."""
+    shown = [one for one in metrics if one.name == measure and " less " not in one.of]
+    by_chance = {(one.about, one.of): one.value for one in metrics if one.name == control}
+    figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
+    axes = figure.subplots()
+    for place, one in enumerate(shown):
+        assert one.low is not None
+        assert one.high is not None
+        axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
+        axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
+        chance = by_chance[one.about, one.of]
+        axes.plot([chance], [-place], marker="o", color=_INK, fillstyle="none", linestyle="none")
+    axes.set_yticks(
+        [-place for place in range(len(shown))], [f"{one.about}: {one.of}" for one in shown]
+    )
+    axes.set_xlabel(f"{measure}, %, with 95 % interval; open: {control}")
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=_DPI)
