@@ -83,7 +83,7 @@ def test_where_no_turn_was_drawn_there_is_no_rate():
 ROWS = st.lists(
     st.tuples(*[st.booleans()] * 3, st.sampled_from(Preference), st.booleans()),
     min_size=1,
-    max_size=6,
+    max_size=5,
 )
 
 
