@@ -1,7 +1,8 @@
-"""A stage that several processes run together, as `torchrun` and `accelerate launch` start it.
+r"""A stage that several processes run together, as `torchrun` and `accelerate launch` start it.
 
 ```text
-torchrun --nproc-per-node 8 -m training reward training/configs/qwen/reward_lora.toml
+torchrun --nproc-per-node 8 -m training reward training/configs/qwen/reward_lora.toml \
+    --set training.accumulation=4
 ```
 
 Each process has a part of every batch; the first of them all writes the run directory.
