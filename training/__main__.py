@@ -12,6 +12,7 @@ that waits for people has done its part and is exit code 0.
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = STAGES) -> int:
     """Run one command line and return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # a trainer would tell the hub that it was made
     for library in ("httpx", "httpx2"):  # each request would be a line of the log
         logging.getLogger(library).setLevel(logging.WARNING)
     try:
