@@ -86,11 +86,19 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
         axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
         axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
         chance = by_chance[one.about, one.of]
-        axes.plot([chance], [-place], marker="o", color=_INK, fillstyle="none", linestyle="none")
+        axes.plot(
+            [chance],
+            [-place],
+            marker="o",
+            markersize=11,
+            color=_INK,
+            fillstyle="none",
+            linestyle="",
+        )
     axes.set_yticks(
-        [-place for place in range(len(shown))], [f"{one.about}: {one.of}" for one in shown]
+        [-place for place in range(len(shown))], [f"{one.about}:\n{one.of}" for one in shown]
     )
-    axes.set_xlabel(f"{measure}, %, with 95 % interval; open: {control}")
+    axes.set_xlabel(f"{measure}, %, 95 % interval\nring: {control}")
     axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
