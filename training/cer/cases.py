@@ -34,6 +34,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion, Strategy
 from training.cer.chance import generator_for
+from training.cer.engines import LOCAL, Engine
 from training.cer.records import SourceDialogue, SourceUtterance, StepReport
 from training.cer.sampling import sample_rounds
 from training.pictures import Pictures
@@ -91,6 +92,7 @@ def draw_cases(
     seed: int = 0,
     *,
     lenders: Path | None = None,
+    engine: Engine = LOCAL,
 ) -> StepReport:
     """Write the cases of the dialogues, in the order of the rows.
 
@@ -102,6 +104,7 @@ def draw_cases(
         seed: Of the rounds and the photos.
         lenders: `SourceDialogue` rows that may lend their ratings; by default those of `source`.
             Worth naming where a filter has removed the other layouts.
+        engine: Where rounds are drawn and cases made. Layouts are compared and photos drawn here.
 
     Raises:
         ConfigError: A file is missing, a row has no split, or photos are wanted without a folder.
@@ -109,7 +112,7 @@ def draw_cases(
     if settings.face_share and pictures is None:
         raise ConfigError("face_share is not 0, but no folder of packed faces is named")
     drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source, settings))
-    written = write_records(output, drawing.cases(source))
+    written = write_records(output, drawing.cases(source, engine))
     return StepReport(
         step="cases",
         read=drawing.read,
@@ -319,8 +322,99 @@ _FIGURES = (
 """Of the report, in its order: dialogues that gave cases, all their rounds, then counts of cases."""
 
 
+@dataclass(frozen=True)
+class _Left:
+    """A row that gives no cases."""
+
+    corpus: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A row that may give cases."""
+
+    row: SourceDialogue
+    lent: tuple[Rated, ...]
+    """Ratings of another layout."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What was made of a row."""
+
+    cases: tuple[Case, ...]
+    figures: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Draws the rounds of each row and makes cases of them, without photos."""
+
+    settings: Settings
+    seed: int
+
+    def __call__(self, rows: Iterator[_Chosen | _Left]) -> Iterator[_Drawn | _Left]:
+        for each in rows:
+            yield each if isinstance(each, _Left) else self._drawn(each.row, each.lent)
+
+    def _drawn(self, row: SourceDialogue, lent: Sequence[Rated]) -> _Drawn | _Left:
+        turns = turns_of(row)
+        rounds = rounds_of(turns)
+        if not rounds:
+            return _Left(row.corpus, Reason.NO_ROUND)
+        feedback = {rated.position: rated.feedback for rated in rated_turns(turns)}
+        figures = {
+            "dialogues": 1,
+            "rounds": len(rounds),
+            "utterances unprintable": len(row.utterances) - sum(len(turn.parts) for turn in turns),
+        }
+        if lent and not feedback:
+            feedback = placed(lent, turns)
+            figures |= {"ratings lent": len(lent), "ratings placed": len(feedback)}
+        cases = tuple(
+            Case(
+                id=f"{row.id}#{number}",
+                dialogue_id=row.id,
+                source_id=row.source_id,
+                corpus=row.corpus,
+                language=row.language,
+                split=_split(row),
+                licence=row.licence,
+                round=number,
+                rounds=len(rounds),
+                history=self._history(turns[: rounds[number]]),
+                original=turns[rounds[number]].text,
+                labels=_labels(row, turns, rounds[number], feedback),
+            )
+            for number in self._numbers(row.id, len(rounds))
+        )
+        return _Drawn(cases, figures)
+
+    def _numbers(self, name: str, count: int) -> Sequence[int]:
+        wanted = self.settings.rounds_per_dialogue
+        if wanted == "all":
+            return range(count)
+        found: list[int] = sample_rounds(
+            count, wanted, generator_for(self.seed, "rounds", name)
+        ).tolist()
+        return found
+
+    def _history(self, turns: Sequence[Turn]) -> tuple[CaseUtterance, ...]:
+        characters, most = self.settings.history_characters, self.settings.history_turns
+        kept: list[CaseUtterance] = []
+        length = 0
+        for turn in reversed(turns):
+            length += len(turn.text)
+            too_long = characters is not None and length > characters
+            if kept and (too_long or len(kept) == most):
+                break
+            kept.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
+        return tuple(reversed(kept))
+
+
 class _Drawing:
-    """Makes the cases of one file and counts."""
+    """Hands out the rows of one file, adds photos to what comes back, and counts."""
 
     def __init__(
         self, settings: Settings, pictures: Pictures | None, seed: int, survey: _Survey
@@ -334,19 +428,25 @@ class _Drawing:
         self._survey = survey
         self._seen: set[bytes] = set()
 
-    def cases(self, source: Path) -> Iterator[Case]:
-        for row in track(
-            read_records(source, SourceDialogue), "drawing rounds", total=count_lines(source)
-        ):
+    def cases(self, source: Path, engine: Engine) -> Iterator[Case]:
+        made = engine.map(_Rounds(self._settings, self._seed), self._rows(source))
+        for each in track(made, "drawing rounds", total=count_lines(source)):
             self.read += 1
-            reason = self._passed_over(row)
-            turns = () if reason else turns_of(row)
-            if not reason and not rounds_of(turns):
-                reason = Reason.NO_ROUND
-            if reason:
-                self.dropped.setdefault(row.corpus, Counter())[reason.value] += 1
+            if isinstance(each, _Left):
+                self.dropped.setdefault(each.corpus, Counter())[each.reason.value] += 1
                 continue
-            yield from self._cases_of(row, turns)
+            self.figures.update(each.figures)
+            for case in map(self._with_face, each.cases):
+                self._count(case)
+                yield case
+
+    def _rows(self, source: Path) -> Iterator[_Chosen | _Left]:
+        for row in read_records(source, SourceDialogue):
+            reason = self._passed_over(row)
+            if reason:
+                yield _Left(row.corpus, reason)
+            else:
+                yield _Chosen(row, self._survey.ratings.get(row.source_id, ()))
 
     def _passed_over(self, row: SourceDialogue) -> Reason | None:
         if self._survey.chosen.get(row.source_id, row.id) != row.id:
@@ -357,68 +457,6 @@ class _Drawing:
             return Reason.REPEATED
         self._seen.add(key)
         return None
-
-    def _cases_of(self, row: SourceDialogue, turns: Sequence[Turn]) -> Iterator[Case]:
-        rounds = rounds_of(turns)
-        feedback = self._feedback(row, turns)
-        drawn = self._drawn(row.id, len(rounds))
-        self.figures["dialogues"] += 1
-        self.figures["rounds"] += len(rounds)
-        self.figures["utterances unprintable"] += len(row.utterances) - sum(
-            len(turn.parts) for turn in turns
-        )
-        for number in drawn:
-            position = rounds[number]
-            labels = _labels(row, turns, position, feedback)
-            case = Case(
-                id=f"{row.id}#{number}",
-                dialogue_id=row.id,
-                source_id=row.source_id,
-                corpus=row.corpus,
-                language=row.language,
-                split=_split(row),
-                licence=row.licence,
-                round=number,
-                rounds=len(rounds),
-                history=self._history(turns[:position]),
-                original=turns[position].text,
-                labels=labels,
-            )
-            case = self._with_face(case)
-            self._count(case)
-            yield case
-
-    def _drawn(self, name: str, count: int) -> Sequence[int]:
-        wanted = self._settings.rounds_per_dialogue
-        if wanted == "all":
-            return range(count)
-        found: list[int] = sample_rounds(
-            count, wanted, generator_for(self._seed, "rounds", name)
-        ).tolist()
-        return found
-
-    def _feedback(self, row: SourceDialogue, turns: Sequence[Turn]) -> dict[int, int]:
-        """Return the ratings of a dialogue by position: its own, or those of another layout."""
-        own = {rated.position: rated.feedback for rated in rated_turns(turns)}
-        lent = self._survey.ratings.get(row.source_id, ())
-        if own or not lent:
-            return own
-        found = placed(lent, turns)
-        self.figures["ratings lent"] += len(lent)
-        self.figures["ratings placed"] += len(found)
-        return found
-
-    def _history(self, turns: Sequence[Turn]) -> tuple[CaseUtterance, ...]:
-        characters, most = self._settings.history_characters, self._settings.history_turns
-        kept: list[CaseUtterance] = []
-        length = 0
-        for turn in reversed(turns):
-            length += len(turn.text)
-            too_long = characters is not None and length > characters
-            if kept and (too_long or len(kept) == most):
-                break
-            kept.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
-        return tuple(reversed(kept))
 
     def _with_face(self, case: Case) -> Case:
         *before, last = case.history

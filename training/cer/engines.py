@@ -2,7 +2,10 @@
 
 Both make the same records in the same order: a `RayEngine` cuts the stream into blocks, applies the
 function to each block in some worker, and hands the results back in the blocks' order. So it is for
-functions that make something of each item by itself.
+functions that make something of each item by itself. What needs the order of the rows or all of them
+(counts, rows that were there before, what is drawn) is left to the step that hands out the items
+and takes the results; what a function needs to know beside its item is small, since each worker
+gets it: settings, and counts or a vocabulary that were made before.
 
 Ray is the extra `ray`, and is started here unless it runs: on this machine, or where the variable
 RAY_ADDRESS says. Workers get keys of endpoints from their own environment, which on one machine is
@@ -47,6 +50,10 @@ class LocalEngine:
         self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
     ) -> Iterator[Out]:
         return function(iter(items))
+
+
+LOCAL = LocalEngine()
+"""What a step uses unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,8 @@ def _started(workers: int) -> Any:
             'engine = "ray" needs the extra ray: pip install "compeer[ray]"'
         ) from error
     # What Ray says of its own doings is no business of a run's log.
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not ray.is_initialized():
         ray.init(
             include_dashboard=False,

@@ -58,6 +58,7 @@ from compeer_core.prompts import fill, neutralise
 from training.cer.asking import Answer, Asker, Question
 from training.cer.chance import seed_for
 from training.cer.corpora.reading import text_key
+from training.cer.engines import LOCAL, Engine
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
 from training.progress import count_lines, track
@@ -126,7 +127,13 @@ class Settings(FrozenModel):
 
 
 def filter_dialogues(
-    source: Path, kept: Path, dropped: Path, settings: Settings, asker: Asker | None = None
+    source: Path,
+    kept: Path,
+    dropped: Path,
+    settings: Settings,
+    asker: Asker | None = None,
+    *,
+    engine: Engine = LOCAL,
 ) -> StepReport:
     """Copy the dialogues that are fit to learn from.
 
@@ -136,21 +143,36 @@ def filter_dialogues(
         dropped: Where the names of the others go (`DroppedDialogue`).
         settings: What is fit.
         asker: The model of the second layer; None leaves it out.
+        engine: Where the rules are applied.
     """
-    dialogues = track(
-        read_records(source, SourceDialogue),
+    ruled = track(
+        engine.map(_Rules(settings), read_records(source, SourceDialogue)),
         "filtering",
         total=count_lines(source),
         unit="dialogues",
     )
     state = _Outcome()
-    written = write_records(kept, _fit(dialogues, settings, asker, state))
+    written = write_records(kept, _fit(ruled, settings, asker, state))
     # The model's verdicts come later than the rules', and how much later depends on the endpoint.
     write_records(dropped, (state.dropped[number] for number in sorted(state.dropped)))
     return state.report(written)
 
 
 # --- Both layers ------------------------------------------------------------------------------
+
+
+_Ruled = tuple[SourceDialogue, "Broken | None"]
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Applies the rules to each dialogue."""
+
+    settings: Settings
+
+    def __call__(self, dialogues: Iterator[SourceDialogue]) -> Iterator[_Ruled]:
+        for dialogue in dialogues:
+            yield dialogue, broken_rule(dialogue, self.settings)
 
 
 @dataclass(frozen=True)
@@ -203,9 +225,9 @@ class _Outcome:
 
 
 def _fit(
-    dialogues: Iterator[SourceDialogue], settings: Settings, asker: Asker | None, state: _Outcome
+    ruled: Iterator[_Ruled], settings: Settings, asker: Asker | None, state: _Outcome
 ) -> Iterator[SourceDialogue]:
-    sound = _sound(dialogues, settings, state)
+    sound = _sound(ruled, state)
     if asker is None:
         for row in sound:
             yield row.dialogue
@@ -233,13 +255,10 @@ def _asked(
             yield row
 
 
-def _sound(
-    dialogues: Iterator[SourceDialogue], settings: Settings, state: _Outcome
-) -> Iterator[_Row]:
-    for number, dialogue in enumerate(dialogues):
+def _sound(ruled: Iterator[_Ruled], state: _Outcome) -> Iterator[_Row]:
+    for number, (dialogue, broken) in enumerate(ruled):
         row = _Row(number, dialogue)
         state.read[dialogue.corpus] += 1
-        broken = broken_rule(dialogue, settings)
         if broken is None:
             yield row
         else:

@@ -91,6 +91,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.reasoning import STEPS, SupportTurn, read, render
 from compeer_core.taxonomy import Preference
 from training.cer.chance import generator_for
+from training.cer.engines import LOCAL, Engine
 from training.cer.generation import GeneratedTurn
 from training.cer.raking import Pattern, Row, UnreachableError, choose, dependence
 from training.cer.records import StepReport
@@ -263,7 +264,14 @@ class _Tally:
 
 
 def label(
-    cases: Path, turns: Path, output: Path, judged: Path, settings: Settings, seed: int = 0
+    cases: Path,
+    turns: Path,
+    output: Path,
+    judged: Path,
+    settings: Settings,
+    seed: int = 0,
+    *,
+    engine: Engine = LOCAL,
 ) -> StepReport:
     """Judge generated turns and take those that give the wanted shares of wrong steps.
 
@@ -275,6 +283,7 @@ def label(
         judged: Receives all judged generated turns.
         settings: See there.
         seed: Draws the order of replies, the rows that are taken, and the faithful turns' words.
+        engine: Where turns are judged. What people do is counted, and rows are drawn, here.
 
     Raises:
         ConfigError: A file is missing or holds something else.
@@ -283,7 +292,8 @@ def label(
     habits = count_habits(read_records(cases, Case), lists)
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     tallies: dict[str, _Tally] = {split: _Tally() for split in SPLITS}
-    written = write_records(judged, _judged(turns, habits, settings, lists, seed, dropped, tallies))
+    judges = _Judges(habits, settings, seed)
+    written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
     taken: set[str] = set()
     faithful: set[str] = set()
@@ -293,7 +303,7 @@ def label(
         taken |= chosen
         rows = [row for row in tally.rows if row.id in chosen]
         wanted = round(len(rows) * share / (1 - share))
-        shown = _faithful_cases(cases, split, wanted, settings, lists, seed)
+        shown = _faithful_cases(cases, split, wanted, settings, seed, engine)
         faithful |= shown
         figures |= _figures(f"{split}.raw", tally.rows)
         figures |= _figures(f"{split}.selected", rows, faithful=len(shown))
@@ -312,43 +322,98 @@ def label(
     )
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """A generated turn, and whether the same was generated for the same history before."""
+
+    generated: GeneratedTurn
+    repeated: bool
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A row, and what is counted about it."""
+
+    record: CerRecord
+    pattern: Pattern
+    is_greeting: bool
+    """The seeker has told nothing yet."""
+    outcome: str
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A turn that is not judged."""
+
+    corpus: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _Judges:
+    """Applies the rule to each turn."""
+
+    habits: Habits
+    settings: Settings
+    seed: int
+
+    def __call__(self, turns: Iterator[_Turn]) -> Iterator[_Judged | _Left]:
+        lists = words()
+        for turn in turns:
+            found = self._of(turn, lists)
+            if isinstance(found, Reason):
+                yield _Left(turn.generated.case.corpus, found)
+            else:
+                yield found
+
+    def _of(self, turn: _Turn, lists: Words) -> _Judged | Reason:
+        generated, case = turn.generated, turn.generated.case
+        if case.language != LANGUAGE:
+            return Reason.LANGUAGE
+        reading = read(generated.text)
+        if not reading.is_complete:
+            return Reason.INCOMPLETE
+        if turn.repeated:
+            return Reason.REPEATED
+        found = judge(reading.turn, case, self.habits, self.settings, lists)
+        if None in found.steps.labels:
+            return Reason.UNLABELLED
+        return _Judged(
+            to_record(generated, reading.turn, found, self.settings, self.seed),
+            _pattern(found.steps),
+            not Heard(case, lists).told(self.settings.steps.greeting_words),
+            _outcome(found.preference),
+        )
+
+
 def _judged(
     turns: Path,
-    habits: Habits,
-    settings: Settings,
-    lists: Words,
-    seed: int,
+    judges: _Judges,
+    engine: Engine,
     dropped: Mapping[str, Counter[str]],
     tallies: Mapping[str, _Tally],
 ) -> Iterator[CerRecord]:
-    seen: set[bytes] = set()
-    for generated in track(
-        read_records(turns, GeneratedTurn), "silver", total=count_lines(turns), unit="turns"
-    ):
-        case = generated.case
-        reading = read(generated.text)
-        key = hashlib.sha256(f"{case.id}\n{generated.text.strip()}".encode()).digest()
-        if case.language != LANGUAGE:
-            dropped[case.corpus][Reason.LANGUAGE] += 1
+    found = engine.map(judges, _with_repetitions(read_records(turns, GeneratedTurn)))
+    for each in track(found, "silver", total=count_lines(turns), unit="turns"):
+        if isinstance(each, _Left):
+            dropped[each.corpus][each.reason] += 1
             continue
-        if not reading.is_complete:
-            dropped[case.corpus][Reason.INCOMPLETE] += 1
-            continue
-        if key in seen:
-            dropped[case.corpus][Reason.REPEATED] += 1
-            continue
-        seen.add(key)
-        found = judge(reading.turn, case, habits, settings, lists)
-        if None in found.steps.labels:
-            dropped[case.corpus][Reason.UNLABELLED] += 1
-            continue
-        record = to_record(generated, reading.turn, found, settings, seed)
-        tally = tallies[case.split]
-        tally.rows.append(Row(record.id, case.id, _pattern(found.steps)))
-        if not Heard(case, lists).told(settings.steps.greeting_words):
+        record = each.record
+        tally = tallies[record.case.split]
+        tally.rows.append(Row(record.id, record.case.id, each.pattern))
+        if each.is_greeting:
             tally.greetings.add(record.id)
-        tally.preferences[_outcome(found.preference)] += 1
+        tally.preferences[each.outcome] += 1
         yield record
+
+
+def _with_repetitions(turns: Iterator[GeneratedTurn]) -> Iterator[_Turn]:
+    seen: set[bytes] = set()
+    for generated in turns:
+        text = f"{generated.case.id}\n{generated.text.strip()}"
+        key = hashlib.sha256(text.encode()).digest()
+        yield _Turn(generated, repeated=key in seen)
+        seen.add(key)
 
 
 def _pattern(steps: StepVerdicts) -> Pattern:
@@ -440,17 +505,31 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _faithful_cases(
-    cases: Path, split: str, count: int, settings: Settings, lists: Words, seed: int
+    cases: Path, split: str, count: int, settings: Settings, seed: int, engine: Engine
 ) -> set[str]:
     """Draw cases of a split for which a faithful turn can be made."""
     if not count:
         return set()
+    of_split = (case for case in read_records(cases, Case) if case.split == split)
     drawn = (
-        (generator_for(seed, "faithful", case.id).random(), case.id)
-        for case in read_records(cases, Case)
-        if case.split == split and _faithful(case, settings, lists, seed) is not None
+        (generator_for(seed, "faithful", id).random(), id)
+        for id in engine.map(_Wordable(settings, seed), of_split)
     )
     return {id for _, id in heapq.nsmallest(count, drawn)}
+
+
+@dataclass(frozen=True)
+class _Wordable:
+    """Finds the cases for which a faithful turn can be made, by id."""
+
+    settings: Settings
+    seed: int
+
+    def __call__(self, cases: Iterator[Case]) -> Iterator[str]:
+        lists = words()
+        for case in cases:
+            if _faithful(case, self.settings, lists, self.seed) is not None:
+                yield case.id
 
 
 def _faithful(case: Case, settings: Settings, lists: Words, seed: int) -> SupportTurn | None:
