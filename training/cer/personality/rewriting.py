@@ -41,6 +41,7 @@ from compeer_core.reasoning import Part, StrategyStep, read
 from compeer_core.taxonomy import Strategy
 from training.cer.asking import Asker, Question
 from training.cer.chance import generator_for, seed_for
+from training.cer.engines import LOCAL, Engine
 from training.cer.personality import clusters, drift, manner
 from training.cer.personality.clusters import Cast, ClusteredPersona
 from training.cer.personality.drift import Reason
@@ -188,6 +189,7 @@ def rewrite(
     checker: Asker | None = None,
     *,
     seed: int = 0,
+    engine: Engine = LOCAL,
 ) -> StepReport:
     """Write the three variants of the original training rows of a file.
 
@@ -199,10 +201,12 @@ def rewrite(
         asker: The generator that rewrites; None uses the rules of `manner`.
         checker: The generator that judges rewritings; None leaves it at the rules of `drift`.
         seed: Of all draws.
+        engine: Where the rules of `manner` and of `drift` are applied; askers have their own, and a
+            sentence encoder stays in this process.
     """
     output.mkdir(parents=True, exist_ok=True)
     cast = Cast(read_records(personas, ClusteredPersona))
-    job = _Job(source, settings, _Drawing(cast, seed), asker, checker, seed)
+    job = _Job(source, settings, _Drawing(cast, seed), asker, checker, seed, engine)
     drafts = {variant: output / f"{variant}.draft" for variant in VARIANTS[1:]}
     reasons: dict[str, Counter[str]] = {}
     tried = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
@@ -295,13 +299,21 @@ class _Job:
     asker: Asker | None
     checker: Asker | None
     seed: int
+    engine: Engine
     dropped: set[str] = field(default_factory=set)
     """Ids of the rows that some variant cannot have."""
-    _passed: set[drift.Rewriting] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._by_rule = lru_cache(self.settings.remembered)(self._by_rule_anew)
-        self._similarity = self._make_similarity() if self.settings.checks_words else None
+        self._filter: _Filter | None = None
+        if self.settings.checks_words:
+            self._filter = _Filter(
+                self._make_similarity(),
+                self.settings.bounds,
+                is_exact=self.asker is None,
+                remembered=self.settings.remembered,
+            )
+            if self.settings.encoder != "tfidf":
+                self.engine = LOCAL  # an open model is not sent anywhere
 
     def rows(self) -> Iterator[CerRecord]:
         """The rows that are expanded, read anew each time."""
@@ -315,7 +327,7 @@ class _Job:
         What an earlier variant could not have is not tried.
         """
         failed: list[DroppedRow] = []
-        drafts = map(self._filtered, self._drafts(variant))
+        drafts = self._drafts(variant)
         write_records(path, track(self._kept(drafts, variant, failed), f"variant {variant}"))
         if self.checker is not None:
             judged = self._judged(path, variant, self.checker)
@@ -352,7 +364,14 @@ class _Job:
     # --- Drafts
 
     def _drafts(self, variant: Variant) -> Iterator[_Draft]:
-        return self._ruled(variant) if self.asker is None else self._asked(variant, self.asker)
+        if self.asker is None:
+            rule = _Rule(self.seed, self.settings.remembered, self._filter)
+            return self.engine.map(rule, self._parts(variant))
+        drafts = self._asked(variant, self.asker)
+        return drafts if self._filter is None else self.engine.map(self._filter, drafts)
+
+    def _parts(self, variant: Variant) -> Iterator["_Part"]:
+        return (_Part(row, self._personas(row, variant)) for row in self._remaining())
 
     def _personas(self, row: CerRecord, variant: Variant) -> "_Pair | Reason | None":
         if variant is not Variant.PERSONA:
@@ -362,30 +381,6 @@ class _Job:
         if None in drawn.values():
             return Reason.NOBODY_ELSE
         return _Pair(drawn.get(Speaker.SEEKER), drawn.get(Speaker.SUPPORTER))
-
-    def _ruled(self, variant: Variant) -> Iterator[_Draft]:
-        for row in self._remaining():
-            pair = self._personas(row, variant)
-            if isinstance(pair, Reason):
-                yield _Draft(row, pair)
-                continue
-            texts = tuple(
-                self._by_rule(
-                    None if pair is None else pair.of(piece.speaker),
-                    persona_id(row, piece.speaker),
-                    piece.text,
-                    row.case.language,
-                )
-                for piece in pieces(row)
-            )
-            yield _Draft(row, texts, None if pair is None else pair.name)
-
-    def _by_rule_anew(self, persona: Persona | None, own: str, text: str, language: str) -> str:
-        how = manner.FIXED if persona is None else manner.Manner.of(persona.scores)
-        name = "fixed" if persona is None else persona.id
-        # Seeded by the words: an utterance reads the same in every row of its dialogue.
-        rng = generator_for(self.seed, "manner", own, name, text)
-        return manner.rewritten(text, how, rng, language)
 
     def _asked(self, variant: Variant, asker: Asker) -> Iterator[_Draft]:
         def questions() -> Iterator[Question]:
@@ -408,26 +403,7 @@ class _Job:
             texts = tuple(next(said) if piece.text.strip() else piece.text for piece in pieces(row))
             yield _Draft(row, texts, None if pair is None else pair.name)
 
-    # --- The filter
-
-    def _filtered(self, draft: _Draft) -> _Draft:
-        if isinstance(draft.texts, Reason) or self._similarity is None:
-            return draft
-        language = draft.row.case.language
-        new = [
-            pair
-            for piece, text in zip(pieces(draft.row), draft.texts, strict=True)
-            if (pair := drift.Rewriting(piece.text, text, piece.strategies, language))
-            not in self._passed
-        ]
-        reason = drift.drifted(
-            new, self._similarity, self.settings.bounds, is_exact=self.asker is None
-        )
-        if reason is None:
-            if len(self._passed) >= self.settings.remembered:
-                self._passed.clear()
-            self._passed.update(new)
-        return draft if reason is None else _Draft(draft.row, reason)
+    # --- The checker
 
     def _judged(self, path: Path, variant: Variant, checker: Asker) -> Iterator[_Draft]:
         def drafts() -> Iterator[tuple[_Draft, Question | None]]:
@@ -457,6 +433,88 @@ class _Pair:
     def name(self) -> str:
         """Their ids, the seeker's first."""
         return " + ".join(one.id for one in (self.seeker, self.supporter) if one is not None)
+
+
+# --- Rules, row by row ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A row, and who speaks in it: nobody in particular (None), two personas, or why there are none."""
+
+    row: CerRecord
+    pair: _Pair | Reason | None
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """Puts the reason in the place of a draft's texts where a rule of `drift` is broken."""
+
+    similarity: drift.Similarity
+    bounds: drift.Settings
+    is_exact: bool
+    remembered: int
+
+    def __call__(self, drafts: Iterator[_Draft]) -> Iterator[_Draft]:
+        # A text that passed in one row passes in another: each is looked at by itself.
+        passed: set[drift.Rewriting] = set()
+        for draft in drafts:
+            yield self._filtered(draft, passed)
+
+    def _filtered(self, draft: _Draft, passed: set[drift.Rewriting]) -> _Draft:
+        if isinstance(draft.texts, Reason):
+            return draft
+        language = draft.row.case.language
+        new = [
+            pair
+            for piece, text in zip(pieces(draft.row), draft.texts, strict=True)
+            if (pair := drift.Rewriting(piece.text, text, piece.strategies, language)) not in passed
+        ]
+        reason = drift.drifted(new, self.similarity, self.bounds, is_exact=self.is_exact)
+        if reason is not None:
+            return _Draft(draft.row, reason)
+        if len(passed) >= self.remembered:
+            passed.clear()
+        passed.update(new)
+        return draft
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Rewrites rows by the rules of `manner`, and filters what comes out."""
+
+    seed: int
+    remembered: int
+    filter: _Filter | None
+
+    def __call__(self, parts: Iterator[_Part]) -> Iterator[_Draft]:
+        drafts = self._drafts(parts)
+        return drafts if self.filter is None else self.filter(drafts)
+
+    def _drafts(self, parts: Iterator[_Part]) -> Iterator[_Draft]:
+        rewritten = lru_cache(self.remembered)(self._rewritten)
+        for part in parts:
+            row, pair = part.row, part.pair
+            if isinstance(pair, Reason):
+                yield _Draft(row, pair)
+                continue
+            texts = tuple(
+                rewritten(
+                    None if pair is None else pair.of(piece.speaker),
+                    persona_id(row, piece.speaker),
+                    piece.text,
+                    row.case.language,
+                )
+                for piece in pieces(row)
+            )
+            yield _Draft(row, texts, None if pair is None else pair.name)
+
+    def _rewritten(self, persona: Persona | None, own: str, text: str, language: str) -> str:
+        how = manner.FIXED if persona is None else manner.Manner.of(persona.scores)
+        name = "fixed" if persona is None else persona.id
+        # Seeded by the words: an utterance reads the same in every row of its dialogue.
+        rng = generator_for(self.seed, "manner", own, name, text)
+        return manner.rewritten(text, how, rng, language)
 
 
 # --- What generators are asked ----------------------------------------------------------------

@@ -37,6 +37,7 @@ from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, fill, neutralise
 from training.cer.asking import Asker, Question
 from training.cer.chance import generator_for
+from training.cer.engines import LOCAL, Engine
 from training.cer.personality.wording import questions, sentences, words
 from training.cer.prompts import load
 from training.cer.records import StepReport
@@ -106,6 +107,7 @@ def describe(
     asker: Asker | None = None,
     *,
     seed: int = 0,
+    engine: Engine = LOCAL,
 ) -> StepReport:
     """Write a `Persona` for each speaker of each dialogue of CER rows.
 
@@ -115,6 +117,7 @@ def describe(
         settings: See `Settings`.
         asker: The generator; None uses the lexical rule.
         seed: Of the generator's sampling.
+        engine: Where the rule is applied; an asker has its own.
     """
     chosen = _longest_rows(source, settings.splits)
     speeches = _Speeches(source, frozenset(chosen.values()), settings.characters)
@@ -123,13 +126,17 @@ def describe(
 
     def personas() -> Iterator[Persona]:
         nonlocal read
-        told = _by_rule(speeches) if asker is None else _by_generator(speeches, asker, seed)
-        for speech, outcome in track(told, "personas", unit="speakers"):
+        told = (
+            engine.map(_by_rule, speeches)
+            if asker is None
+            else _by_generator(speeches, asker, seed)
+        )
+        for corpus, outcome in track(told, "personas", unit="speakers"):
             read += 1
             if isinstance(outcome, Persona):
                 yield outcome
             else:
-                reasons = dropped.setdefault(speech.corpus, {})
+                reasons = dropped.setdefault(corpus, {})
                 reasons[outcome] = reasons.get(outcome, 0) + 1
 
     written = write_records(output, personas())
@@ -232,17 +239,18 @@ def _persona(speech: Speech, scores: Disc, description: str, by: DecidedBy) -> P
 
 def _by_generator(
     speeches: Iterable[Speech], asker: Asker, seed: int
-) -> Iterator[tuple[Speech, Persona | str]]:
+) -> Iterator[tuple[str, Persona | str]]:
+    """Yield the corpus of each speech, with the persona or why there is none."""
     by = DecidedBy(kind="model", name=asker.name)
     answers = asker.ask(
         (_question(speech, seed) for speech in speeches), check_disc, label="traits", total=None
     )
     for speech, answer in zip(speeches, answers, strict=True):
         if answer.text is None:
-            yield speech, f"no usable answer ({answer.problem})"
+            yield speech.corpus, f"no usable answer ({answer.problem})"
             continue
         scores, description = read_disc(answer.text)
-        yield speech, _persona(speech, scores, description, by)
+        yield speech.corpus, _persona(speech, scores, description, by)
 
 
 def _question(speech: Speech, seed: int) -> Question:
@@ -359,12 +367,12 @@ RULE = DecidedBy(kind="rule", name="traits/1")
 """Who decided, where the lexical rule did."""
 
 
-def _by_rule(speeches: Iterable[Speech]) -> Iterator[tuple[Speech, Persona | str]]:
+def _by_rule(speeches: Iterable[Speech]) -> Iterator[tuple[str, Persona | str]]:
     for speech in speeches:
         deviations = unusual(speech.texts, speech.speaker, speech.language)
         scores = score(deviations)
         text = sentence_for(scores, deviations, speech.language)
-        yield speech, _persona(speech, scores, text, RULE)
+        yield speech.corpus, _persona(speech, scores, text, RULE)
 
 
 def count(texts: Iterable[str], language: str = "en") -> tuple[Counts, int]:
