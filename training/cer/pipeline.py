@@ -212,6 +212,7 @@ class _Pipeline:
                 self.pictures,
                 config.seed,
                 lenders=path("clean"),
+                engine=self.engine,
             ),
             settings={
                 **_values(config.cases),
@@ -244,6 +245,7 @@ class _Pipeline:
                     path("filtered_out"),
                     config.filter,
                     next(iter(askers.values()), None),
+                    engine=self.engine,
                 )
 
         self.steps.run(
@@ -351,6 +353,7 @@ class _Pipeline:
                 path("judged"),
                 config.silver,
                 config.seed,
+                engine=self.engine,
             ),
             settings={
                 **_values(config.silver),
@@ -427,6 +430,7 @@ class _Pipeline:
                     settings.traits,
                     next(iter(askers.values()), None),
                     seed=config.seed,
+                    engine=self.engine,
                 )
 
         self.steps.run(
@@ -463,6 +467,7 @@ class _Pipeline:
                     next(iter(askers.values()), None),
                     next(iter(checkers.values()), None),
                     seed=config.seed,
+                    engine=self.engine,
                 )
 
         names = [*_some(config.roles.rewriting), *_some(config.roles.checking)]

@@ -81,8 +81,14 @@ class Config(FrozenModel):
     seed: int = Field(default=0, ge=0)
     """Of every draw: splits without a split of their own, rounds, samples, orders, personas."""
     engine: Literal["local", "ray"] = "local"
-    """From where generators are asked: this process, or the workers of Ray Data (extra `ray`). Both
-    make the same rows."""
+    """Where the work on single rows is done: in this process, or by the workers of Ray Data (extra
+    `ray`). Both make the same files, byte by byte. On the workers run the questions to generators,
+    the rules of the filter, the drawing of rounds, the silver rule, the rule that tells traits, and
+    the rewriting by rules with its check (that of a sentence encoder aside: an open model is not sent
+    to workers). In this process stays what needs many rows at once or their order: reading corpora,
+    near-duplicates of tests, the comparison of layouts, the counts of what people do, which rows are
+    taken, the vocabulary of likeness, clusters, personas, measures and the card; then photos, which
+    lie on this machine; what people have judged, which is short; and writing files."""
     workers: int = Field(default=2, ge=1)
     """Of Ray: processes, each of which takes a CPU and has its own part of the requests in flight."""
     max_requests: int | None = Field(default=None, ge=0)
