@@ -540,6 +540,7 @@ class _Pipeline:
 
     def _say_counts(self, step: str, asker: Asker) -> None:
         counts = asker.counts
+        self.steps.unfinished += sum(counts.unanswered.values())
         if counts.requests:
             self.directory.log("%s, %s: %s", step, asker.name, _requests(counts))
 

@@ -67,6 +67,9 @@ class Steps:
         """Of the steps so far, in order."""
         self.redone = False
         """Whether any step of this start had something to do."""
+        self.unfinished = 0
+        """Questions of the step at work that nobody answered. Its rows are whole without them, but it
+        is not done: the next start asks them again."""
         self._say = say
         self._known: dict[Path, str] = {}
 
@@ -101,6 +104,7 @@ class Steps:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._known.pop(path, None)
             begun = time.monotonic()
+            self.unfinished = 0
             report = work()
             write_json(report_path, report.model_dump(mode="json"))
             done = Done(
@@ -112,8 +116,14 @@ class Steps:
                     for path in outputs
                 },
             )
-            write_json(note, done.model_dump(mode="json"))
+            if not self.unfinished:
+                write_json(note, done.model_dump(mode="json"))
             self._say(f"{name}: {_sentence(report)}, {time.monotonic() - begun:.1f} s")
+            if self.unfinished:
+                self._say(
+                    f"{name}: {self.unfinished} questions got no answer; the rows go on without "
+                    "them, and the same command asks them again"
+                )
         self.reports[name] = report
         return report
 

@@ -249,6 +249,7 @@ EVERYTHING = (
 )
 """All files of the public corpora that have a loader, but for three ablations of ESCoT."""
 
+
 def test_a_file_in_which_a_loader_finds_nothing_is_named(tmp_path):
     (tmp_path / "smile").mkdir()
     (tmp_path / "smile" / "data.txt").write_text("not what the corpus has", encoding="utf-8")

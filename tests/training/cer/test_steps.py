@@ -16,13 +16,14 @@ class Mill:
         self.folder = folder
         self.done: list[str] = []
         self.settings = {"read": "abc", "upper": True, "join": "-"}
-        self.fails_in = ""
+        self.fails_in = self.unanswered_in = ""
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.txt"
 
     def grind(self) -> Steps:
-        steps = Steps(self.folder)
+        self.said: list[str] = []
+        steps = self.steps = Steps(self.folder, self.said.append)
         for name, source in (("read", None), ("upper", "read"), ("join", "upper")):
             steps.run(
                 name,
@@ -43,6 +44,8 @@ class Mill:
         self.path(name).write_text(text, encoding="utf-8")
         if self.fails_in == name:
             raise KeyboardInterrupt
+        if self.unanswered_in == name:
+            self.steps.unfinished += 3
         self.done.append(name)
         return StepReport(step=name, read=1, written=len(text))
 
@@ -109,6 +112,19 @@ def test_a_step_that_was_interrupted_after_its_output_is_not_done(mill):
 
     assert mill.done == ["upper"]
     assert mill.path("upper").read_text(encoding="utf-8") == "ABC"
+
+
+def test_a_step_with_questions_that_nobody_answered_is_not_done_but_the_next_ones_are(mill):
+    mill.unanswered_in = "upper"
+
+    mill.grind()
+
+    assert any("3 questions got no answer" in sentence for sentence in mill.said)
+    mill.unanswered_in = ""
+    mill.grind()
+    assert mill.done == ["read", "upper", "join", "upper"]
+    mill.grind()
+    assert mill.done == ["read", "upper", "join", "upper"]
 
 
 @pytest.mark.parametrize("note", ["reports/upper.json", "reports/done/upper.json"])
