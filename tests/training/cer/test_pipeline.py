@@ -242,12 +242,15 @@ def test_what_is_missing_is_named_before_anything_is_written(silver, change, say
 
 @pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
 def test_the_same_rows_come_from_ray(silver, tmp_path):
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     local = silver()
     pipeline.run(local)
     other = silver("engine=ray", f"output={tmp_path / 'ray'}")
 
-    pipeline.run(other)
+    try:
+        pipeline.run(other)
+    finally:
+        ray.shutdown()  # other modules start one of their own
 
     names = ["train.jsonl", "valid.jsonl", "test.jsonl", "steps/turns.jsonl", "README.md"]
     for name in names:

@@ -27,6 +27,7 @@ import numpy as np
 
 from compeer_core.errors import ConfigError
 from training.cer.personality.traits import Disc
+from training.cer.personality.wording import negations, numbers, questions
 
 LANGUAGES = ("en", "zh")
 """The languages that have rules."""
@@ -193,7 +194,7 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
         language: A text in a language without rules is returned as it is.
 
     Returns:
-        A text that is empty only if the given one is.
+        A text that is empty only if the given one is, with the same numbers, denials and questions.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -217,7 +218,21 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
         lines.append(done.text)
         may_open = may_open and not done.is_opened
     pieces = iter(kept)
-    return re.sub(_MARK, lambda _: next(pieces), "\n".join(lines))
+    changed = re.sub(_MARK, lambda _: next(pieces), "\n".join(lines))
+    return changed if _says_the_same(changed, text, language) else text
+
+
+def _says_the_same(changed: str, text: str, language: str) -> bool:
+    """Whether numbers, denials and questions are those of the text.
+
+    Rules are written so that they are; but where words run together without blanks, as in Chinese,
+    a rule can make a word of the one before it and the one behind.
+    """
+    return (
+        numbers(changed, language) == numbers(text, language)
+        and negations(changed, language) == negations(text, language)
+        and questions(changed) == questions(text)
+    )
 
 
 @dataclass(frozen=True)

@@ -289,3 +289,23 @@ def test_rewriting_keeps_numbers_denials_questions_names_and_lines(
         assert len(re.findall(name, after)) >= len(re.findall(name, text))
     assert bool(after.strip()) == bool(text.strip())
     assert after == say(text, manner, language, seed)
+
+
+def test_a_text_whose_denials_a_rule_would_change_stays_as_it_is():
+    # Courtesy makes "谢谢你" of the thanks, and with the word behind it "你不你" is no denial any more.
+    polite = Manner(
+        spelled_out=1.0,
+        chatty=0.0,
+        direct=0.0,
+        soft=1.0,
+        polite=1.0,
+        blunt=0.0,
+        lively=0.0,
+        even=1.0,
+        joined=1.0,
+        opener=0.4,
+        openers="fixed",
+    )
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        assert negations(rewritten("谢谢不你", polite, rng, "zh"), "zh") == 1
