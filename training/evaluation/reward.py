@@ -209,11 +209,7 @@ def _reply_lines(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
     metrics: list[results.Metric] = []
     longest: list[tuple[str, str]] = []
     for name, rows in rated.items():
-        read = [
-            (row.preference.value, row.verdict.value, row.group)
-            for row in rows
-            if row.preference is not None and row.verdict is not None
-        ]
+        read = _preferences(rows)
         if not read:
             continue
         labels, verdicts, groups = map(list, zip(*read, strict=True))
@@ -259,11 +255,7 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
     metrics: list[results.Metric] = []
     by_corpus = sorted(rows, key=lambda row: row.corpus)
     for corpus, of_corpus in itertools.groupby(by_corpus, key=lambda row: row.corpus):
-        read = [
-            (row.preference.value, row.verdict.value, row.group)
-            for row in of_corpus
-            if row.preference is not None and row.verdict is not None
-        ]
+        read = _preferences(of_corpus)
         if not read:
             continue
         labels, verdicts, groups = map(list, zip(*read, strict=True))
@@ -285,6 +277,15 @@ def _chosen(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord
         if record.case.split == split
     ]
     return found if config.rows is None else drawn(found, config.rows, config.seed)
+
+
+def _preferences(rows: Iterable[Rated]) -> list[tuple[str, str, str]]:
+    """Return label, verdict and group of each row that has both."""
+    return [
+        (row.preference.value, row.verdict.value, row.group)
+        for row in rows
+        if row.preference is not None and row.verdict is not None
+    ]
 
 
 def _step_verdicts(rows: Sequence[Rated]) -> tuple[list[float], list[bool]]:
