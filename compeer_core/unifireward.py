@@ -79,7 +79,39 @@ __all__ = [
     "StepVerdict",
     "Turn",
     "Unscorable",
+    "ask_about_replies",
+    "ask_about_step",
 ]
+
+
+# --- the questions -----------------------------------------------------------------------------
+
+
+def ask_about_step(step: Step, language: str = "en", reserved: Sequence[str] = ()) -> Question:
+    """Return the question whether a step is right, answered by one of `VERDICTS`.
+
+    Args:
+        step: One step of a turn's reasoning; what it says is neutralised here.
+        language: Of the question, one of `compeer_core.prompts.LANGUAGES`.
+        reserved: The judge's special tokens, see `compeer_core.prompts.neutralise`.
+    """
+    quoted = neutralise(render_step(step), reserved)
+    return Question(step_question(part_of(step), quoted, language), VERDICTS)
+
+
+def ask_about_replies(
+    first: str, second: str, language: str = "en", reserved: Sequence[str] = ()
+) -> Question:
+    """Return the question which of two replies is better, answered by one of `PREFERENCES`.
+
+    Args:
+        first: A reply as it was written; it is neutralised here, as is the other.
+        second: The other reply.
+        language: See `ask_about_step`.
+        reserved: See `ask_about_step`.
+    """
+    texts = (neutralise(first, reserved), neutralise(second, reserved))
+    return Question(reply_question(*texts, language), PREFERENCES)
 
 
 # --- the judge ---------------------------------------------------------------------------------
@@ -227,16 +259,14 @@ class Judge:
 
     def step_question(self, step: Step) -> Question:
         """Return the question whether a step is right."""
-        quoted = neutralise(render_step(step), self.scorer.reserved)
-        return Question(step_question(part_of(step), quoted, self.language), VERDICTS)
+        return ask_about_step(step, self.language, self.scorer.reserved)
 
     def reply_questions(self, reply: str, reference: str) -> tuple[Question, Question]:
         """Return the question which of two replies is better, the reply first and then second."""
         reserved = (self.reply_scorer or self.scorer).reserved
-        candidate, other = neutralise(reply, reserved), neutralise(reference, reserved)
         return (
-            Question(reply_question(candidate, other, self.language), PREFERENCES),
-            Question(reply_question(other, candidate, self.language), PREFERENCES),
+            ask_about_replies(reply, reference, self.language, reserved),
+            ask_about_replies(reference, reply, self.language, reserved),
         )
 
     def _reading(self, turn: Turn) -> Reading:

@@ -14,6 +14,7 @@ document differs from the files. Nothing between the markers is typed by hand.
 
 import csv
 import datetime
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 FOLDER = Path("assets/results")
 DOCUMENTS = ("README.md", "assets/checkpoints/*/README.md", "training/PAPER.md")
@@ -142,6 +145,21 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
     path = folder / f"{result.name}.json"
     path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def publish(result: Result, output: Path, folder: Path) -> None:
+    """Save a comparison, put it beside what it was made of as `table.md` and `table.csv`, and log it.
+
+    Args:
+        result: What was found.
+        output: Folder of the results files.
+        folder: Of the run.
+    """
+    save(result, output)
+    table = render(result)
+    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    write_csv(folder / "table.csv", result.metrics)
+    _log.info("%s", table)
 
 
 def write_csv(path: Path, metrics: Sequence[Metric]) -> None:

@@ -35,12 +35,13 @@ LANGUAGES = ("en", "zh")
 _FOLDER = Path(__file__).parent
 _PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
-_SPEAKERS: Mapping[str, Mapping[Speaker, str]] = MappingProxyType(
+SPEAKER_NAMES: Mapping[str, Mapping[Speaker, str]] = MappingProxyType(
     {
         "en": {Speaker.SEEKER: "Seeker", Speaker.SUPPORTER: "Supporter"},
         "zh": {Speaker.SEEKER: "求助者", Speaker.SUPPORTER: "支持者"},
     }
 )
+"""What transcripts call the two, by language."""
 _STEP_NAMES: Mapping[str, Mapping[Part, str]] = MappingProxyType(
     {
         "en": {Part.HISTORY: "history", Part.EMOTION: "emotion", Part.STRATEGY: "strategy"},
@@ -261,7 +262,7 @@ def judge_messages(
     for said in dialogue.merged():
         pictures += said.images
         text = _one_voice(neutralise(said.text, reserved)).replace(_PICTURE, " ")
-        speaker = _SPEAKERS[language][said.speaker]
+        speaker = SPEAKER_NAMES[language][said.speaker]
         lines.append(f"{speaker}: {_PICTURE * len(said.images)}{text}")
     filled = fill(template, transcript="\n".join(lines)) + "\n\n"
     return (
@@ -347,7 +348,8 @@ def consistency_question(
         language: One of `LANGUAGES`.
     """
     said = [
-        f"{_SPEAKERS[language][each.speaker]}: {_quoted(each.text)}" for each in dialogue.merged()
+        f"{SPEAKER_NAMES[language][each.speaker]}: {_quoted(each.text)}"
+        for each in dialogue.merged()
     ]
     named = [
         f"{number}. {_STEP_NAMES[language][part]}: {_quoted(text)} -> {correct}"

@@ -1,7 +1,7 @@
 """Tiny checkpoints for the tests of the core, built once a run."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,17 @@ def adapter_folders(qwen_folder: Path, tmp_path_factory: pytest.TempPathFactory)
         build_adapter(qwen_folder, folder / name, seed=seed)
         for seed, name in enumerate(("warm", "cool"), start=1)
     ]
+
+
+@pytest.fixture(scope="module")
+def one_core() -> Iterator[None]:
+    """Models this small lose more by sharing an operation between cores than they gain."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -25,16 +25,10 @@ from compeer_core.unifireward import (
 )
 from tests.checkpoints import CHATML, build_qwen
 
+pytestmark = pytest.mark.usefixtures("one_core")
+
 HISTORY = (Message("user", ("Seeker: I cannot sleep.\nSupporter: Why?\nSeeker: The exam.\n\n",)),)
 STEPS = ("Step 1: she is sad.", "Step 2: 难过 😀", "Step 3: ask a question about the exam")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_core():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -316,6 +310,17 @@ def test_a_shelf_gives_the_track_that_has_read_most_of_a_conversation():
     assert list(shelf.take(replace(wanted, ids=(5, 5)), None).ids) == [5, 5]
     assert len(shelf._tracks) == 3  # nothing fitted, so nothing was taken
     assert shelf.take(wanted, "another adapter").cache is None
+
+
+def test_a_shelf_lets_go_of_the_oldest_when_it_holds_too_many_tokens():
+    shelf = Shelf(size=4, tokens=5)
+    for ids in ([1, 2], [3, 4, 5], [6]):
+        shelf.put(track(ids))
+    assert [kept.ids for kept in shelf._tracks] == [[3, 4, 5], [6]]
+
+    shelf.put(track([7] * 9))  # more than the shelf may hold
+
+    assert shelf._tracks == []
 
 
 def test_a_shelf_keeps_pictures_apart_and_forgets_the_oldest():

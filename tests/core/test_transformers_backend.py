@@ -44,6 +44,8 @@ from tests.checkpoints import (
     train_tokenizer,
 )
 
+pytestmark = pytest.mark.usefixtures("one_core")
+
 GREEDY = Sampling(temperature=0, max_new_tokens=32)
 
 
@@ -114,15 +116,6 @@ def shown(tokenizer, ids) -> str:
     added = tokenizer.added_tokens_decoder
     kept = [token for token in ids if not (token in added and added[token].special)]
     return tokenizer.decode(kept).rstrip("\ufffd")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_core():
-    """Models this small lose more by sharing an operation between cores than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

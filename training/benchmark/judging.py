@@ -36,7 +36,6 @@ from compeer_core.backends.protocol import (
     Interview,
     Message,
     Question,
-    ScoringSession,
     with_question,
 )
 from compeer_core.backends.transformers_.interviews import Work
@@ -55,7 +54,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
-from compeer_core.unifireward import Judge
+from compeer_core.unifireward import ask_about_replies, ask_about_step
 from training import results
 from training.progress import track
 from training.run_directory import versions
@@ -326,13 +325,13 @@ def round_of(
         Utterance(speaker, str(rng.choice(_SEEKER if speaker is Speaker.SEEKER else _SUPPORTER)))
         for speaker, _ in zip(speakers, range(length + (length + 1) % 2), strict=False)
     ]
-    layout = Judge("layout", _NoScorer())
     interviews = []
     for _ in range(size):
         turn = _turn(rng)
-        steps = tuple(layout.step_question(step) for step in turn.reasoning)
+        steps = tuple(ask_about_step(step) for step in turn.reasoning)
         reference = str(rng.choice(_SUPPORTER))
-        interviews.append(Interview(steps, layout.reply_questions(turn.reply, reference)))
+        orders = ((turn.reply, reference), (reference, turn.reply))
+        interviews.append(Interview(steps, tuple(ask_about_replies(*pair) for pair in orders)))
     return judge_messages(Dialogue(tuple(said))), interviews
 
 
@@ -354,22 +353,6 @@ def _turn(rng: np.random.Generator) -> SupportTurn:
         ),
         " ".join([any_of(_SUPPORTER), any_of(_SUPPORTER)]),
     )
-
-
-class _NoScorer:
-    """Stands where only the wording of questions is wanted."""
-
-    name = "none"
-    reserved: tuple[str, ...] = ()
-
-    def check_labels(self, labels: Sequence[str]) -> None:
-        """Accept any label: none is ever scored."""
-
-    def open(self, messages: Sequence[Message]) -> ScoringSession:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """There is nothing to free."""
 
 
 # --- the rest ----------------------------------------------------------------------------------

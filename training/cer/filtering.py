@@ -54,7 +54,7 @@ from pydantic import Field
 from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
-from compeer_core.prompts import fill, neutralise
+from compeer_core.prompts import SPEAKER_NAMES, fill, neutralise
 from training.cer.asking import Answer, Asker, Question
 from training.cer.chance import seed_for
 from training.cer.corpora.reading import text_key
@@ -403,6 +403,10 @@ def _form(
     return None
 
 
+TELLTALES = Path(__file__).with_name("telltales.toml")
+"""Phrases that language models are told by, in both languages."""
+
+
 def telltale(text: str) -> str | None:
     """Return the first phrase of `telltales.toml` in a text.
 
@@ -431,16 +435,11 @@ _WITHIN_WORDS = re.compile(r"['’]|(?<=\b[a-z])\.(?=[a-z]\b)|(?<=\.[a-z])\.")
 
 @cache
 def _telltales() -> Mapping[str, Sequence[str]]:
-    path = Path(__file__).with_name("telltales.toml")
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return tomllib.loads(TELLTALES.read_text(encoding="utf-8"))
 
 
 # --- The model --------------------------------------------------------------------------------
 
-_SPEAKERS: Mapping[str, Mapping[Speaker, str]] = {
-    "en": {Speaker.SEEKER: "Seeker", Speaker.SUPPORTER: "Supporter"},
-    "zh": {Speaker.SEEKER: "求助者", Speaker.SUPPORTER: "支持者"},
-}
 _LEFT_OUT = {"en": "[{count} turns left out]", "zh": "[此处省略 {count} 轮]"}
 _FRAME = ("<dialogue>", "</dialogue>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
@@ -478,7 +477,7 @@ def transcript(dialogue: SourceDialogue, settings: Settings, reserved: Sequence[
     """
     language = "zh" if dialogue.language == "zh" else "en"
     lines = [
-        f"{_SPEAKERS[language][said.speaker]}: {_shown(said.text, settings, reserved)}"
+        f"{SPEAKER_NAMES[language][said.speaker]}: {_shown(said.text, settings, reserved)}"
         for said in dialogue.utterances
     ]
     space = settings.shown_characters

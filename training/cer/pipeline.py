@@ -55,6 +55,7 @@ from training.cer import (
     human,
     leaks,
     silver,
+    silver_faithful,
     trial,
 )
 from training.cer.asking import Asker, Budget, BudgetSpentError, Counts
@@ -254,6 +255,7 @@ class _Pipeline:
             settings={
                 **_values(config.filter),
                 **self._asked(("filter",), _some(reader)),
+                "words": _texts([filtering.TELLTALES]),
             },
             inputs=[path("clean")],
             outputs=[path("kept"), path("filtered_out")],
@@ -363,6 +365,7 @@ class _Pipeline:
                     [
                         *Path(silver.__file__).parent.glob("silver*.toml"),
                         *VOCABULARIES.glob("strategy_signs.*.toml"),
+                        silver_faithful.WORDING,
                     ]
                 ),
             },

@@ -318,12 +318,9 @@ def report(study: Study, config: Config) -> None:
         interval="95 % interval over source dialogues",
         metrics=tuple(metrics),
     )
-    results.save(result, config.output)
-    results.write_csv(config.folder / "table.csv", metrics)
-    (config.folder / "table.md").write_text(results.render(result) + "\n", encoding="utf-8")
+    results.publish(result, config.output, config.folder)
     plot_rates(metrics, SEEN, BY_CHANCE, config.folder / "table.png")
     write_records(config.folder / "turns.jsonl", _counted(study))
-    _log.info("%s", results.render(result))
 
 
 @dataclass(frozen=True)

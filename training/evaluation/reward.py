@@ -161,14 +161,11 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         interval="95 % interval over source dialogues",
         metrics=tuple(metrics),
     )
-    results.save(result, config.output)
-    results.write_csv(config.folder / "table.csv", metrics)
-    (config.folder / "table.md").write_text(results.render(result) + "\n", encoding="utf-8")
+    results.publish(result, config.output, config.folder)
     plot_table(metrics, config.folder / "table.png")
     for name, parts in rated.items():
         probability, label = _step_verdicts(parts["test"])
         plot_reliability(probability, label, name, config.folder / f"{name}.reliability.png")
-    _log.info("%s", results.render(result))
 
 
 def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:

@@ -15,10 +15,15 @@ from enum import StrEnum
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.images import Image
-from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
-from compeer_core.reasoning import STEPS, part_of, read, render_step
+from compeer_core.prompts import judge_messages
+from compeer_core.reasoning import STEPS, read
 from compeer_core.taxonomy import Preference
-from compeer_core.unifireward import PREFERENCES, VERDICTS
+from compeer_core.unifireward import (
+    PREFERENCES,
+    VERDICTS,
+    ask_about_replies,
+    ask_about_step,
+)
 
 Answered = tuple[str, str]
 """A question's text, and the word that answers it."""
@@ -80,17 +85,15 @@ def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
     for step, is_right in zip(reading.turn.reasoning, candidate.steps, strict=True):
         if is_right is None:
             break
-        question = step_question(part_of(step), neutralise(render_step(step)), language)
-        answered.append((question, VERDICTS[0 if is_right else 1]))
+        answered.append((ask_about_step(step, language).text, VERDICTS[0 if is_right else 1]))
     return answered
 
 
 def _about_the_reply(record: CerRecord, language: str) -> Answered | None:
     if record.preference is None or record.second is None:
         return None
-    first, second = neutralise(record.first.reply), neutralise(record.second.reply)
-    question = reply_question(first, second, language)
-    return question, PREFERENCES[list(Preference).index(record.preference)]
+    question = ask_about_replies(record.first.reply, record.second.reply, language)
+    return question.text, PREFERENCES[list(Preference).index(record.preference)]
 
 
 def _conversation(opening: Sequence[Message], asked: Sequence[Answered]) -> tuple[Message, ...]:

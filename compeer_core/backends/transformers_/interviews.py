@@ -37,6 +37,7 @@ from compeer_core.backends.transformers_.track import Encoded, Track
 LOGITS_BYTES = 512 << 20
 """Memory that the logits of one pass may take; the candidates are cut into parts by it."""
 QUESTIONS_A_ROW = 5
+"""Three steps, and the reply in two orders: at so many places of each candidate logits are taken."""
 
 Bools = NDArray[np.bool_]
 

@@ -99,8 +99,16 @@ class Shelf:
     takes it has sent in full.
     """
 
-    def __init__(self, size: int = 4) -> None:
+    def __init__(self, size: int = 4, tokens: int = 8192) -> None:
+        """Begin empty.
+
+        Args:
+            size: Tracks that are kept at most.
+            tokens: Tokens that they have read at most, all together: a 7 B model needs some 57 kB
+                of memory for each.
+        """
         self._size = size
+        self._tokens = tokens
         self._tracks: list[Track] = []
 
     def take(self, encoded: Encoded, adapter: str | None) -> Track:
@@ -118,9 +126,11 @@ class Shelf:
         return best
 
     def put(self, track: Track) -> None:
-        """Keep a track, and let go of the oldest if there are too many."""
+        """Keep a track, and let go of the oldest while there are too many or they hold too much."""
         if track.read:
             self._tracks = [*self._tracks, track][-self._size :]
+        while sum(kept.read for kept in self._tracks) > self._tokens:
+            del self._tracks[0]
 
     def clear(self) -> None:
         self._tracks = []

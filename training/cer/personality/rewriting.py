@@ -36,7 +36,7 @@ from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, CerRecord, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
-from compeer_core.prompts import LANGUAGES, fill, neutralise
+from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
 from compeer_core.reasoning import Part, StrategyStep, read
 from compeer_core.taxonomy import Strategy
 from training.cer.asking import Asker, Question
@@ -524,12 +524,9 @@ def _language(row: CerRecord) -> str:
     return row.case.language if row.case.language in LANGUAGES else "en"
 
 
-_NAMES = {"en": ("Seeker", "Supporter"), "zh": ("求助者", "支持者")}
-
-
 def _numbered(texts: Iterable[tuple[Speaker, str]], language: str) -> str:
     return "\n".join(
-        f"{number}. {_NAMES[language][speaker is Speaker.SUPPORTER]}: {json.dumps(text, ensure_ascii=False)}"
+        f"{number}. {SPEAKER_NAMES[language][speaker]}: {json.dumps(text, ensure_ascii=False)}"
         for number, (speaker, text) in enumerate(texts, start=1)
     )
 
@@ -621,7 +618,7 @@ def drift_question(
     language = _language(row)
     words_for = {"en": ("before", "after"), "zh": ("改写前", "改写后")}[language]
     pairs = "\n".join(
-        f"{number}. {_NAMES[language][speaker is Speaker.SUPPORTER]}\n"
+        f"{number}. {SPEAKER_NAMES[language][speaker]}\n"
         + "\n".join(
             f"   {name}: {json.dumps(neutralise(text, reserved), ensure_ascii=False)}"
             for name, text in zip(words_for, (before, after), strict=True)

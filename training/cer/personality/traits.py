@@ -34,7 +34,7 @@ from compeer_core.backends.protocol import Message
 from compeer_core.cer import CerRecord, DecidedBy, Split, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
-from compeer_core.prompts import LANGUAGES, fill, neutralise
+from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
 from training.cer.asking import Asker, Question
 from training.cer.chance import generator_for
 from training.cer.engines import LOCAL, Engine
@@ -257,8 +257,7 @@ def _question(speech: Speech, seed: int) -> Question:
     language = speech.language if speech.language in LANGUAGES else "en"
     key = f"disc:{language}:{speech.id}"
     lines = "\n".join(f"- {neutralise(text)}".replace("\n", " ") for text in speech.texts)
-    names = {"en": ("seeker", "supporter"), "zh": ("求助者", "支持者")}[language]
-    name = names[list(Speaker).index(speech.speaker)]
+    name = SPEAKER_NAMES[language][speech.speaker].lower()
     filled = fill(load("disc", language), speaker=name, utterances=lines)
     return Question(
         key, (Message("user", (filled,)),), int(generator_for(seed, key).integers(2**31))
