@@ -3,12 +3,13 @@
 `open_generator` makes one from its settings. A generator takes a few prompts at a time, and may be
 called from several threads: an endpoint takes one prompt, from as many threads as requests may be
 in flight; a checkpoint takes a batch from one thread, since a batch is how it is fast
-(`training.cer.batching`). Both return text or say why there is none; when to ask again is
-`training.cer.flight`'s business, so an endpoint's own retries are switched off: each request counts
-towards the budget and the rate.
+(`compeer_core.backends.transformers_.batch_writing`). Both return text or say why there is none;
+when to ask again is `training.cer.flight`'s business, so an endpoint's own retries are switched off:
+each request counts towards the budget and the rate.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,17 +226,28 @@ class _Batches:
     def write(
         self, prompts: Sequence[Prompt], stop: threading.Event
     ) -> list[Written | CompeerError]:
-        from training.cer.batching import Row, Turn, write_turns
+        from compeer_core.backends.transformers_ import batch_writing as batches
 
         chat, adapter = self._lease.chat, self._lease.adapter
-        rows = [Row(_shown(prompt.messages, self._settings), prompt.seed) for prompt in prompts]
-        turns = chat.owner.call(
-            lambda: write_turns(chat, adapter, rows, self._settings.sampling, stop)
-        )
-        return [
-            Written(_storable(turn.text), turn.tokens) if isinstance(turn, Turn) else turn
-            for turn in turns
+        # What is asked more than once is read once.
+        places: dict[tuple[Message, ...], list[int]] = defaultdict(list)
+        for place, prompt in enumerate(prompts):
+            places[_shown(prompt.messages, self._settings)].append(place)
+        rows = [
+            batches.Prompt(messages, tuple(prompts[place].seed for place in of_messages))
+            for messages, of_messages in places.items()
         ]
+        outcomes = chat.owner.call(
+            lambda: batches.write_turns(chat, adapter, rows, self._settings.sampling, stop)
+        )
+        written: dict[int, Written | CompeerError] = {}
+        for of_messages, outcome in zip(places.values(), outcomes, strict=True):
+            if isinstance(outcome, CompeerError):
+                written |= dict.fromkeys(of_messages, outcome)
+                continue
+            for place, turn in zip(of_messages, outcome, strict=True):
+                written[place] = Written(_storable(turn.text), len(turn.ids))
+        return [written[place] for place in range(len(prompts))]
 
     def close(self) -> None:
         self._lease.release()

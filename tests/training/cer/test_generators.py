@@ -1,5 +1,6 @@
 """Generators: rows of a batch are written as if each were alone."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ import torch
 from PIL import Image as Pillow
 
 from compeer_core.backends.protocol import Message, Sampling
+from compeer_core.backends.transformers_ import ChatModel
+from compeer_core.backends.transformers_.batch_writing import RowChoice
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
 from compeer_core.model_pool import load_transformers
 from tests.checkpoints import build_adapter, build_llava, build_qwen
 from training.cer.asking import Answer, Asker, Budget, BudgetSpentError, Question
-from training.cer.batching import RowChoice
 from training.cer.generators import (
     Generator,
     GeneratorSettings,
@@ -132,6 +134,42 @@ def test_a_row_draws_the_same_whoever_is_beside_it(
     assert written(generator, [asked[0], asked[0]], 2) == [alone[0]] * 2
 
 
+def test_a_prompt_that_is_asked_often_is_read_once_and_answered_as_if_alone(
+    qwen: Path, picture: Image, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = opened(settings(qwen, max_new_tokens=150))
+    asked = [Prompt(prompt.messages, seed) for seed in range(7) for prompt in prompts(picture)[:3]]
+    alone = written(generator, asked, 1)
+    read: list[int] = []
+    run = ChatModel.run
+
+    def counted(chat: ChatModel, track: Any, *rest: Any, **named: Any) -> Any:
+        read.append(len(track.ids))
+        return run(chat, track, *rest, **named)
+
+    monkeypatch.setattr(ChatModel, "run", counted)
+    assert written(generator, asked, 21) == alone
+    assert len(read) == 3
+    # Rows end at different times, so the batch has been made smaller on its way.
+    assert len({one.tokens for one in alone if isinstance(one, Written)}) > 3
+
+
+def test_a_cache_that_cannot_be_joined_is_written_prompt_by_prompt(
+    tmp_path: Path, picture: Image, opened: Any
+) -> None:
+    sliding = build_qwen(tmp_path / "sliding")
+    config = json.loads((sliding / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    (sliding / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    generator = opened(settings(sliding))
+    asked = [Prompt(prompt.messages, seed) for seed in range(3) for prompt in prompts(picture)[:3]]
+    assert written(generator, asked, 9) == written(generator, asked, 1)
+
+
 def test_another_seed_gives_another_text(qwen: Path, picture: Image, opened: Any) -> None:
     generator = opened(settings(qwen))
     message = prompts(picture)[0].messages
@@ -194,7 +232,7 @@ def test_words_are_drawn_as_often_as_is_their_share(top_p: float, size: int) -> 
     drawn = torch.zeros(size)
     for _ in range(10):
         drawn += torch.bincount(
-            choice(torch.zeros((rows, 1), dtype=torch.long), scores.repeat(rows, 1)).argmax(-1),
+            choice(torch.zeros((rows, 1), dtype=torch.long), scores.repeat(rows, 1)),
             minlength=size,
         )
 
