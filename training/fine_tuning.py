@@ -5,40 +5,38 @@ completion; `messages` rows train every assistant turn (the judge's verdicts). A
 a LoRA adapter is trained (`base_model`), by one process or by several (`processes`).
 """
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset, Features, Image, List, Value
-from pydantic import Field, model_validator
-from transformers import TrainerCallback
+from pydantic import Field
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
-from compeer_core.backends.transformers_.chat_template import ChatTemplate
-from compeer_core.config import FrozenModel
-from compeer_core.errors import CheckpointError
-from compeer_core.processing import load_processor
-from training.base_model import (
-    LoraShape,
-    Weights,
-    freeze_image_encoder,
-    load_base,
-    lora_config,
-)
-from training.processes import in_any_process, is_first, process_count
+from training.base_model import freeze_image_encoder, load_base, lora_config
+from training.processes import is_first, process_count
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
+from training.trainer_parts import (
+    MetricsToRunDirectory,
+    SaveAndStop,
+    WeightTraining,
+    keep_adapter_in_fp32,
+    last_checkpoint,
+    open_processor,
+    save_weights,
+    step_of,
+    trainer_arguments,
+)
 
 
-class FineTuning(FrozenModel):
+class FineTuning(WeightTraining):
     """Settings of one fine-tuning run."""
 
     epochs: float = 1.0
@@ -53,35 +51,6 @@ class FineTuning(FrozenModel):
     """Paper, reward model: "a learning rate of 1 x 10^-5"."""
     warmup_share: float = Field(default=0.03, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
-    weight_decay: float = 0.0
-    lora: LoraShape | None = None
-    """None trains the whole language model."""
-    freeze_vision: bool = True
-    """Paper, reward model: "the visual encoder is frozen, while the language model and adapter
-    modules are fully trainable". Without LoRA the adapter (Qwen2.5-VL's `visual.merger`) is trained;
-    with LoRA it is where `lora.target_modules` names it."""
-    gradient_checkpointing: bool = False
-    """Less memory for about a third more time; for 7B models."""
-    precision: Weights = "bf16"
-    """What is computed in: bf16 (autocast) or fp32."""
-    weights: Weights = "fp32"
-    """How weights are held; LoRA's own are fp32 in any case. `bf16` halves the memory of a base under
-    LoRA. Without LoRA it loses steps: near a weight of 0.02 neighbouring bf16 numbers are 1e-4
-    apart, and a step of AdamW at lr 1e-5 is rounded away."""
-    quantize: Literal["4bit"] | None = None
-    """QLoRA: the base is held in 4 bits (NF4, double quantisation); only with `lora`."""
-    save_steps: int = Field(default=200, gt=0)
-    log_steps: int = Field(default=20, gt=0)
-    seed: int = 0
-
-    @model_validator(mode="after")
-    def _four_bits_are_not_trained(self) -> Self:
-        if self.quantize and self.lora is None:
-            raise ValueError(
-                "quantize = '4bit' needs a [training.lora] table: weights of 4 bits cannot be "
-                "trained themselves, an adapter on them can"
-            )
-        return self
 
 
 Row = dict[str, Any]
@@ -154,45 +123,6 @@ def row_order(lengths: Sequence[int], batch: int, passes: float, seed: int) -> l
     return [int(number) for number in np.concatenate([*whole, last])]
 
 
-class _MetricsToRunDirectory(TrainerCallback):
-    """Copies what the trainer logs into the run's metrics.jsonl."""
-
-    def __init__(self, directory: RunDirectory, passes: float) -> None:
-        self._directory = directory
-        self._passes = passes
-
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        row = {k: v for k, v in kwargs.get("logs", {}).items() if isinstance(v, float | int)}
-        if "epoch" in row:
-            row["epoch"] *= self._passes  # the trainer sees all passes as one
-        if state.is_world_process_zero:
-            self._directory.metrics(step=state.global_step, **row)
-
-
-class _SaveAndStop(TrainerCallback):
-    """Ends the training after the step at hand once a person has asked for it."""
-
-    def __init__(self, stopping: StopRequest) -> None:
-        self._stopping = stopping
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A signal may reach one process a step later than another.
-        if in_any_process(self._stopping.asked):
-            self._stopping.asked = True
-            control.should_save = True
-            control.should_training_stop = True
-
-
-def _last_checkpoint(folder: Path) -> Path | None:
-    """Return the latest whole checkpoint: a run that was killed may have left half of one."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=_step_of, default=None)
-
-
-def _step_of(checkpoint: Path | None) -> int:
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
-
-
 def fine_tune(
     base: Path | str,
     rows: Sequence[Row],
@@ -222,8 +152,8 @@ def fine_tune(
     # A start that logged no step may have left some, under another config.
     if not resume and is_first():
         shutil.rmtree(checkpoints, ignore_errors=True)
-    last = _last_checkpoint(checkpoints) if resume else None
-    directory.rewind(_step_of(last))
+    last = last_checkpoint(checkpoints) if resume else None
+    directory.rewind(step_of(last))
     batch = settings.batch_size * settings.accumulation * process_count()
     directory.log(
         "%d rows a step: %d at once, %d times, in %d processes",
@@ -256,86 +186,33 @@ def fine_tune(
         train_dataset=build_dataset(rows).select(order),
         processing_class=processor,
         peft_config=adapter,
-        callbacks=[_MetricsToRunDirectory(directory, passes), _SaveAndStop(stopping)],
+        callbacks=[MetricsToRunDirectory(directory, passes), SaveAndStop(stopping)],
     )
     if settings.quantize:
-        _keep_adapter_in_fp32(trainer.model)
+        keep_adapter_in_fp32(trainer.model)
     with stopping:
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     if stopping.asked:
         raise StoppedEarly(f"saved; go on with --resume {directory.path}")
     output = directory.path / ("adapter" if lora else "model")
-    _save_weights(trainer, output)
+    save_weights(trainer, output)
     if lora is None and is_first():
         open_processor(base).save_pretrained(output)
     return output
 
 
-def open_processor(base: Path | str) -> Any:
-    """Return the processor of a base, which has a chat template.
-
-    Raises:
-        CheckpointError: It cannot be loaded, or there is no usable chat template.
-    """
-    try:
-        processor = load_processor(base)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{base}: cannot be loaded: {error}") from error
-    ChatTemplate(str(base), processor)
-    return processor
-
-
 def _arguments(settings: FineTuning, checkpoints: Path, *, on_messages: bool) -> SFTConfig:
-    # transformers 5.23 renamed the argument; trl's default for the old name is True.
-    names = {field.name for field in dataclasses.fields(SFTConfig)}
-    new_name = "activation_checkpointing"
-    checkpointing: dict[str, Any] = {
-        new_name if new_name in names else "gradient_checkpointing": settings.gradient_checkpointing
-    }
-    return SFTConfig(
-        output_dir=str(checkpoints),
-        num_train_epochs=1,
+    return trainer_arguments(
+        SFTConfig,
+        settings,
+        checkpoints,
         max_steps=settings.max_steps,
         per_device_train_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.lr,
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup_share,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=1.0,
-        bf16=settings.precision == "bf16",
-        use_cpu=not torch.cuda.is_available(),
-        **checkpointing,
         max_length=None,  # cutting a row could cut an image in two
         assistant_only_loss=on_messages,
         train_sampling_strategy="sequential",
-        remove_unused_columns=False,  # trl's collator wants the images
-        logging_steps=settings.log_steps,
-        save_steps=settings.save_steps,
-        save_total_limit=1,
-        seed=settings.seed,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
-
-
-def _keep_adapter_in_fp32(model: Any) -> None:
-    """Undo what trl does to an adapter on a quantised base.
-
-    trl casts it to bf16, where the steps of a low learning rate are rounded away. The rest of
-    peft's `prepare_model_for_kbit_training` is not called for: peft freezes the base, trl and the
-    trainer see to checkpointing, and norms compute in fp32 by themselves.
-    """
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-
-
-def _save_weights(trainer: SFTTrainer, output: Path) -> None:
-    """Write the model or the adapter; weights that are split among processes are gathered first."""
-    split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped) if split else None
-    if is_first():
-        trained: Any = trainer.accelerator.unwrap_model(trainer.model)
-        trained.save_pretrained(output, state_dict=gathered)

@@ -9,8 +9,13 @@ Each process has a part of every batch; the first of them all writes the run dir
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from compeer_core.errors import BackendError
+
+Value = TypeVar("Value")
 
 
 def is_first() -> bool:
@@ -49,3 +54,41 @@ def in_any_process(claim: bool) -> bool:
     flag = torch.tensor(int(claim), device=device)
     torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
     return bool(flag.item())
+
+
+def process_number() -> int:
+    """Which of the processes this is, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def gathered(values: Sequence[Value]) -> list[list[Value]]:
+    """Return the values of each process, in the order of the processes; all of them have to ask.
+
+    Values are pickled: they are for what a run says and judges, not for tensors.
+    """
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return [list(values)]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, list(values))
+    return found
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Let a block that fails in one process fail in all of them.
+
+    The others would wait for it until they lose patience, which takes half an hour.
+
+    Raises:
+        BackendError: The block failed in another process.
+    """
+    try:
+        yield
+    except Exception as error:
+        gathered([f"{type(error).__name__}: {error}"])
+        raise
+    failures = [told for told in gathered([""]) if told[0]]
+    if failures:
+        raise BackendError(f"another process failed: {failures[0][0]}")

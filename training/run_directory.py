@@ -25,6 +25,7 @@ from typing import Any
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from training.json_lines import keep_rows, whole_rows
 from training.processes import is_first
 
 CONFIG_FILE = "config.json"
@@ -105,25 +106,15 @@ class RunDirectory:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of metrics.jsonl; a last line cut short by a crash is left out."""
-        path = self.path / METRICS_FILE
-        if not path.exists():
-            return
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
+        yield from whole_rows(self.path / METRICS_FILE)
 
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`, and a last line cut short by a crash.
 
         A run that goes on from the checkpoint of that step makes the later ones again.
         """
-        path = self.path / METRICS_FILE
-        if not is_first() or not path.exists():
-            return
-        kept = [row for row in self.rows() if row["step"] <= step]
-        fresh = path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        fresh.replace(path)
+        if is_first():
+            keep_rows(self.path / METRICS_FILE, lambda row: row["step"] <= step)
 
     def log(self, message: str, *values: object) -> None:
         """Write one line to log.txt and to the log of the process."""

@@ -58,6 +58,7 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
         ),
+        "grpo": Stage("training.grpo.train", "reinforce a policy with a reward model (GRPO)"),
         "export": Stage("training.export", "write a checkpoint or an adapter as it is shipped"),
         "evaluate esconv": Stage(
             "training.evaluation.esconv", "measure a policy on turns of ESConv"

@@ -20,12 +20,13 @@ from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.unifireward import PREFERENCES, VERDICTS
-from training.fine_tuning import FineTuning, Row, fine_tune, message_rows, open_processor
+from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
 from training.pictures import Pictures
 from training.reward_model.conversations import Kind, conversations
 from training.reward_model.template import training_template
 from training.run_directory import RunDirectory
 from training.samples import read_records
+from training.trainer_parts import open_processor
 
 _log = logging.getLogger(__name__)
 
