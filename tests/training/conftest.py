@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of COMPEER-nano, with a small vocabulary."""
-    from training.nano.corpus import Source, SourceKind, mixed_documents
+    from training.corpus import Source, SourceKind, mixed_documents
     from training.nano.tokenizer import label_lines, train_tokenizer
 
     sources = [

@@ -16,9 +16,9 @@ from torch import nn
 
 from compeer_core.errors import ConfigError
 from tests.training.corpora_fixture import write_blocks
+from training.corpus import Source, SourceKind
 from training.nano import pretrain
 from training.nano.architecture import build_model
-from training.nano.corpus import Source, SourceKind
 from training.nano.pretrain import (
     Config,
     block_order,

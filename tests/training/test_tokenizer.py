@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import read
+from training.corpus import Source, SourceKind
 from training.nano import tokenizer as stage
-from training.nano.corpus import Source, SourceKind
 from training.nano.tokenizer import (
     SPECIAL_TOKENS,
     TAGS,

@@ -33,8 +33,8 @@ from transformers import (
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from training.corpus import DOCUMENT_END, Source, check_files, mixed_documents
 from training.nano.architecture import NanoShape, build_model
-from training.nano.corpus import DOCUMENT_END, Source, check_files, mixed_documents
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest

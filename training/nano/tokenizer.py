@@ -17,7 +17,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS
-from training.nano.corpus import Source, mixed_documents
+from training.corpus import Source, mixed_documents
 
 VERDICT_WORDS = (*VERDICTS, *PREFERENCES)
 """The words a judge answers with, each one token."""

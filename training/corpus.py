@@ -1,4 +1,4 @@
-"""Documents for the tokenizer and for pre-training, read from a folder of corpora.
+"""Documents for the tokenizer, pre-training and the sentence encoder, read from a folder of corpora.
 
 A document is one string. Dialogues become chat documents in the ChatML layout that the model
 meets again in SFT, so that turn taking is learnt before any support data is seen:
