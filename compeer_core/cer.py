@@ -10,7 +10,7 @@ Every verdict names who or what decided it (`DecidedBy`): a rule, a person, or p
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -20,10 +20,10 @@ from compeer_core.images import Image
 from compeer_core.reasoning import STEPS
 from compeer_core.taxonomy import Emotion, Preference, Strategy
 
-SPLITS = ("train", "valid", "test")
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 """Made by source dialogue. Only `train` is ever trained on; `valid` chooses, `test` reports."""
 
-Split = Literal["train", "valid", "test"]
 StepLabels = tuple[bool | None, bool | None, bool | None]
 """Whether the history, the emotion and the strategy step are right; None where nobody said."""
 

@@ -281,6 +281,20 @@ def test_a_dry_run_writes_nothing_and_rows_of_other_splits_do_not_count(config, 
         reward.run(config.model_copy(update={"test": config.validation}))
 
 
+def test_a_large_corpus_of_human_judgements_does_not_crowd_out_a_small_one(config, tmp_path, caplog):
+    caplog.set_level("INFO")
+    small = [record(number, corpus="epitome", split="train") for number in range(40, 44)]
+    write_records(tmp_path / "small.jsonl", small)
+    human = (*config.human, tmp_path / "small.jsonl")
+    capped = config.model_copy(update={"human": human, "human_rows": 5})
+
+    reward.run(capped, dry_run=True)
+    reward.run(capped.model_copy(update={"human_splits": ("train", "test")}), dry_run=True)
+
+    assert "validation rows, 5 human judgements" in caplog.text
+    assert "validation rows, 9 human judgements" in caplog.text  # five of pair, four of epitome
+
+
 def test_a_picture_that_cannot_be_read_is_left_out_and_named(config, tmp_path, caplog):
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     broken = record(30)

@@ -63,12 +63,12 @@ at for another.
   this seeker, and gains or loses [0.125] for each point of the seeker's rating above or below 3.
 
 **Which rows are taken.** Labels of a small model are wrong far too often. Rows are drawn by the
-pattern of their three labels so that each step is wrong as often as `Settings.false_shares` says
-(`training.cer.raking`, which keeps the odds ratios of the rows that it draws from), for each split
-on its own. Before that, answers to a seeker who has told nothing yet are thinned out, to at most
-one in ten [0.1] of each pattern. All judged rows, taken or not, are written to a
-second file. A stated share of the rows taken, none by default, may be turns put together from the
-corpus's own labels (`faithful_turn`), which are right by construction.
+pattern of their three labels so that each step is wrong as often as `Settings.false_shares` says, for
+the train split `Settings.train_false_shares` (`training.cer.raking`, which keeps the odds ratios of
+the rows that it draws from), for each split on its own. Before that, answers to a seeker who has
+told nothing yet are thinned out, to at most one in ten [0.1] of each pattern. All judged rows, taken
+or not, are written to a second file. A stated share of the rows taken, none by default, may be turns
+put together from the corpus's own labels (`faithful_turn`), which are right by construction.
 
 **What it cannot see.** Whether a sentence makes sense, whether a quotation was ever said, and
 whether a strategy that nobody used here would have been as good. The last makes the chained labels
@@ -134,6 +134,9 @@ class Settings(FrozenModel):
     false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
     """How often the history, the emotion and the strategy step shall be wrong, each in (0, 1); None
     takes all rows. The paper says 23 % over all; its Table 1 implies some 41, 18 and 20 %."""
+    train_false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = None
+    """The same for the train split alone; None: as `false_shares`. Where right and wrong steps are
+    equally frequent, a judge gains nothing from learning which is commoner."""
     greeting_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """In each pattern, at most this share of the rows to take from may answer a seeker who has told
     nothing yet. Such turns are easily right, and would else be most of what is right."""
@@ -151,12 +154,20 @@ class Settings(FrozenModel):
 
     @model_validator(mode="after")
     def _leaves_room_for_wrong_steps(self) -> Self:
-        if self.false_shares is not None and max(self.false_shares) + self.faithful_share >= 1:
-            raise ValueError(
-                f"with a share of {self.faithful_share} that is right, no step can be wrong in "
-                f"{max(self.false_shares)} of the rows"
-            )
+        for split in self.faithful_splits:
+            shares = self.false_shares_in(split)
+            if shares is not None and max(shares) + self.faithful_share >= 1:
+                raise ValueError(
+                    f"with a share of {self.faithful_share} that is right, no step can be wrong in "
+                    f"{max(shares)} of the rows"
+                )
         return self
+
+    def false_shares_in(self, split: Split) -> tuple[float, float, float] | None:
+        """How often each step shall be wrong in a split; None if all its rows are taken."""
+        if self.false_shares is None or split != "train":
+            return self.false_shares
+        return self.train_false_shares or self.false_shares
 
 
 class Reason(StrEnum):
@@ -291,7 +302,7 @@ def label(
     lists = words()
     habits = count_habits(read_records(cases, Case), lists)
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    tallies: dict[str, _Tally] = {split: _Tally() for split in SPLITS}
+    tallies: dict[Split, _Tally] = {split: _Tally() for split in SPLITS}
     judges = _Judges(habits, settings, seed)
     written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
@@ -299,7 +310,8 @@ def label(
     faithful: set[str] = set()
     for split, tally in tallies.items():
         share = settings.faithful_share if split in settings.faithful_splits else 0.0
-        chosen, note = _chosen(tally, share, settings, seed)
+        shares = settings.false_shares_in(split)
+        chosen, note = _chosen(tally, shares, share, settings, seed)
         taken |= chosen
         rows = [row for row in tally.rows if row.id in chosen]
         wanted = round(len(rows) * share / (1 - share))
@@ -391,7 +403,7 @@ def _judged(
     judges: _Judges,
     engine: Engine,
     dropped: Mapping[str, Counter[str]],
-    tallies: Mapping[str, _Tally],
+    tallies: Mapping[Split, _Tally],
 ) -> Iterator[CerRecord]:
     found = engine.map(judges, _with_repetitions(read_records(turns, GeneratedTurn)))
     for each in track(found, "silver", total=count_lines(turns), unit="turns"):
@@ -432,14 +444,18 @@ def _outcome(preference: Preference | None) -> str:
 
 
 def _chosen(
-    tally: _Tally, faithful_share: float, settings: Settings, seed: int
+    tally: _Tally,
+    false_shares: tuple[float, float, float] | None,
+    faithful_share: float,
+    settings: Settings,
+    seed: int,
 ) -> tuple[frozenset[str], str]:
     """Return the ids of the rows that are taken, and what a reader should know about it."""
     everything = frozenset(row.id for row in tally.rows)
-    if settings.false_shares is None or not tally.rows:
+    if false_shares is None or not tally.rows:
         return everything, ""
     # Faithful rows have no wrong step, so the generated ones have to have more of them.
-    targets = [share / (1 - faithful_share) for share in settings.false_shares]
+    targets = [share / (1 - faithful_share) for share in false_shares]
     at_most = settings.rows_per_split
     if at_most is not None:
         at_most = max(1, round(at_most * (1 - faithful_share)))

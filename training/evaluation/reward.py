@@ -16,12 +16,13 @@ seconds, and nothing is asked twice.
 import datetime
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from compeer_core.cer import CerRecord
+from compeer_core.cer import CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS
@@ -75,7 +76,11 @@ class Config(FrozenModel):
     validation: tuple[Path, ...] = ()
     """Files whose validation rows the temperature is fitted on; none leaves calibration out."""
     human: tuple[Path, ...] = ()
-    """Files of human judgements; their test rows are reported by corpus."""
+    """Files of human judgements, reported by corpus."""
+    human_splits: tuple[Split, ...] = ("test",)
+    """The splits of theirs that are used; more than `test` only for judges that learnt from none."""
+    human_rows: int | None = None
+    """At most so many of each corpus, drawn by the seed; None takes all."""
     data_dir: Path | None = None
     """Folder of corpora, for rows with pictures of their own."""
     faces: Path | None = None
@@ -83,7 +88,7 @@ class Config(FrozenModel):
     folder: Path
     """What the judges said, tables and plots."""
     rows: int | None = None
-    """At most so many rows of each part, drawn by the seed; None takes all."""
+    """At most so many test and validation rows each, drawn by the seed; None takes all."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "reward_nano"
@@ -101,7 +106,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
     test = _chosen(config.test, "test", config)
     validation = _chosen(config.validation, "valid", config)
-    human = _chosen(config.human, "test", config)
+    human = _human(config)
     _log.info(
         "%d test rows, %d validation rows, %d human judgements",
         len(test),
@@ -274,6 +279,24 @@ def _chosen(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord
         if record.case.split == split
     ]
     return found if config.rows is None else drawn(found, config.rows, config.seed)
+
+
+def _human(config: Config) -> list[CerRecord]:
+    """Return the human judgements, corpus by corpus, so that a small corpus is not crowded out."""
+    of_corpus: defaultdict[str, list[CerRecord]] = defaultdict(list)
+    for path in config.human:
+        for record in read_records(path, CerRecord):
+            if record.case.split in config.human_splits:
+                of_corpus[record.case.corpus].append(record)
+    return [
+        record
+        for _, records in sorted(of_corpus.items())
+        for record in (
+            records
+            if config.human_rows is None
+            else drawn(records, config.human_rows, config.seed)
+        )
+    ]
 
 
 def _preferences(rows: Iterable[Rated]) -> list[tuple[str, str, str]]:

@@ -811,6 +811,17 @@ def test_rows_are_judged_and_drawn_to_the_targets(files):
     assert {row.id for row in taken} <= {row.id for row in judged}
 
 
+def test_the_train_split_may_have_shares_of_its_own(files):
+    even = {"train_false_shares": (0.5, 0.5, 0.5)}
+    report, taken, _ = label(files, **even)
+
+    # alike in all patterns, so all are taken: 8 / (0.5 * 0.5 * 0.5) = 64
+    assert report.written == len(taken) == 64
+    assert report.figures["train.selected.wrong.emotion"] == 0.5
+    assert silver.Settings(**even).false_shares_in("test") == (0.4, 0.3, 0.3)
+    assert silver.Settings(false_shares=None, **even).false_shares_in("train") is None
+
+
 def test_a_row_says_what_the_rule_found_and_who_decided(files):
     _, _, judged = label(files)
     row = next(r for r in judged if r.id == "esconv/lines/train/2#2/nano/0")
