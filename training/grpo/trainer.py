@@ -1,4 +1,4 @@
-"""trl's GRPOTrainer with what the paper needs and the library leaves open, in three overrides.
+"""trl's GRPOTrainer with what the paper needs and the library leaves open, in four overrides.
 
 `_calculate_rewards`
     Calls the one reward function. The library's own would write whole conversations to the log where
@@ -6,6 +6,9 @@
 `_generate_and_score_completions`
     Puts our advantages in the place of trl's: the same numbers where a group's standard deviation is
     above the floor (trl adds 1e-4 to it; see `training.grpo.advantage`).
+`_tokenize_prompts`
+    Says "no pictures" as an empty list. trl says None, which image processors refuse where other
+    prompts of the batch have some.
 `_generate_single_turn`
     With `rollouts = "shared"`: reads a prompt once for its group.
 
@@ -39,6 +42,11 @@ from training.grpo.settings import Reinforcement
 from training.processes import failing_together
 
 
+_OF_PICTURES = frozenset(
+    {"pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "mm_token_type_ids"}
+)
+
+
 class GroupTrainer(GRPOTrainer):
     """GRPO on histories."""
 
@@ -68,6 +76,8 @@ class GroupTrainer(GRPOTrainer):
         self._rewards: torch.Tensor | None = None
         self._chat: ChatModel | None = None
         super().__init__(reward_funcs=[reward], **options)
+        assert self.model is not None
+        self.model.register_forward_pre_hook(_without_empty_pictures, with_kwargs=True)
 
     # --- rewards and advantages ------------------------------------------------------------------
 
@@ -111,6 +121,10 @@ class GroupTrainer(GRPOTrainer):
         return self.model.training
 
     # --- sampling --------------------------------------------------------------------------------
+
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        ids, images, fields = super()._tokenize_prompts(prompts)
+        return ids, images and [of_prompt or [] for of_prompt in images], fields
 
     def _generate_single_turn(
         self,
@@ -214,6 +228,20 @@ class GroupTrainer(GRPOTrainer):
         # The checkpoint's own sampling habits would be merged into ours.
         model.generation_config = GenerationConfig()
         return self._chat
+
+
+def _without_empty_pictures(
+    module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Leave out pictures where there are none.
+
+    trl cuts a generation into passes. A pass of prompts without a picture gets an empty tensor if
+    another one has some, which image towers cannot read.
+    """
+    pixels = named.get("pixel_values")
+    if pixels is None or pixels.shape[0]:
+        return given, named
+    return given, {name: value for name, value in named.items() if name not in _OF_PICTURES}
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.grpo.advantage import STD_FLOOR, group_advantages
+from training.grpo.advantage import STD_FLOOR, batch_advantages, group_advantages
 
 
 def test_advantages_by_hand():
@@ -62,3 +62,30 @@ def test_advantages_sum_to_zero_and_do_not_depend_on_the_zero_of_the_scale(rewar
 def test_values_out_of_range_are_refused(rewards, floor, says):
     with pytest.raises(ValueError, match=says):
         group_advantages(rewards, floor)
+
+
+# --- several groups ------------------------------------------------------------------------------
+
+
+def test_groups_stand_alone_or_share_a_scale_by_hand():
+    rewards = [5.0, 1.0, 2.0, 2.0]
+
+    # deviations 2, -2, 0, 0; std of the first group 2 sqrt 2, of all rewards sqrt 3
+    by_group = batch_advantages(rewards, 2)
+    assert by_group == pytest.approx([0.707107, -0.707107, 0.0, 0.0], abs=1e-6)
+    by_batch = batch_advantages(rewards, 2, "batch")
+    assert by_batch == pytest.approx([1.154701, -1.154701, 0.0, 0.0], abs=1e-6)
+    assert batch_advantages(rewards, 2, "none").tolist() == [2.0, -2.0, 0.0, 0.0]
+
+
+def test_unknown_rewards_are_left_out_of_every_scale():
+    rewards = [5.0, 1.0, math.nan, 2.0]
+
+    # known: 5 1 2, std sqrt(13/3) = 2.081666; the last is alone in its group
+    found = batch_advantages(rewards, 2, "batch")
+    assert found == pytest.approx([0.960769, -0.960769, 0.0, 0.0], abs=1e-6)
+
+
+def test_a_group_that_is_not_whole_is_refused():
+    with pytest.raises(ValueError, match="3 rewards are no groups of 2"):
+        batch_advantages([1.0, 2.0, 3.0], 2)
