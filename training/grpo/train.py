@@ -379,6 +379,7 @@ def build_trainer(
     stopping: StopRequest,
     kept: RolloutLog | None = None,
     last: Path | None = None,
+    kind: type[GroupTrainer] = GroupTrainer,
 ) -> GroupTrainer:
     """Return the trainer, ready to begin.
 
@@ -389,6 +390,7 @@ def build_trainer(
         stopping: Whether a person wants it to end.
         kept: Where a sample of the completions goes.
         last: The checkpoint to go on from.
+        kind: The trainer, or one that does more.
 
     Raises:
         ConfigError: There are too few prompts for one generation.
@@ -418,7 +420,7 @@ def build_trainer(
         settings.group_size,
         config.reward,
     )
-    trainer = GroupTrainer(
+    trainer = kind(
         book=ready.book,
         reward=reward,
         settings=settings,
