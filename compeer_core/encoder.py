@@ -161,7 +161,7 @@ class StaticEncoder(_Encoder):
                 f"{self._tokenizer.get_vocab_size()} word pieces"
             )
         self._unknown = _unknown_id(self._tokenizer)
-        if self._unknown is not None:
+        if self._unknown >= 0:
             self._table[self._unknown] = 0.0
 
     @classmethod
@@ -251,12 +251,13 @@ def _table_from(path: Path) -> Vectors:
     return result
 
 
-def _unknown_id(tokenizer: "Tokenizer") -> int | None:
+def _unknown_id(tokenizer: "Tokenizer") -> int:
+    """Return the id that stands for what the tokenizer does not know; -1 if there is none."""
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    if isinstance(model.get("unk_token"), str):
-        return tokenizer.token_to_id(model["unk_token"])
     found = model.get("unk_id")  # of a Unigram
-    return found if isinstance(found, int) else None
+    if isinstance(model.get("unk_token"), str):
+        found = tokenizer.token_to_id(model["unk_token"])
+    return found if isinstance(found, int) else -1
 
 
 class ModelEncoder(_Encoder):

@@ -54,6 +54,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
+        "encoder": Stage(
+            "training.encoder.distil", "teach the sentence encoder of the redundancy terms"
+        ),
         "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
@@ -73,6 +76,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "benchmark": Stage("training.benchmark.measure", "measure speed and memory of the demo"),
         "benchmark judging": Stage(
             "training.benchmark.judging", "measure what judging a round costs, naive and shared"
+        ),
+        "benchmark grpo": Stage(
+            "training.benchmark.grpo", "measure what a step of GRPO costs, part by part"
         ),
         "run": Stage("training.recipe", "run the stages of a recipe in order, skipping done ones"),
     }
