@@ -24,6 +24,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from compeer_core.dialogue import Dialogue
 from compeer_core.encoder import SentenceEncoder
 from compeer_core.errors import BackendError
@@ -195,11 +197,12 @@ class GroupReward:
         size = self._group_size
         members = [scored[begin : begin + size] for begin in range(0, len(scored), size)]
         groups = [self._group(of_group) for of_group in members]
-        try:
-            found = reweighted_groups(groups, self._encoder, self._reweighting)
-        except ValueError:
-            # One embedding that is no number must not cost the other groups their rewards.
-            found = [self._one_group(group) for group in groups]
+        with np.errstate(invalid="ignore"):
+            try:
+                found = reweighted_groups(groups, self._encoder, self._reweighting)
+            except ValueError:
+                # One embedding that is no number must not cost the other groups their rewards.
+                found = [self._one_group(group) for group in groups]
         return [
             _with(one, of)
             for of_group, after in zip(members, found, strict=True)

@@ -41,7 +41,6 @@ from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement
 from training.processes import failing_together
 
-
 _OF_PICTURES = frozenset(
     {"pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "mm_token_type_ids"}
 )

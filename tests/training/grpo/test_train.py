@@ -149,7 +149,7 @@ def test_an_adapter_of_the_sft_stage_is_trained_further(config, policy, tmp_path
 
 
 def test_bf16_is_computed_in_and_the_weights_stay_fp32(config, policy, tmp_path):
-    train.run(config(precision="bf16", max_steps=1))
+    train.run(config(precision="bf16", max_steps=2))
 
     assert {tensor.dtype for tensor in weights(tmp_path / "run" / "model").values()} == {
         torch.float32
@@ -173,7 +173,7 @@ def test_held_out_prompts_are_answered_from_the_same_seeds_each_time(config, tmp
     kept = ("eval_reward/total", "eval_text/distinct_2", "eval_completions/mean_length")
     assert [found[0][name] for name in kept] == [found[1][name] for name in kept]
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
-    assert "8 prompts to train on, 1 held out" in log  # all four rows have one source and history
+    assert "8 prompts to train on, 3 held out" in log
 
 
 # --- interruptions -------------------------------------------------------------------------------

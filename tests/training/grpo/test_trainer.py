@@ -1,0 +1,212 @@
+"""The overrides of trl's trainer: advantages equal to its own, completions that were really sampled."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.transformers_.batch_writing import Prompt, write_turns
+from training.grpo import train
+from training.grpo.trainer import GroupTrainer, _runs
+from training.run_directory import RunDirectory
+from training.stopping import StopRequest
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "words"),
+    # trl 1.16 still reads a property that transformers 5.23 has renamed
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
+]
+
+
+@pytest.fixture
+def trainer(config: Callable[..., Any], tmp_path: Any) -> Callable[..., GroupTrainer]:
+    def built(**changes: Any) -> GroupTrainer:
+        settings = config(**changes)
+        directory = RunDirectory.open(tmp_path / "made", settings)
+        ready = train.Preparation.of(settings)
+        return train.build_trainer(settings, ready, directory, StopRequest())
+
+    return built
+
+
+def inputs_of(one: GroupTrainer) -> list[dict[str, Any]]:
+    return next(iter(one.get_train_dataloader()))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_advantages_are_trls_where_the_floor_does_not_act(trainer, scale, monkeypatch):
+    theirs: list[torch.Tensor] = []
+    generate = GRPOTrainer._generate_and_score_completions
+
+    def kept(self: Any, inputs: Any) -> Any:
+        output = generate(self, inputs)
+        theirs.append(output["advantages"].clone())
+        return output
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", kept)
+    one = trainer(scale=scale, group_size=4, accumulation=4, std_floor=1e-3)
+    rewards = torch.tensor([[3.0], [1.0], [-5.0], [3.0], [1.5], [float("nan")], [2.5], [-0.5]])
+    monkeypatch.setattr(one._reward, "__call__", None, raising=False)
+
+    def paid(*arguments: Any) -> torch.Tensor:
+        one._rewards = rewards
+        return rewards
+
+    monkeypatch.setattr(one, "_calculate_rewards", paid)
+    one.model.train()
+
+    ours = one._generate_and_score_completions(inputs_of(one))["advantages"]
+
+    # trl adds 1e-4 to the standard deviation; ours does not
+    assert ours.tolist() == pytest.approx(theirs[0].tolist(), rel=2e-4, abs=1e-6)
+    assert ours[5] == 0 and ours.abs().sum() > 3
+
+
+def test_the_floor_keeps_noise_small_where_trl_does_not(trainer, monkeypatch):
+    one = trainer(group_size=4, accumulation=2)
+    rewards = torch.tensor([[2.000], [2.001], [2.002], [2.003]])
+
+    def paid(*arguments: Any) -> torch.Tensor:
+        one._rewards = rewards
+        return rewards
+
+    monkeypatch.setattr(one, "_calculate_rewards", paid)
+    one.model.train()
+
+    output = one._generate_and_score_completions(inputs_of(one))
+
+    assert output["advantages"].abs().max() < 0.02
+    # and it is these that the loss is made of
+    assert one._buffered_inputs is None
+    inputs = one._prepare_inputs(inputs_of(one))
+    assert inputs["advantages"].abs().max() < 0.02
+
+
+def test_what_is_trained_on_is_what_was_written_after_the_prompt(trainer):
+    one = trainer(group_size=2, accumulation=4, max_new_tokens=8)
+    one.model.train()
+    inputs = inputs_of(one)
+
+    output = one._generate_and_score_completions(inputs)
+
+    rows = [row["row"] for row in inputs]
+    assert rows[0] == rows[1] != rows[2]
+    shown = [one._book.histories[row].has_pictures for row in rows]
+    processor = one.processing_class
+    for place, row in enumerate(rows):
+        mask = output["prompt_mask"][place].bool()
+        said = processor.tokenizer.decode(output["prompt_ids"][place][mask])
+        assert said.count("<|im_start|>user") == 2
+        assert f"number {one._book.histories[row].source[1:]}" in said
+        assert ("<|image_pad|>" in said) == shown[place]
+        ids = output["completion_ids"][place][output["completion_mask"][place].bool()]
+        text = processor.tokenizer.decode(ids, skip_special_tokens=True)
+        assert one._reward.last[place].text == text
+    assert one.model.training
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+
+
+def test_completions_come_from_the_weights_of_the_step(trainer):
+    one = trainer(rollouts="shared")
+    one.model.train()
+    inputs = inputs_of(one)
+    first = one._generate_and_score_completions(inputs)["completion_ids"]
+    again = one._generate_and_score_completions(inputs)["completion_ids"]
+    with torch.no_grad():
+        for parameter in one.model.parameters():
+            parameter.mul_(-1.0)
+    other = one._generate_and_score_completions(inputs)["completion_ids"]
+
+    assert torch.equal(first, again)
+    assert first.shape != other.shape or not torch.equal(first, other)
+
+
+def test_completions_are_those_that_the_demo_would_write_from_the_same_seeds(trainer):
+    one = trainer(rollouts="shared", temperature=0.7, top_p=0.9)
+    one.model.train()
+    inputs = inputs_of(one)
+    output = one._generate_and_score_completions(inputs)
+    rows = [row["row"] for row in inputs]
+
+    with one._for_generation() as chat:
+        one._rows = rows
+        prompts = [
+            Prompt(one._book.messages(rows[a]), tuple(one._seed(n) for n in range(a, b)))
+            for a, b in _runs(rows)
+        ]
+        sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=12)
+        turns = write_turns(chat, None, prompts, sampling, threading.Event())
+
+    written = [turn.ids for of_prompt in turns for turn in of_prompt]
+    for place, ids in enumerate(written):
+        mask = output["completion_mask"][place].bool()
+        assert tuple(output["completion_ids"][place][mask].tolist()) == ids
+
+
+def test_writing_leaves_the_model_as_it_was(trainer):
+    one = trainer(lora={"rank": 2, "dropout": 0.5})
+    one.model.train()
+    inner = one.model.get_base_model()
+    before = (inner.generation_config, inner.config.use_cache)
+
+    one._generate_and_score_completions(inputs_of(one))
+
+    assert (inner.generation_config, inner.config.use_cache) == before
+    assert all(module.training for module in one.model.modules())
+    assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    offsets = [m.rope_deltas for m in inner.modules() if "rope_deltas" in vars(m)]
+    assert offsets and all(o is None or not o.is_inference() for o in offsets)
+    one.current_gradient_accumulation_steps = 2  # the training loop says it
+    output = one._prepare_inputs(inputs_of(one))
+    one.compute_loss(one.model, output).backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in one.model.parameters())
+
+
+def test_a_seed_depends_on_the_step_and_the_place_and_of_held_out_prompts_on_neither(trainer):
+    one = trainer()
+    one.model.train()
+    one._rows = [0, 0, 1, 1]
+    alone = [one._seed(place) for place in range(4)]
+    assert len({*alone}) == 4
+
+    one._rows = [1, 1]
+    one.state.global_step = 1
+    assert one._seed(0) not in alone
+    one.model.eval()
+    held_out = [one._seed(0), one._seed(1)]
+    one.state.global_step = 2
+    assert held_out == [one._seed(0), one._seed(1)]
+    assert len({*held_out, *alone}) == 6
+
+
+def test_the_loss_of_eq_2_by_hand(trainer, monkeypatch):
+    """At the first pass all ratios are 1: the loss is minus the mean advantage of whole turns."""
+    one = trainer(accumulation=2)
+    one.model.train()
+    one.current_gradient_accumulation_steps = 2
+    batch = one._prepare_inputs(inputs_of(one))
+    batch["advantages"] = torch.tensor([0.7, -0.2])
+
+    loss = one.compute_loss(one.model, batch)
+
+    # each turn is the mean over its tokens, whatever their number; two passes make a step
+    assert loss.item() == pytest.approx(-(0.7 - 0.2) / 2 / 2, abs=1e-6)
+    gradient = torch.autograd.grad(loss, [p for p in one.model.parameters() if p.requires_grad][-1])
+    assert np.isfinite(gradient[0].sum().item())
+
+
+def test_a_failure_while_writing_is_not_swallowed(trainer, monkeypatch):
+    one = trainer()
+    one.model.train()
+
+    def fails(prompt_ids: Any) -> Any:
+        raise MemoryError("no room for a cache")
+
+    monkeypatch.setattr(one, "_written", fails)
+    with pytest.raises(MemoryError, match="no room for a cache"):
+        one._generate_and_score_completions(inputs_of(one))
