@@ -498,6 +498,8 @@ def grpo_arguments(settings: Reinforcement, checkpoints: Path, steps: int) -> GR
         scale_rewards=settings.scale,
         entropy_coef=settings.entropy_bonus,
         mask_truncated_completions=settings.mask_unfinished,
+        # It would gather pictures from those processes alone that have some, and wait for ever.
+        log_multimodal=False,
         report_to=list(settings.report_to),
         **evaluation,
     )
