@@ -29,7 +29,12 @@ from compeer_core.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 FOLDER = Path("assets/results")
-DOCUMENTS = ("README.md", "assets/checkpoints/*/README.md", "training/PAPER.md")
+DOCUMENTS = (
+    "README.md",
+    "assets/checkpoints/*/README.md",
+    "assets/encoder/README.md",
+    "training/PAPER.md",
+)
 """Documents that may hold tables, as patterns below the checkout."""
 
 _MARKER = re.compile(r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+) -->$", re.MULTILINE)
