@@ -16,8 +16,9 @@ set = ["steps=200", "tokenizer={output}/tokenizer"]
 
 In `set`, `{output}` and `{data_dir}` stand for the recipe's own, so that one `--set` moves all of it.
 
-A stage that is done is skipped when the recipe runs again, as long as its config is the same. A
-stage that was stopped half-way is resumed if its config names its run directory as `output`.
+A stage that is done is skipped when the recipe runs again, as long as its config is the same, and
+in any other recipe with the same `output`: variants of a model share the stages before them. A stage
+that was stopped half-way is resumed if its config names its run directory as `output`.
 """
 
 import hashlib
@@ -73,10 +74,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError("a recipe needs no --resume: it skips what is done by itself")
     planned = [_plan(config, number, step) for number, step in enumerate(config.stage, start=1)]
     for number, (step, module, settings) in enumerate(planned, start=1):
-        note = config.output / f"{number:02d}-{step.name.replace(' ', '-')}.done.json"
         fingerprint = _fingerprint(step.name, settings)
+        name = step.name.replace(" ", "-")
+        note = config.output / f"{name}-{fingerprint[:12]}.done.json"
         title = f"{number}/{len(planned)} {step.name} ({step.config})"
-        if _is_done(note, fingerprint):
+        if _is_done(config.output, fingerprint):
             _log.info("%s: done before", title)
         elif dry_run:
             _log.info("%s: would run", title)
@@ -124,7 +126,7 @@ def _fingerprint(name: str, settings: FrozenModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _is_done(note: Path, fingerprint: str) -> bool:
-    if not note.exists():
-        return False
-    return bool(json.loads(note.read_text(encoding="utf-8"))["config_sha256"] == fingerprint)
+def _is_done(folder: Path, fingerprint: str) -> bool:
+    """Whether a recipe with this folder has noted that a stage with this config is done."""
+    notes = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.done.json"))
+    return any(note["config_sha256"] == fingerprint for note in notes)

@@ -66,6 +66,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "evaluate esconv": Stage(
             "training.evaluation.esconv", "measure a policy on turns of ESConv"
         ),
+        "evaluate grpo": Stage(
+            "training.evaluation.grpo", "compare policies on the same held-out histories"
+        ),
         "evaluate reward": Stage(
             "training.evaluation.reward", "compare judges on rows of CER that they never saw"
         ),

@@ -130,7 +130,21 @@ def test_its_own_folders_can_stand_in_the_changes_of_a_stage(bakery, bread):
 
     assert bakery.calls == [("dough", False), ("of-flour", False)]
     assert (bread.parent / "moved" / "of-flour" / "metrics.jsonl").exists()
-    assert (bread.parent / "moved" / "02-oven.done.json").exists()
+    assert len([*(bread.parent / "moved").glob("oven-*.done.json")]) == 1
+
+
+def test_recipes_of_one_folder_share_the_stages_that_are_alike(bakery, bread):
+    other = bread.with_name("rolls.toml")
+    text = bread.read_text(encoding="utf-8")
+    other.write_text(text.replace('"steps=2"', '"output={output}/rolls"'), encoding="utf-8")
+
+    assert main(["run", str(bread)]) == 0
+    before = len(bakery.calls)
+    assert main(["run", str(other)]) == 0
+    assert main(["run", str(bread)]) == 0
+
+    # only the stage that differs ran again, and the first recipe is still done
+    assert len(bakery.calls) == before + 1
 
 
 def test_a_recipe_without_a_data_folder_cannot_put_it_anywhere(bakery, bread, capsys):

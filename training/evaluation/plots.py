@@ -102,3 +102,18 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
     axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
+
+
+def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
+    """Draw a measure of each who is compared, with its interval."""
+    shown = [one for one in metrics if one.name == measure and not one.about.startswith("less ")]
+    figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
+    axes = figure.subplots()
+    for place, one in enumerate(shown):
+        if one.low is not None and one.high is not None:
+            axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
+        axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
+    axes.set_yticks([-place for place in range(len(shown))], [one.of for one in shown])
+    axes.set_xlabel(f"{measure}, with 95 % interval")
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=_DPI)

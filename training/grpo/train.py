@@ -48,9 +48,10 @@ from training.grpo.plots import plot_run
 from training.grpo.prompts import PromptBook, prompt_order
 from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
-from training.grpo.settings import JudgeSource, Reinforcement, RewardSettings
+from training.grpo.settings import Reinforcement, RewardSettings
 from training.grpo.trainer import GroupTrainer
 from training.histories import History, drawn_histories, read_histories
+from training.judge_source import JudgeSource
 from training.pictures import Pictures
 from training.processes import is_first, process_count
 from training.run_directory import RunDirectory

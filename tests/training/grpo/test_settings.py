@@ -5,8 +5,9 @@ import pytest
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from compeer_core.reweighting import Settings as Reweighting
-from training.grpo.settings import JudgeSource, Reinforcement
+from training.grpo.settings import Reinforcement
 from training.grpo.train import Config
+from training.judge_source import JudgeSource
 
 
 def test_the_papers_numbers_are_the_defaults():

@@ -37,7 +37,7 @@ def config_file(config: Any, tmp_path: Path) -> Path:
     path.write_text(
         f'prompts = ["{tmp_path / "train.jsonl"}"]\nbase = "{made.base}"\n'
         f'faces = "{made.faces}"\noutput = "{tmp_path / "set"}"\n[judge]\nsource = "words"\n'
-        "[training]\nmax_steps = 2\nlr = 1e-3\nmax_new_tokens = 12\nsave_steps = 1\n"
+        "[training]\nmax_steps = 2\nlr = 1e-5\nmax_new_tokens = 12\nsave_steps = 1\n"
         'precision = "fp32"\nfreeze_vision = false\naccumulation = 1\nrollouts_kept = 9\n',
         encoding="utf-8",
     )
@@ -50,7 +50,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group_size", [2, 4], ids=["groups whole", "a group spread"])
-def test_two_processes_learn_what_one_learns(config_file, tmp_path, group_size):
+def test_two_processes_learn_what_one_learns(config_file, policy, tmp_path, group_size):
     runs = {}
     for count in (1, 2):
         run = tmp_path / str(count)
@@ -80,8 +80,18 @@ def test_two_processes_learn_what_one_learns(config_file, tmp_path, group_size):
         [row["advantage"] for row in halves]
     )
     assert any(row["advantage"] for row in together)
-    weights = [load_file(runs[n] / "model" / "model.safetensors") for n in (1, 2)]
-    assert all(torch.allclose(weights[0][n], weights[1][n], atol=1e-4) for n in weights[0])
+    begun, *weights = (
+        torch.cat([tensor.flatten() for _, tensor in sorted(load_file(folder).items())])
+        for folder in (
+            policy / "model.safetensors",
+            *(runs[n] / "model" / "model.safetensors" for n in (1, 2)),
+        )
+    )
+    # AdamW takes steps of one size: where a gradient is rounding alone, its sign is chance
+    apart = (weights[0] - weights[1]).abs()
+    moved = (weights[0] - begun).abs()
+    assert moved.max() > 1e-5
+    assert (apart > 1e-6).float().mean() < 0.01
     log = (runs[2] / "log.txt").read_text(encoding="utf-8")
     assert log.count("in 2 processes") == 1
     assert len(two) == len(rows_of(runs[2] / "metrics.jsonl")) - 1  # and the line at the end

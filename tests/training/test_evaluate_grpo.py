@@ -1,0 +1,151 @@
+"""Policies compared on held-out histories: measures by hand, pairs, and the stage end to end."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import read
+from tests.checkpoints import build_adapter, build_qwen
+from tests.training.grpo.world import WordEncoder, judge, record, turn, write_rows
+from training import results
+from training.evaluation import grpo
+from training.evaluation.grpo import Answer, Config, compared, diversity, jackknife
+from training.histories import History
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
+]
+
+HISTORIES = [
+    History(f"r{n}", f"s{n // 2}", record(n).case.history, "good", "en", ("Question",), "Sadness")
+    for n in range(4)
+]
+
+
+def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> Answer:
+    text = turn(reply) if reply else "no turn"
+    return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None)
+
+
+def found(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
+    return {(one.of, one.about, one.name): one for one in metrics}
+
+
+def test_means_and_differences_of_pairs_by_hand():
+    sft = [answer(n, reward) for n, reward in enumerate([1.0, 3.0, -5.0, math.nan])]
+    urp = [answer(n, reward) for n, reward in enumerate([3.0, 5.0, -3.0, 1.0])]
+
+    table = found(compared({"sft": sft, "urp": urp}, HISTORIES, WordEncoder()))
+
+    alone = "held-out histories"
+    assert table["sft", alone, "reward"].value == pytest.approx(-1 / 3)
+    assert table["urp", alone, "reward"].value == pytest.approx(1.5)
+    assert table["urp", "less sft, in pairs", "reward"].value == pytest.approx(1.5 + 1 / 3)
+    assert table["sft", alone, "not scorable"].value == 25.0
+    assert table["sft", alone, "complete"].value == 100.0
+    assert table["sft", alone, "strategy as people"].value == 50.0
+    assert table["urp", alone, "reward"].n == 2  # source dialogues
+    assert ("sft", alone, "emotion as people") not in table  # nobody said
+    assert not any(of == "sft" and about != alone for of, about, _ in table)
+
+
+def test_a_policy_is_no_different_from_itself():
+    given = [answer(n, reward, f"word {n}") for n, reward in enumerate([1.0, 3.0, -5.0, 5.0])]
+
+    table = found(compared({"one": given, "other": given}, HISTORIES, WordEncoder()))
+
+    pairs = [metric for (_, about, _), metric in table.items() if "pairs" in about]
+    assert len(pairs) >= 8
+    assert all(one.value == one.low == one.high == 0 for one in pairs)
+
+
+def test_diversity_is_taken_within_a_seed_and_without_each_source_by_hand():
+    answers = [
+        *(answer(0, 1.0, "a b", seed=0), answer(2, 1.0, "a b", seed=0)),
+        *(answer(0, 1.0, "c d", seed=1), answer(2, 1.0, "e f", seed=1)),
+    ]
+
+    values = diversity(answers, ["s0", "s0", "s1", "s1"], WordEncoder())
+
+    # seed 0: one pair of two; seed 1: two of two. Alone, each reply is all different.
+    assert values["distinct-2"].tolist() == pytest.approx([(0.5 + 1.0) / 2, 1.0, 1.0])
+    assert values["Vendi score"].tolist() == pytest.approx([(1.0 + 2.0) / 2, 1.0, 1.0])
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error():
+    values = np.array([1.0, 4.0, 2.0, 7.0])
+    without = [np.delete(values, place).mean() for place in range(4)]
+
+    interval = jackknife(np.array([values.mean(), *without]), 4)
+
+    error = values.std(ddof=1) / math.sqrt(4)
+    assert interval.value == 3.5
+    assert interval.high - interval.value == pytest.approx(1.96 * error)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    policy = build_qwen(tmp_path / "policy")
+    build_adapter(policy, tmp_path / "adapter")
+    write_rows(tmp_path / "test.jsonl", 3, "test")
+    return Config(
+        policies=(
+            {"name": "sft", "source": str(policy)},
+            {"name": "urp", "source": str(policy), "adapter": tmp_path / "adapter"},
+        ),
+        judge={"source": "words"},
+        histories=(tmp_path / "test.jsonl",),
+        seeds=(0, 1),
+        max_new_tokens=8,
+        at_once=3,
+        folder=tmp_path / "run",
+        output=tmp_path / "results",
+        device="cpu",
+    )
+
+
+def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
+    monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
+
+    grpo.run(config)
+
+    def texts(name: str) -> list[str]:
+        path = tmp_path / "run" / f"turns.{name}.jsonl"
+        return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+    before = texts("sft")
+    assert len(before) == 6 and len({*before}) > 3
+    assert before != texts("urp")
+    result = results.load(tmp_path / "results" / "grpo_nano.json")
+    table = found(list(result.metrics))
+    # an untrained model writes no whole turn
+    assert table["sft", "held-out histories", "reward"].value == -5.0
+    assert table["sft", "held-out histories", "complete"].value == 0.0
+    assert table["urp", "less sft, in pairs", "reward"].value == 0.0
+    assert table["sft", "held-out histories", "emotion as people"].value == 0.0
+    assert (tmp_path / "run" / "reward.png").is_file()
+    assert (tmp_path / "run" / "table.md").is_file()
+    grpo.run(config)
+    assert texts("sft") == before
+
+
+def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
+    monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
+
+    grpo.run(config, dry_run=True)
+
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="begin it again"):
+        grpo.run(config, resume=tmp_path)
+    with pytest.raises(ValueError, match="two policies have one name"):
+        Config.model_validate(
+            config.model_dump() | {"policies": [config.policies[0], config.policies[0]]}
+        )

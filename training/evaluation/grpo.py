@@ -1,0 +1,370 @@
+"""Policies on the same held-out histories: `python -m training evaluate grpo <config.toml>`.
+
+Every policy answers every history from the same seeds. A judge scores the turns, and beside the reward
+that a policy may have learnt to please stand measures that are none of the judge's: whether the
+strategy and the emotion that it names are those that people labelled, and how different its replies are
+(distinct-n, Vendi score).
+
+Intervals are at 95 % and draw whole source dialogues, since turns of one are alike. Each policy is
+compared with the first one: the same histories, the same draws, differences of pairs.
+
+The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the table and a plot.
+"""
+
+import datetime
+import functools
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.transformers_.batch_writing import Prompt, Turn, write_turns
+from compeer_core.config import FrozenModel
+from compeer_core.encoder import SentenceEncoder, load_encoder
+from compeer_core.errors import ConfigError
+from compeer_core.judgement import Form
+from compeer_core.model_pool import ModelPool
+from compeer_core.policy import Style
+from compeer_core.prompts import policy_messages
+from compeer_core.reasoning import Reading, read
+from compeer_core.taxonomy import Emotion
+from compeer_core.unifireward import Judge
+from training import results
+from training.diversity import distinct, vendi_score
+from training.evaluation.metrics import Estimate, Floats, drawn_weights, estimate
+from training.evaluation.plots import plot_means
+from training.histories import History, drawn_histories, read_histories
+from training.judge_source import JudgeSource
+from training.pictures import Pictures
+from training.run_directory import versions
+
+_log = logging.getLogger(__name__)
+
+
+class PolicySource(FrozenModel):
+    """One policy."""
+
+    name: str = Field(pattern=r"^[\w.\-]+$")
+    source: str
+    """Checkpoint folder, or name on the hub."""
+    adapter: Path | None = None
+    style: Style = "trained"
+
+
+class Config(FrozenModel):
+    """What is compared, on what."""
+
+    policies: tuple[PolicySource, ...] = Field(min_length=1)
+    """The first is what the others are compared with."""
+    judge: JudgeSource
+    form: Form = "hard"
+    """Of the reward; `hard` is the paper's, from -5 to 5."""
+    histories: tuple[Path, ...] = Field(min_length=1)
+    """`samples.test.jsonl` of the SFT run, or rows of CER."""
+    split: str = "test"
+    """Which split of rows of CER."""
+    limit: int | None = Field(default=None, gt=0)
+    """At most so many histories, drawn by the seed 0."""
+    faces: Path | None = None
+    data_dir: Path | None = None
+    encoder: str | None = None
+    """For the Vendi score; None is the shipped one."""
+    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    """Each history is answered once from each."""
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_new_tokens: int = Field(default=512, gt=0)
+    at_once: int = Field(default=16, gt=0)
+    """Turns that are written together."""
+    device: str | None = None
+    folder: Path
+    """Where the turns, the table and the plot go."""
+    output: Path = results.FOLDER
+    """Folder of the results files."""
+    name: str = "grpo_nano"
+    title: str = "Policies on held-out histories"
+    label_source: str = "people of the corpora (strategy, emotion); the judge (reward)"
+    command: str = "python -m training evaluate grpo training/configs/nano/evaluate_grpo.toml"
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [policy.name for policy in self.policies]
+        if len({*names}) < len(names):
+            raise ValueError(f"two policies have one name: {', '.join(names)}")
+        return self
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One turn of a policy, and what it is worth."""
+
+    history: int
+    """Number of the history."""
+    seed: int
+    reading: Reading
+    reward: float
+    """NaN where the judge could not score it."""
+    steps: float
+    """Mean of the three steps; NaN where one could not be scored."""
+    reply: float
+    strategy: bool | None
+    """Whether the strategy is one that people labelled; None where nobody said."""
+    emotion: bool | None
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Let the policies answer, score and compare; a dry run loads the judge and counts histories."""
+    if resume is not None:
+        raise ConfigError("an evaluation cannot be resumed: begin it again")
+    found, left_out = read_histories(config.histories, config.split)
+    histories = drawn_histories(found, config.limit, 0)
+    _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
+    pictures = Pictures(config.data_dir, config.faces)
+    encoder = load_encoder(config.encoder)
+    judge = config.judge.load()
+    try:
+        if dry_run:
+            return
+        answers = {}
+        for policy in config.policies:
+            turns = written(policy, histories, pictures, config)
+            answers[policy.name] = scored(turns, histories, pictures, judge, config)
+            _keep(config.folder, policy.name, histories, answers[policy.name])
+    finally:
+        judge.close()
+    metrics = compared(answers, histories, encoder)
+    result = results.Result(
+        name=config.name,
+        title=config.title,
+        date=datetime.datetime.now(tz=datetime.UTC).date(),
+        model=", ".join(answers),
+        label_source=config.label_source,
+        command=config.command,
+        versions=versions(("torch", "transformers")),
+        interval="95 % interval over source dialogues",
+        metrics=tuple(metrics),
+    )
+    results.publish(result, config.output, config.folder)
+    plot_means(metrics, REWARD, config.folder / "reward.png")
+
+
+# --- the turns ---------------------------------------------------------------------------------
+
+
+def written(
+    policy: PolicySource, histories: Sequence[History], pictures: Pictures, config: Config
+) -> list[tuple[Turn, ...]]:
+    """Let a policy answer each history, once from each seed.
+
+    Raises:
+        CompeerError: A history cannot be read by the policy.
+    """
+    sampling = Sampling(
+        temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
+    )
+    lease = ModelPool().lease(policy.source, policy.adapter, None, config.device)
+    together = max(1, config.at_once // len(config.seeds))
+    turns: list[tuple[Turn, ...]] = []
+    try:
+        for begin in range(0, len(histories), together):
+            prompts = [
+                Prompt(
+                    policy_messages(
+                        history.dialogue(pictures),
+                        policy.style,
+                        history.language,
+                        lease.chat.reserved,
+                    ),
+                    tuple(_seed(begin + place, seed) for seed in config.seeds),
+                )
+                for place, history in enumerate(histories[begin : begin + together])
+            ]
+            job = functools.partial(
+                write_turns, lease.chat, lease.adapter, prompts, sampling, threading.Event()
+            )
+            for one in lease.chat.owner.call(job):
+                if isinstance(one, Exception):
+                    raise one
+                turns.append(one)
+            _log.info("%s: %d of %d histories", policy.name, len(turns), len(histories))
+    finally:
+        lease.release()
+    return turns
+
+
+def _seed(history: int, seed: int) -> int:
+    """Return what a turn is drawn from, the same for every policy."""
+    return int(np.random.SeedSequence((history, seed)).generate_state(1, np.uint64)[0])
+
+
+def scored(
+    turns: Sequence[Sequence[Turn]],
+    histories: Sequence[History],
+    pictures: Pictures,
+    judge: Judge,
+    config: Config,
+) -> list[Answer]:
+    """Judge the turns, all of a history at once."""
+    answers: list[Answer] = []
+    for number, (history, of_history) in enumerate(zip(histories, turns, strict=True)):
+        readings = [read(turn.text) for turn in of_history]
+        judgements = judge.judge(
+            history.dialogue(pictures), readings, [history.reference] * len(readings)
+        )
+        for seed, reading, judgement in zip(config.seeds, readings, judgements, strict=True):
+            reward = judgement.reward(config.form)
+            steps = reward.steps or ()
+            answers.append(
+                Answer(
+                    number,
+                    seed,
+                    reading,
+                    _known(reward.total),
+                    sum(map(_known, steps)) / len(steps) if steps else math.nan,
+                    _known(reward.response),
+                    _names_strategy(reading, history),
+                    _names_emotion(reading, history),
+                )
+            )
+    return answers
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _names_strategy(reading: Reading, history: History) -> bool | None:
+    if not history.strategies:
+        return None
+    return reading.strategy is not None and reading.strategy.strategy in history.strategies
+
+
+def _names_emotion(reading: Reading, history: History) -> bool | None:
+    if history.emotion is None:
+        return None
+    named = None if reading.emotion is None else reading.emotion.emotion
+    return isinstance(named, Emotion) and named.value == history.emotion
+
+
+def _keep(folder: Path, name: str, histories: Sequence[History], answers: Sequence[Answer]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"turns.{name}.jsonl").open("w", encoding="utf-8") as file:
+        for one in answers:
+            row: dict[str, Any] = {
+                "history": histories[one.history].id,
+                "seed": one.seed,
+                "text": one.reading.raw,
+                "complete": one.reading.is_complete,
+                "reward": None if math.isnan(one.reward) else one.reward,
+                "strategy_as_labelled": one.strategy,
+                "emotion_as_labelled": one.emotion,
+            }
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+# --- the numbers -------------------------------------------------------------------------------
+
+REWARD = "reward"
+MEANS: dict[str, tuple[str, Callable[[Answer], float]]] = {
+    REWARD: ("", lambda one: one.reward),
+    "steps": ("", lambda one: one.steps),
+    "reply": ("", lambda one: one.reply),
+    "complete": ("%", lambda one: float(one.reading.is_complete)),
+    "not scorable": ("%", lambda one: float(math.isnan(one.reward))),
+    "strategy as people": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
+    "emotion as people": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
+}
+"""Means over turns: the unit, and what of a turn; NaN where it does not say."""
+
+
+def compared(
+    answers: dict[str, list[Answer]], histories: Sequence[History], encoder: SentenceEncoder
+) -> list[results.Metric]:
+    """Return the measures of each policy, and the differences from the first one."""
+    sources = [history.source for history in histories]
+    weights = drawn_weights(sources)
+    of_turns: dict[str, dict[str, Floats]] = {}
+    of_texts: dict[str, dict[str, Floats]] = {}
+    for name, given in answers.items():
+        of_turns[name] = {
+            measure: _weighted_mean(weights, given, value) for measure, (_, value) in MEANS.items()
+        }
+        of_texts[name] = diversity(given, sources, encoder)
+    count = len({*sources})
+    first = next(iter(answers))
+    metrics = []
+    for name in answers:
+        pairs = [(f"{name}", None)] if name == first else [(name, None), (name, first)]
+        for one, other in pairs:
+            about = "held-out histories" if other is None else f"less {other}, in pairs"
+            for measure, (unit, _) in MEANS.items():
+                values = of_turns[one][measure]
+                values = values if other is None else values - of_turns[other][measure]
+                if not np.isnan(values[0]):
+                    found = estimate(values, count)
+                    metrics.append(results.measured(measure, found, unit=unit, of=one, about=about))
+            for measure, texts in of_texts[one].items():
+                values = texts if other is None else texts - of_texts[other][measure]
+                metrics.append(
+                    results.measured(measure, jackknife(values, count), of=one, about=about)
+                )
+    return metrics
+
+
+def _weighted_mean(
+    weights: Floats, answers: Sequence[Answer], value: Callable[[Answer], float]
+) -> Floats:
+    """Return the mean under each row of weights, over the turns that say."""
+    values = np.array([value(one) for one in answers], dtype=np.float64)
+    of_turn = weights[:, [one.history for one in answers]] * ~np.isnan(values)
+    total = of_turn.sum(axis=1)
+    summed = of_turn @ np.nan_to_num(values)
+    result: Floats = np.divide(summed, total, out=np.full_like(total, np.nan), where=total > 0)
+    return result
+
+
+def diversity(
+    answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder
+) -> dict[str, Floats]:
+    """Return how different the replies of a policy are: of all, then without each source in turn.
+
+    Each seed gives one reply to each history; the measures are taken within a seed, so that a policy
+    is not charged for answering the same history alike, and averaged over the seeds.
+    """
+    texts = [one.reading.reply or "" for one in answers]
+    embeddings = encoder.encode(texts)
+    seeds = sorted({one.seed for one in answers})
+    source = np.array([sources[one.history] for one in answers])
+    of_seed = np.array([one.seed for one in answers])
+    found: dict[str, list[float]] = {"distinct-1": [], "distinct-2": [], "Vendi score": []}
+    for left_out in (None, *dict.fromkeys(sources)):
+        kept = np.ones(len(answers), dtype=bool) if left_out is None else source != left_out
+        places = [np.flatnonzero(kept & (of_seed == seed)) for seed in seeds]
+        replies = [[texts[place] for place in of_one] for of_one in places]
+        for length in (1, 2):
+            shares = [distinct(of_one, length) or 0.0 for of_one in replies]
+            found[f"distinct-{length}"].append(float(np.mean(shares)))
+        vendi = [vendi_score(embeddings[of_one]) if len(of_one) else 0.0 for of_one in places]
+        found["Vendi score"].append(float(np.mean(vendi)))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def jackknife(values: NDArray[np.float64], n: int) -> Estimate:
+    """Return the first value, with a normal interval from the others: each without one of n parts.
+
+    A resample holds texts twice, which makes any set look less diverse; leaving out does not.
+    """
+    whole, without = float(values[0]), values[1:]
+    if n < 2:
+        return Estimate(whole, whole, whole, n)
+    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
+    return Estimate(whole, whole - 1.96 * error, whole + 1.96 * error, n)
