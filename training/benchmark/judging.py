@@ -18,7 +18,6 @@ slows all of them. Whether all ways of UnifiReward come to the same verdicts is 
 """
 
 import datetime
-import itertools
 import logging
 import math
 import platform
@@ -35,27 +34,19 @@ from compeer_core.backends.protocol import (
     Answers,
     Interview,
     Message,
-    Question,
     with_question,
 )
 from compeer_core.backends.transformers_.interviews import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
-from compeer_core.backends.transformers_.track import Track
 from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.prompts import judge_messages
-from compeer_core.reasoning import (
-    EmotionStep,
-    HistoryStep,
-    Reasoning,
-    StrategyStep,
-    SupportTurn,
-)
 from compeer_core.registry import Registry
-from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import ask_about_replies, ask_about_step
 from training import results
+from training.benchmark.made_up_talk import made_up_reference, made_up_turn, made_up_utterances
+from training.benchmark.naive import read_anew
 from training.progress import track
 from training.run_directory import versions
 
@@ -212,11 +203,11 @@ def naively(
     chain: list[tuple[float, ...]] = []
     for question in interview.chain:
         asked = with_question(asked, question.text)
-        chain.append(_read_anew(scorer, asked, question, work))
+        chain.append(read_anew(scorer, asked, question, work))
         likeliest = max(range(len(question.labels)), key=chain[-1].__getitem__)
         asked = [*asked, Message("assistant", (question.labels[likeliest],))]
     ends = [
-        _read_anew(scorer, with_question(asked, question.text), question, work)
+        read_anew(scorer, with_question(asked, question.text), question, work)
         for question in interview.ends
     ]
     return Answers(tuple(chain), tuple(ends))
@@ -292,20 +283,6 @@ def compare(
 
 # --- rounds ------------------------------------------------------------------------------------
 
-_SEEKER = (
-    "I lost my job last month and I do not know how to tell my family about it.",
-    "I keep waking up at four and then I lie there and go over everything again.",
-    "My friend stopped answering and I think that I said something wrong at her party.",
-    "It feels as if everybody else has a plan and I am the only one who is late.",
-    "I tried to talk to my brother but he told me to stop complaining and move on.",
-)
-_SUPPORTER = (
-    "That sounds like a lot to carry. What has been the hardest part of it so far?",
-    "You sound worn out by this, and it makes sense after so many nights like that.",
-    "It took courage to say it. Have you been able to speak with anybody about it?",
-    "Maybe a short walk before bed could help, even if it is only ten minutes long.",
-)
-
 
 def round_of(
     config: Config, size: int, length: int | None, number: int
@@ -320,39 +297,15 @@ def round_of(
     """
     rng = np.random.default_rng([config.seed, size, length or 0, number])
     length = length or int(rng.choice(config.histories))
-    speakers = itertools.cycle((Speaker.SEEKER, Speaker.SUPPORTER))
-    said = [
-        Utterance(speaker, str(rng.choice(_SEEKER if speaker is Speaker.SEEKER else _SUPPORTER)))
-        for speaker, _ in zip(speakers, range(length + (length + 1) % 2), strict=False)
-    ]
+    said = made_up_utterances(rng, length)
     interviews = []
     for _ in range(size):
-        turn = _turn(rng)
+        turn = made_up_turn(rng)
         steps = tuple(ask_about_step(step) for step in turn.reasoning)
-        reference = str(rng.choice(_SUPPORTER))
+        reference = made_up_reference(rng)
         orders = ((turn.reply, reference), (reference, turn.reply))
         interviews.append(Interview(steps, tuple(ask_about_replies(*pair) for pair in orders)))
     return judge_messages(Dialogue(tuple(said))), interviews
-
-
-def _turn(rng: np.random.Generator) -> SupportTurn:
-    def any_of(values: Sequence[str]) -> str:
-        return str(rng.choice(list(values)))
-
-    told, felt = any_of(_SEEKER), any_of(_SEEKER)
-    return SupportTurn(
-        Reasoning(
-            HistoryStep(f"The seeker says: {told}", Stage(any_of(list(Stage)))),
-            EmotionStep(
-                f"They seem to be under strain. {felt}",
-                Sentiment.NEGATIVE,
-                Emotion(any_of(list(Emotion))),
-                int(rng.integers(1, 6)),
-            ),
-            StrategyStep("This may help them now.", Strategy(any_of(list(Strategy)))),
-        ),
-        " ".join([any_of(_SUPPORTER), any_of(_SUPPORTER)]),
-    )
 
 
 # --- the rest ----------------------------------------------------------------------------------
@@ -377,18 +330,6 @@ def _pair(registry: Registry, name: str) -> tuple[TransformersScorer, Transforme
 def _forget(scorer: TransformersScorer) -> None:
     """Forget earlier rounds. On the owner thread, behind the sessions that are still closing."""
     scorer.chat.owner.call(scorer.shelf.clear)
-
-
-def _read_anew(
-    scorer: TransformersScorer, messages: Sequence[Message], question: Question, work: Work
-) -> tuple[float, ...]:
-    def read() -> tuple[float, ...]:
-        encoded = scorer.chat.encode(messages)
-        work.passes += 1
-        work.tokens += len(encoded.ids)
-        return scorer.probabilities(Track(encoded, scorer.adapter), question.labels)
-
-    return scorer.chat.owner.call(read)
 
 
 def _counted(
