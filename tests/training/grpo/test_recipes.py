@@ -1,0 +1,81 @@
+"""The recipes of the paper's variants: they load, and differ in what the paper says they differ in."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compeer_core.config import load_toml
+from training import recipe
+from training.evaluation.grpo import Config as Evaluation
+from training.grpo.train import Config
+
+
+@pytest.fixture
+def planned(repository: Path) -> Any:
+    def of(name: str) -> list[Any]:
+        folder = repository / "training" / "configs" / "nano"
+        config = load_toml(folder / f"{name}.toml", recipe.Config)
+        config = config.model_copy(update={"folder": folder})
+        return [
+            (step.name, recipe._plan(config, number, step)[2])
+            for number, step in enumerate(config.stage, start=1)
+        ]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "form", "rewritten"),
+    [
+        ("ur", ["unified"], "off", False),
+        ("por", ["process", "outcome"], "off", False),
+        ("urp", ["unified"], "signed", True),
+    ],
+)
+def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds, form, rewritten):
+    stages = planned(name)
+
+    names = [stage for stage, _ in stages]
+    assert names == [
+        "tokenizer",
+        "pretrain",
+        "vision",
+        "sft",
+        "cer",
+        *["reward"] * len(kinds),
+        "grpo",
+    ]
+    settings = dict(stages[:5])
+    judges = [config for stage, config in stages if stage == "reward"]
+    last = stages[-1][1]
+    assert isinstance(last, Config)
+    assert [judge.kind for judge in judges] == kinds
+    assert last.reweighting.form == form
+    assert bool(last.rewritten) == rewritten
+    # each stage reads what one before it wrote
+    assert last.base == str(settings["sft"].output / "model") or Path(last.base) == (
+        settings["sft"].output / "model"
+    )
+    assert last.prompts == (settings["sft"].output / "samples.train.jsonl",)
+    assert last.judge.adapter == judges[0].output / "adapter"
+    assert last.judge.reply_adapter == (judges[1].output / "adapter" if judges[1:] else None)
+    assert all(Path(judge.base) == Path(last.judge.source) for judge in judges)
+    assert all(judge.records[0] == settings["cer"].output / "train.jsonl" for judge in judges)
+    assert last.output == Path("runs/nano") / name
+    last.training.check_batches(1)
+
+
+def test_variants_share_the_stages_before_the_judge(planned):
+    first, *others = (planned(name)[:5] for name in ("ur", "por", "urp"))
+
+    assert all(other == first for other in others)
+
+
+def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
+    path = repository / "training" / "configs" / "nano" / "evaluate_grpo.toml"
+    config = load_toml(path, Evaluation)
+
+    made = {name: planned(name)[-1][1].output / "model" for name in ("por", "ur", "urp")}
+    assert {one.name: Path(one.source) for one in config.policies[1:]} == made
+    assert Path(config.policies[0].source) == planned("ur")[3][1].output / "model"
