@@ -29,6 +29,7 @@ from training.trainer_parts import (
     WeightTraining,
     keep_adapter_in_fp32,
     last_checkpoint,
+    logits_where_labels_are,
     open_processor,
     save_weights,
     step_of,
@@ -190,7 +191,7 @@ def fine_tune(
     )
     if settings.quantize:
         keep_adapter_in_fp32(trainer.model)
-    with stopping:
+    with stopping, logits_where_labels_are():
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     if stopping.asked:
         raise StoppedEarly(f"saved; go on with --resume {directory.path}")

@@ -1,5 +1,6 @@
 """Fine-tuning: which tokens the loss is on, which weights move, and that a run can be resumed."""
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, TrainerCallback
+from trl.trainer import utils as trl_utils
 from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
@@ -577,3 +579,32 @@ def test_a_new_run_does_not_go_on_from_what_lies_there(tiny_base, tmp_path):
 def test_a_base_that_is_not_there_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="nothing: cannot be loaded"):
         tune(tmp_path / "nothing", tmp_path / "run")
+
+
+def test_logits_are_taken_where_labels_are_and_the_loss_is_the_same(tmp_path, monkeypatch):
+    qwen = build_qwen(tmp_path / "qwen")
+    rows = [judge_row(n, "True", "False") for n in range(6)]
+    taken: list[int] = []
+    apply = trl_utils._ChunkedLogProbFunction.apply
+    monkeypatch.setattr(
+        trl_utils._ChunkedLogProbFunction,
+        "apply",
+        lambda hidden, *rest: taken.append(len(hidden)) or apply(hidden, *rest),
+    )
+
+    def losses(name: str) -> list[float]:
+        taken.clear()
+        directory = RunDirectory.open(tmp_path / name, NoConfig())
+        settings = SETTINGS.model_copy(update={"lr": 1e-3})
+        template = CHATML.read_text(encoding="utf-8")
+        fine_tune(qwen, rows, settings, directory, training_template=template)
+        return [row["loss"] for row in directory.rows() if "loss" in row]
+
+    few, few_taken = losses("few"), sum(taken)
+    monkeypatch.setattr(fine_tuning, "logits_where_labels_are", contextlib.nullcontext)
+    all_, all_taken = losses("all"), sum(taken)
+
+    # Two rows, each with two verdicts and the ends of two turns.
+    assert few_taken == 5 * 2 * 4
+    assert all_taken > 5 * few_taken
+    assert few == pytest.approx(all_, abs=1e-5)
