@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
+def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     repository: Path,
     small_corpora: Path,
     tmp_path: Path,
@@ -49,6 +49,14 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
     assert load_processor(output / "sft" / "model").tokenizer.get_vocab()["<reply>"]
     assert (output / "reward" / "adapter" / "adapter_model.safetensors").is_file()
 
+    grpo = output / "grpo"
+    rows = (grpo / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    rewards = [row["reward/total"] for row in map(json.loads, rows) if "reward/total" in row]
+    assert len(rewards) == 1 and -5 <= rewards[0] <= 5
+    assert (grpo / "model" / "model.safetensors").is_file()
+    assert (grpo / "rollouts.jsonl").is_file() and (grpo / "plots" / "reward.png").is_file()
+    assert (output / "results" / "grpo_nano.json").is_file()
+
     assert (output / "cer" / "train.jsonl").stat().st_size > 0
     assert (output / "cer" / "README.md").is_file()
 
@@ -56,4 +64,4 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_the_judge(
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 6
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 8
