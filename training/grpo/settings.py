@@ -13,11 +13,12 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
 from training.grpo.advantage import STD_FLOOR, Scale
+from training.grpo.vllm import VllmRollouts
 from training.judge_source import JudgeSource as JudgeSource
 from training.trainer_parts import WeightTraining
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
-Rollouts = Literal["shared", "plain"]
+Rollouts = Literal["shared", "plain", "vllm"]
 
 
 class RewardSettings(FrozenModel):
@@ -99,7 +100,10 @@ class Reinforcement(WeightTraining):
     that leave no room for a completion. Cutting one could cut a picture in two."""
     rollouts: Rollouts = "shared"
     """`shared` reads a prompt once for its whole group, and draws every completion from a seed of
-    its own; `plain` is trl's own way, which reads it once for each."""
+    its own; `plain` is trl's own way, which reads it once for each; `vllm` leaves it to vLLM, see
+    `training.grpo.vllm`."""
+    vllm: VllmRollouts | None = None
+    """Where vLLM runs; None with `rollouts = "vllm"` is in the training processes."""
 
     # --- what is kept and watched ----------------------------------------------------------------
 
@@ -124,6 +128,14 @@ class Reinforcement(WeightTraining):
         if self.lora is not None and self.adapter is not None:
             raise ValueError(
                 "`adapter` is trained further as it is; a [training.lora] table would begin another"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_is_used(self) -> Self:
+        if self.vllm is not None and self.rollouts != "vllm":
+            raise ValueError(
+                f"a [training.vllm] table belongs to rollouts = 'vllm', not '{self.rollouts}'"
             )
         return self
 

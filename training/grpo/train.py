@@ -50,6 +50,7 @@ from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement, RewardSettings
 from training.grpo.trainer import GroupTrainer
+from training.grpo.vllm import VllmRollouts, check_vllm, vllm_arguments
 from training.histories import History, drawn_histories, read_histories
 from training.judge_source import JudgeSource
 from training.pictures import Pictures
@@ -120,6 +121,13 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """Check all there is to check, then train; a dry run only checks."""
     settings = config.training
     settings.check_batches(process_count())
+    if settings.rollouts == "vllm":
+        check_vllm(
+            settings.vllm or VllmRollouts(),
+            process_count(),
+            (settings.longest_prompt or 0) + settings.max_new_tokens,
+            settings.quantize,
+        )
     _check_reports(settings)
     if dry_run:
         Preparation.of(config).close()
@@ -131,6 +139,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         shutil.rmtree(checkpoints, ignore_errors=True)
     last = last_checkpoint(checkpoints) if resume is not None else None
     _check_processes(last)
+    if last is not None and settings.rollouts == "vllm":
+        directory.log("vLLM draws anew: from here on completions differ from those of a whole run")
     ready = Preparation.of(config)
     try:
         for sentence in ready.told:
@@ -473,6 +483,9 @@ def grpo_arguments(settings: Reinforcement, checkpoints: Path, steps: int) -> GR
     evaluation: dict[str, Any] = {}
     if settings.evaluate_every:
         evaluation = {"eval_strategy": "steps", "eval_steps": settings.evaluate_every}
+    of_vllm: dict[str, Any] = {}
+    if settings.rollouts == "vllm":
+        of_vllm = vllm_arguments(settings.vllm or VllmRollouts())
     return trainer_arguments(
         GRPOConfig,
         settings,
@@ -503,6 +516,7 @@ def grpo_arguments(settings: Reinforcement, checkpoints: Path, steps: int) -> GR
         log_multimodal=False,
         report_to=list(settings.report_to),
         **evaluation,
+        **of_vllm,
     )
 
 
