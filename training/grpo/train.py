@@ -197,6 +197,8 @@ class Preparation:
         """
         settings = config.training
         processor = open_processor(config.base)
+        # trl pads prompts on the left, and lays what the processor says about pictures beside them.
+        processor.tokenizer.padding_side = "left"
         check_tags(config.base, processor)
         told: list[str] = []
         train, left_out = read_histories([*config.prompts, *config.rewritten], "train")

@@ -111,6 +111,35 @@ def test_what_is_trained_on_is_what_was_written_after_the_prompt(trainer):
     assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
+def test_a_prompt_with_a_picture_is_read_alike_beside_a_longer_one(trainer):
+    one = trainer(group_size=2, accumulation=4, rollouts="shared")
+    one.model.train()
+    inputs = inputs_of(one)
+    shown = [one._book.histories[row["row"]].has_pictures for row in inputs]
+    begin = shown.index(True)
+
+    def log_probabilities(output: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+        names = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
+        return one._get_per_token_logps_and_entropies(
+            one.model,
+            ids,
+            mask,
+            output["completion_ids"].size(1),
+            **{name: output.get(name) for name in names},
+        )[0]
+
+    together = one._generate_and_score_completions(inputs)
+    alone = one._generate_and_score_completions(inputs[begin : begin + 2])
+    assert together["prompt_ids"].size(1) > alone["prompt_ids"].size(1)
+    for name in ("completion_ids", "completion_mask"):
+        alone[name] = together[name][begin : begin + 2]
+
+    beside = log_probabilities(together)[begin : begin + 2]
+    assert torch.allclose(log_probabilities(alone), beside, atol=1e-4)
+
+
 def test_completions_come_from_the_weights_of_the_step(trainer):
     one = trainer(rollouts="shared")
     one.model.train()
