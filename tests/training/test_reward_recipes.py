@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2_5_VLForConditi
 
 from compeer_core.config import load_toml
 from training.base_model import freeze_image_encoder, lora_config
+from training.benchmark.shapes import SHAPES
 from training.cer.personality.rewriting import VARIANTS
 from training.reward_model.conversations import Kind
 from training.reward_model.train import Config
@@ -21,33 +22,14 @@ pytestmark = [
 ]
 
 CONFIGS = Path(__file__).resolve().parents[2] / "training" / "configs"
-QWEN = sorted((CONFIGS / "qwen").glob("*.toml"))
+QWEN = sorted((CONFIGS / "qwen").glob("reward_*.toml"))
 PROCESSES = {"reward_full": 8, "reward_lora": 1, "reward_qlora": 1}
 
 
 @pytest.fixture(scope="module")
 def qwen_7b() -> PreTrainedModel:
     """Qwen2.5-VL-7B's parts, by the numbers of its config.json, without their weights."""
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": 152064,
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": False,
-        },
-        vision_config={
-            "depth": 32,
-            "hidden_size": 1280,
-            "intermediate_size": 3420,
-            "num_heads": 16,
-            "out_hidden_size": 3584,
-            "fullatt_block_indexes": [7, 15, 23, 31],
-        },
-        tie_word_embeddings=False,
-    )
+    config = Qwen2_5_VLConfig(**SHAPES["qwen2.5-vl-7b"])
     with torch.device("meta"):
         return Qwen2_5_VLForConditionalGeneration(config)
 
