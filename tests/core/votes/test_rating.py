@@ -1,0 +1,317 @@
+"""Bradley-Terry: closed forms first, then properties, then degenerate votes."""
+
+import evalica
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compeer_core.votes.rating import (
+    Matches,
+    components,
+    fit,
+    interval,
+    rank_intervals,
+    ranks,
+    resample,
+    share,
+)
+
+NO_RIDGE = 1e-9
+
+
+def matches(models, rows):
+    """One vote set of (left, right, votes, points of the left)."""
+    left, right, votes, points = zip(*rows, strict=True)
+    return Matches(
+        models,
+        np.array(left),
+        np.array(right),
+        np.array([votes], float),
+        np.array([points], float),
+    )
+
+
+def strengths_of(models, rows, ridge=NO_RIDGE):
+    return fit(matches(models, rows), ridge).strengths[0]
+
+
+# --- By hand -------------------------------------------------------------------------------------
+
+
+def test_two_models_in_both_orders_have_a_closed_form():
+    # On the left, model 0 gets 60 of 80 points: log 3. Model 1 gets 50 of 90: log 1.25.
+    #   strength + position = log 3, -strength + position = log 1.25
+    # so the strengths are (log 3 - log 1.25) / 2 = 0.438 apart, and the left gains 0.661.
+    found = fit(matches(2, [(0, 1, 80, 60), (1, 0, 90, 50)]), NO_RIDGE)
+
+    ahead = found.strengths[0, 0] - found.strengths[0, 1]
+    assert ahead == pytest.approx((np.log(3) - np.log(1.25)) / 2, abs=1e-6)
+    assert found.position[0] == pytest.approx((np.log(3) + np.log(1.25)) / 2, abs=1e-6)
+    assert found.strengths[0].sum() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_tie_is_half_a_vote_for_either():
+    # 5 wins, 3 losses, 4 ties are 7 of 12 points: log 7/5, whichever stood on the left
+    ahead = strengths_of(2, [(0, 1, 12, 7), (1, 0, 12, 5)])
+
+    assert ahead[0] - ahead[1] == pytest.approx(np.log(7 / 5), abs=1e-6)
+
+
+def test_three_models_whose_odds_multiply_are_found_again():
+    # 0 beats 1 with odds 2, 1 beats 2 with odds 3, so 0 beats 2 with odds 6
+    rows = [(0, 1, 30, 20), (1, 2, 40, 30), (0, 2, 70, 60)]
+    rows += [(b, a, votes, votes - points) for a, b, votes, points in rows]
+
+    found = strengths_of(3, rows)
+
+    # mean 0: the strengths are log 2 + log 3, log 3 and 0, less their mean
+    mean = (np.log(6) + np.log(3)) / 3
+    assert found == pytest.approx(np.array([np.log(6), np.log(3), 0]) - mean, abs=1e-6)
+
+
+def test_the_ridge_draws_towards_even():
+    # One vote for 0, ridge 1, d = strength_0 - strength_1 and position g. The slopes are zero where
+    # 1 - sigmoid(d + g) = d / 2 = g, so that 1 - sigmoid(1.5 d) = d / 2, solved by d = 0.5865: 0.2932 on either side
+    found = fit(matches(2, [(0, 1, 1, 1)]), ridge=1.0)
+
+    d = found.strengths[0, 0] - found.strengths[0, 1]
+    assert d == pytest.approx(0.5865, abs=1e-4)
+    assert found.position[0] == pytest.approx(d / 2, abs=1e-9)
+
+
+def test_the_prior_is_given_back_where_there_are_no_votes():
+    prior = np.array([[1.0, -1.0, 0.3], [0.5, 0.0, -2.0]])
+
+    found = fit(
+        Matches(2, np.array([0]), np.array([1]), np.zeros((2, 1)), np.zeros((2, 1))),
+        0.25,
+        prior=prior,
+    )
+
+    assert found.parameters == pytest.approx(prior)
+    assert found.strengths == pytest.approx(np.array([[1.0, -1.0], [0.25, -0.25]]))
+
+
+# --- Properties ----------------------------------------------------------------------------------
+
+
+@st.composite
+def vote_sets(draw):
+    models = draw(st.integers(2, 5))
+    pair = st.tuples(st.integers(0, models - 1), st.integers(0, models - 1)).filter(
+        lambda two: two[0] != two[1]
+    )
+    pairs = draw(st.lists(pair, min_size=1, max_size=12, unique=True))
+    rows = []
+    for left, right in pairs:
+        votes = draw(st.integers(1, 500))
+        rows.append((left, right, votes, draw(st.integers(0, 2 * votes)) / 2))
+    return models, rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(vote_sets(), st.randoms())
+def test_renaming_the_models_renames_the_strengths(made, random):
+    models, rows = made
+    names = list(range(models))
+    random.shuffle(names)
+
+    plain = fit(matches(models, rows), 0.25)
+    renamed = fit(matches(models, [(names[a], names[b], n, p) for a, b, n, p in rows]), 0.25)
+
+    assert renamed.strengths[0][names] == pytest.approx(plain.strengths[0], abs=1e-9)
+    assert renamed.position == pytest.approx(plain.position, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(vote_sets())
+def test_turning_every_vote_round_turns_every_sign(made):
+    models, rows = made
+
+    plain = fit(matches(models, rows), 0.25)
+    turned = fit(matches(models, [(a, b, n, n - p) for a, b, n, p in rows]), 0.25)
+
+    assert turned.strengths == pytest.approx(-plain.strengths, abs=1e-9)
+    assert turned.position == pytest.approx(-plain.position, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(vote_sets())
+def test_with_its_mirror_image_a_vote_set_knows_no_position(made):
+    models, rows = made
+    mirrored = rows + [(b, a, n, n - p) for a, b, n, p in rows]
+
+    found = fit(matches(models, mirrored), 0.25)
+    again = fit(matches(models, [(b, a, n, p) for a, b, n, p in mirrored]), 0.25)
+
+    assert found.position == pytest.approx(0, abs=1e-9)
+    assert again.strengths == pytest.approx(-found.strengths, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(vote_sets())
+def test_at_the_solution_points_are_what_is_expected_of_them(made):
+    # The slope of the likelihood is zero: points - expected = ridge * strength, model by model.
+    models, rows = made
+    found = fit(matches(models, rows), 0.25)
+
+    surplus = np.zeros(models)
+    for left, right, votes, points in rows:
+        logit = found.parameters[0, left] - found.parameters[0, right] + found.position[0]
+        expected = votes / (1 + np.exp(-logit))
+        surplus[left] += points - expected
+        surplus[right] -= points - expected
+    assert surplus == pytest.approx(0.25 * found.parameters[0, :-1], abs=1e-6)
+
+
+def test_many_vote_sets_are_fitted_as_each_alone(monkeypatch):
+    rng = np.random.default_rng(3)
+    votes = rng.integers(1, 50, size=(7, 4)).astype(float)
+    points = np.floor(votes * rng.random((7, 4)))
+    left, right = np.array([0, 1, 2, 3]), np.array([1, 2, 3, 0])
+    alone = [
+        fit(Matches(4, left, right, votes[i : i + 1], points[i : i + 1]), 0.25).strengths[0]
+        for i in range(7)
+    ]
+
+    monkeypatch.setattr("compeer_core.votes.rating._AT_ONCE", 50)  # two sets at once
+    together = fit(Matches(4, left, right, votes, points), 0.25)
+
+    assert together.strengths == pytest.approx(np.array(alone), abs=1e-9)
+
+
+def test_on_well_connected_votes_evalica_finds_the_same():
+    rng = np.random.default_rng(11)
+    true = np.array([0.9, 0.4, 0.0, -0.3, -1.0])
+    xs, ys, winners, rows = [], [], [], []
+    for left in range(5):
+        for right in range(5):
+            if left == right:
+                continue
+            won = int(rng.binomial(80, 1 / (1 + np.exp(true[right] - true[left]))))
+            ties = int(rng.integers(0, 20))
+            for first, second, swap in ((left, right, False), (right, left, True)):
+                # evalica knows no position: every vote is there in both orders
+                rows.append((first, second, 80 + ties, (80 - won if swap else won) + ties / 2))
+                winners += [evalica.Winner.Y if swap else evalica.Winner.X] * won
+                winners += [evalica.Winner.X if swap else evalica.Winner.Y] * (80 - won)
+                winners += [evalica.Winner.Draw] * ties
+                xs += [f"m{first}"] * (80 + ties)
+                ys += [f"m{second}"] * (80 + ties)
+
+    theirs = evalica.bradley_terry(xs, ys, winners, tolerance=1e-12, limit=10_000).scores
+    logs = np.log([theirs[f"m{model}"] for model in range(5)])
+
+    assert strengths_of(5, rows) == pytest.approx(logs - logs.mean(), abs=1e-5)
+
+
+# --- Degenerate ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ridge", [0.25, 1e-4])
+def test_who_always_wins_has_a_finite_strength(ridge):
+    found = strengths_of(3, [(0, 1, 1000, 1000), (1, 2, 1000, 1000)], ridge)
+
+    assert np.isfinite(found).all()
+    assert found[0] > found[1] > found[2]
+
+
+def test_models_that_never_met_are_fitted_each_in_its_part():
+    found = strengths_of(4, [(0, 1, 10, 8), (1, 0, 10, 2), (2, 3, 10, 8), (3, 2, 10, 2)], 0.25)
+
+    assert found == pytest.approx([found[0], -found[0], found[0], -found[0]])
+
+
+def test_one_vote_among_millions_keeps_the_fit_stable():
+    found = strengths_of(3, [(0, 1, 5_000_000, 2_500_000.5), (1, 2, 1, 1)], 0.25)
+
+    assert np.isfinite(found).all()
+    assert found[1] > found[2]
+
+
+# --- Resamples, shares, ranks --------------------------------------------------------------------
+
+
+def test_resamples_are_the_same_for_ever():
+    # These numbers may never change: boards of earlier years must come out as they were.
+    drawn = resample(raters=4, models=2, fits=2, seed=7)
+
+    assert drawn.times.sum(axis=1).tolist() == [4, 4]
+    assert drawn.times.astype(int).tolist() == [[1, 0, 1, 2], [1, 1, 0, 2]]
+    assert drawn.prior.round(6).tolist() == [
+        [-1.785267, -1.060511, 0.849386],
+        [0.213965, -0.551926, 1.082678],
+    ]
+
+
+def test_raters_are_drawn_evenly_and_the_prior_is_standard_normal():
+    drawn = resample(raters=50, models=9, fits=4000, seed=1)
+
+    assert drawn.times.mean(axis=0) == pytest.approx(np.ones(50), abs=0.08)
+    assert drawn.times.var(axis=0).mean() == pytest.approx(1 - 1 / 50, abs=0.03)
+    assert drawn.prior.mean() == pytest.approx(0, abs=0.02)
+    assert drawn.prior.std() == pytest.approx(1, abs=0.02)
+    assert (np.abs(drawn.prior) > 1.96).mean() == pytest.approx(0.05, abs=0.006)
+
+
+def test_an_interval_holds_its_value():
+    assert interval(0.9, np.array([0.1, 0.2])).high == 0.9
+    assert interval(0.0, np.array([0.1, 0.2])).low == 0.0
+
+
+def test_a_share_is_as_uncertain_as_its_raters_differ():
+    times = resample(raters=40, models=1, fits=1000, seed=5).times
+    of_ten = np.full(40, 10.0)
+    alike = share(np.tile([6.0, 6.0], 20), of_ten, times)
+    split = share(np.tile([10.0, 2.0], 20), of_ten, times)
+
+    assert alike.value == split.value == 0.6
+    # 40 raters who give 1.0 or 0.2: their mean has the error 0.4 / sqrt(40) = 0.063
+    assert split.low == pytest.approx(0.6 - 1.96 * 0.063, abs=0.02)
+    assert split.high == pytest.approx(0.6 + 1.96 * 0.063, abs=0.02)
+    # Nothing differs, so that the resamples are silent: Wilson's interval of 24 out of 40
+    assert alike.low == pytest.approx(0.4460, abs=1e-4)
+    assert alike.high == pytest.approx(0.7365, abs=1e-4)
+
+
+def test_votes_of_one_person_count_as_one_in_the_interval():
+    # Wilson for 1 out of 1: 1 / (1 + 1.96**2) = 0.2065
+    found = share(np.array([50.0]), np.array([50.0]), np.ones((300, 1)))
+
+    assert found.low == pytest.approx(0.2065, abs=1e-4)
+    assert found.value == found.high == 1.0
+    assert share(np.zeros(3), np.zeros(3), np.ones((300, 3))) is None
+
+
+def test_equal_strengths_share_a_rank():
+    assert ranks(np.array([0.5, -1.0, 0.5 + 1e-9, 0.1])).tolist() == [1, 4, 1, 3]
+
+
+def test_ranks_are_sure_only_where_differences_are():
+    rng = np.random.default_rng(2)
+    strengths = np.array([3.0, 0.05, 0.0, -3.0])
+    draws = strengths + rng.normal(scale=0.2, size=(2000, 4))
+
+    assert rank_intervals(strengths, draws) == [(1, 1), (2, 3), (2, 3), (4, 4)]
+
+
+def test_equal_models_can_have_any_rank():
+    rng = np.random.default_rng(2)
+
+    found = [
+        rank_intervals(
+            (truth := rng.normal(scale=0.2, size=4)), truth + rng.normal(scale=0.2, size=(300, 4))
+        )
+        for _ in range(200)
+    ]
+
+    # All four are the best; at most one board in twenty may deny it to a given one.
+    assert np.mean([one[0] == (1, 4) for one in found]) > 0.9
+
+
+def test_components_are_named_by_their_first_model():
+    both_ways = [(0, 3), (3, 0), (1, 2), (2, 1), (2, 4), (4, 2)]
+    assert components(5, both_ways).tolist() == [0, 1, 1, 0, 1]
+    # 0 -> 1 -> 2 -> 0 is a circle that 3 does not get back to
+    assert components(4, [(0, 1), (1, 2), (2, 0), (2, 3)]).tolist() == [0, 0, 0, 3]
