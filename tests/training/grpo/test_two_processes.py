@@ -25,7 +25,7 @@ def start(path: Path, count: int, *arguments: str) -> subprocess.CompletedProces
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=290,
         check=False,
     )
 
@@ -49,6 +49,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two runs, each of which has to load the libraries once or twice
 @pytest.mark.parametrize("group_size", [2, 4], ids=["groups whole", "a group spread"])
 def test_two_processes_learn_what_one_learns(config_file, policy, tmp_path, group_size):
     runs = {}
@@ -98,6 +99,7 @@ def test_two_processes_learn_what_one_learns(config_file, policy, tmp_path, grou
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_if_one_process_breaks_all_end_within_a_minute(config_file, tmp_path, rank):
     told = tmp_path / "broke"
