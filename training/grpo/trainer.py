@@ -139,6 +139,8 @@ class GroupTrainer(GRPOTrainer):
                 ids: Any = self._written(prompt_ids)
                 found: Any = (ids, None)
             else:
+                if self.is_fsdp_enabled:
+                    run_equally_often(self.accelerator.unwrap_model(self.model))
                 found = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, has_tool_images
                 )
@@ -241,6 +243,17 @@ def _without_empty_pictures(
     if pixels is None or pixels.shape[0]:
         return given, named
     return given, {name: value for name, value in named.items() if name not in _OF_PICTURES}
+
+
+def run_equally_often(model: Any) -> None:
+    """Have a process whose completions have ended go on until those of all processes have.
+
+    Weights that are split by FSDP are put together in every forward pass, by all processes: one that
+    stopped early would leave the others waiting. transformers' `generate` knows a model that
+    transformers has split by this mark; accelerate, which splits ours, sets none (1.15).
+    """
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner._is_fsdp_managed_module = True
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
