@@ -87,6 +87,12 @@ def load_base(
             f"{source}: {len(lacking)} weights are missing or of the wrong shape, first "
             f"{lacking[0]}; config.json and the weights do not belong together"
         )
+    if quantize:
+        for part in model.modules():
+            if hasattr(part, "support_avx512bf16_for_cpu"):
+                # bitsandbytes would pack these weights anew in the first pass without gradients, in a
+                # form that it cannot train through; GRPO writes first and trains afterwards.
+                part.support_avx512bf16_for_cpu = False
     trained: PreTrainedModel = model
     return trained
 
