@@ -7,7 +7,9 @@ CompeerError
 ├── PromptError(ValueError)        a template and the values for it do not fit
 ├── CompletionError(ValueError)    a text is not a complete supporter turn
 ├── InputError(ValueError)         what a visitor sent cannot be used
-│   └── ImageError                 the same, of a picture
+│   ├── ImageError                 the same, of a picture
+│   └── VoteRefusedError           the same, of a vote
+├── StoreError(RuntimeError)       the database of votes fails while it is used
 └── BackendError(RuntimeError)     a model or an endpoint failed
     ├── EndpointError              an endpoint failed, and whether another request may succeed
     └── CheckpointError            a checkpoint folder cannot be loaded: exit code 2 at start-up
@@ -107,6 +109,19 @@ class ImageError(InputError):
     Its ``code`` is ``image_not_image`` (the bytes are something else), ``image_unreadable`` (a
     picture, but broken), ``image_too_large`` or ``too_many_images``.
     """
+
+
+class VoteRefusedError(InputError):
+    """A vote, a revision or an undo is not taken, and nothing was changed.
+
+    Its ``code`` is ``battle_unknown``, ``battle_not_yours``, ``battle_not_finished``,
+    ``battle_failed``, ``battle_closed``, ``battle_expired``, ``already_voted``, ``not_voted``,
+    ``undo_too_late``, ``preference_unknown``, ``tag_unknown`` or ``note_too_long``.
+    """
+
+
+class StoreError(CompeerError, RuntimeError):
+    """The database of votes failed while it was used. What was acknowledged before is kept."""
 
 
 class BackendError(CompeerError, RuntimeError):

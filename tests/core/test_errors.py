@@ -14,6 +14,8 @@ EXAMPLES = (
     errors.CompletionError("x", "<reply>", ["history is missing"]),
     errors.InputError("x", "message_too_long", {"limit": 4000}),
     errors.ImageError("x", "image_too_large", {"limit": 3}),
+    errors.VoteRefusedError("x", "note_too_long", {"limit": 3}),
+    errors.StoreError("x"),
     errors.BackendError("x"),
     errors.EndpointError("x", "has a fault (500)", errors.Fault.PASSING, 2.5),
     errors.CheckpointError("x"),
@@ -42,6 +44,7 @@ def test_every_error_of_the_package_is_pickled_above():
         (errors.PromptError, ValueError),
         (errors.CompletionError, ValueError),
         (errors.InputError, ValueError),
+        (errors.StoreError, RuntimeError),
         (errors.BackendError, RuntimeError),
     ],
 )

@@ -1,0 +1,197 @@
+"""From rows of the tables to what the rest of the program knows: battles, receipts, votes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypedDict
+
+from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy.orm import Session
+
+from compeer_core.errors import VoteRefusedError
+from compeer_core.judgement import Reward
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.battles import Battle, Flag, SidePlan, SideStatus, VoteReceipt
+from compeer_core.votes.rows import VoteRow
+from compeer_core.votes.schema import BattleRow, RevisionRow, VoteRecord, VoterRow
+
+_UNSTORABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_REVISION_FLAGS = (Flag.TOO_FAST, Flag.NOT_BOTH_SEEN, Flag.RATE_LIMITED, Flag.AFTER_REVEAL)
+
+
+def storable(text: str) -> str:
+    r"""Return a text without what no database takes: control characters and lone surrogates.
+
+    Line breaks and tabs stay, and so does all else that is odd but is text: right-to-left marks,
+    zero-width characters, markup. Whoever shows it escapes it.
+
+    Example:
+        >>> storable("a\x00b\n\u202e<b>")
+        'ab\n\u202e<b>'
+    """
+    return _UNSTORABLE.sub("", text)
+
+
+class Where(TypedDict, total=False):
+    """Which votes; what is not named does not matter."""
+
+    language: str
+    topic: str
+    rater_group: str
+    blind: bool
+    with_reasoning: bool
+    has_image: bool
+
+
+def refused(code: str, message: str, **values: object) -> VoteRefusedError:
+    return VoteRefusedError(message, code, values)
+
+
+def locked_battle(session: Session, battle_id: str) -> BattleRow | None:
+    if storable(battle_id) != battle_id:
+        return None
+    return session.scalar(select(BattleRow).filter_by(id=battle_id).with_for_update())
+
+
+def own_battle(session: Session, battle_id: str, voter: str, *, lock: bool = False) -> BattleRow:
+    """Return a person's battle, with `lock` one that nobody else changes meanwhile.
+
+    Raises:
+        VoteRefusedError: ``battle_unknown`` or ``battle_not_yours``.
+    """
+    if storable(battle_id) != battle_id:
+        battle = None
+    elif lock:
+        # The person before the battle, as where a person is deleted: else two could wait for each
+        # other.
+        session.scalar(_existing(voter))
+        battle = locked_battle(session, battle_id)
+    else:
+        battle = session.get(BattleRow, battle_id)
+    if battle is None:
+        raise refused("battle_unknown", "there is no such battle")
+    if battle.voter_id != voter:
+        raise refused("battle_not_yours", "the battle is somebody else's")
+    return battle
+
+
+def _existing(voter: str) -> Select[str]:
+    found = select(VoterRow.id).where(VoterRow.id == storable(voter))
+    return found.with_for_update(read=True, key_share=True)
+
+
+def revisions_of(battle_id: str, voter: str) -> Select[RevisionRow]:
+    return (
+        select(RevisionRow)
+        .join(VoteRecord, VoteRecord.id == RevisionRow.vote_id)
+        .where(VoteRecord.battle_id == battle_id, VoteRecord.voter_id == voter)
+    )
+
+
+def latest_revision(session: Session, battle_id: str, voter: str) -> RevisionRow | None:
+    newest_first = revisions_of(battle_id, voter).order_by(RevisionRow.number.desc())
+    return session.scalars(newest_first.limit(1)).first()
+
+
+def standing_votes(
+    as_of: datetime | None,
+) -> Select[RevisionRow, BattleRow, VoterRow]:
+    """Select the last revision of each vote that says something, with battle and voter."""
+    numbers = select(RevisionRow.vote_id, func.max(RevisionRow.number).label("number"))
+    if as_of is not None:
+        numbers = numbers.where(RevisionRow.at <= as_of)
+    last = numbers.group_by(RevisionRow.vote_id).subquery()
+    return (
+        select(RevisionRow, BattleRow, VoterRow)
+        .join(last, (last.c.vote_id == RevisionRow.vote_id) & (last.c.number == RevisionRow.number))
+        .join(VoteRecord, VoteRecord.id == RevisionRow.vote_id)
+        .join(BattleRow, BattleRow.id == VoteRecord.battle_id)
+        .join(VoterRow, VoterRow.id == VoteRecord.voter_id)
+        .where(RevisionRow.preference.is_not(None))
+    )
+
+
+def conditions_of(where: Where) -> Iterator[ColumnElement[bool]]:
+    columns = {
+        "language": BattleRow.language,
+        "topic": BattleRow.topic,
+        "rater_group": VoterRow.rater_group,
+        "blind": BattleRow.blind,
+        "with_reasoning": BattleRow.with_reasoning,
+        "has_image": BattleRow.image_hash.is_not(None),
+    }
+    for name, value in where.items():
+        yield columns[name] == value
+
+
+def vote_row(revision: RevisionRow, battle: BattleRow, voter: VoterRow) -> VoteRow:
+    left, right = battle.sides
+    lengths = (left.reply_length, right.reply_length)
+    rewards = tuple(None if each.reward is None else each.reward["total"] for each in (left, right))
+    return VoteRow(
+        battle_id=battle.id,
+        voter=voter.pseudonym,
+        left=left.model,
+        right=right.model,
+        preference=revision.preference,
+        blind=battle.blind,
+        with_reasoning=battle.with_reasoning,
+        has_image=battle.image_hash is not None,
+        language=battle.language,
+        topic=battle.topic,
+        rater_group=voter.rater_group,
+        at=revision.at,
+        dwell_ms=revision.dwell_ms,
+        flags=flags_of(battle, revision),
+        verdict=battle.verdict,
+        rewards=None if rewards == (None, None) else rewards,
+        lengths=None if None in lengths else lengths,
+    )
+
+
+def flags_of(battle: BattleRow, revision: RevisionRow) -> tuple[Flag, ...]:
+    found = [flag for flag in _REVISION_FLAGS if getattr(revision, flag.value)]
+    if any(side.leaked for side in battle.sides):
+        found.append(Flag.LEAKED)
+    if any(side.status == SideStatus.STOPPED for side in battle.sides):
+        found.append(Flag.STOPPED)
+    if battle.closed_reason is not None:
+        found.append(Flag.CLOSED)
+    if battle.imported:
+        found.append(Flag.IMPORTED)
+    return tuple(sorted(found))
+
+
+def receipt_of(battle: BattleRow, revision: RevisionRow) -> VoteReceipt:
+    flags = flags_of(battle, revision)
+    preference = None if revision.preference is None else Preference(revision.preference)
+    return VoteReceipt(
+        battle_id=battle.id,
+        number=revision.number,
+        preference=preference,
+        at=revision.at,
+        flags=flags,
+        counted=battle.blind and preference is not None and not flags,
+    )
+
+
+def battle_of(row: BattleRow) -> Battle:
+    left, right = row.sides
+    return Battle(
+        id=row.id,
+        voter=row.voter_id,
+        sides=(SidePlan(left.model, left.seed), SidePlan(right.model, right.seed)),
+        statuses=(SideStatus(left.status), SideStatus(right.status)),
+        blind=row.blind,
+        with_reasoning=row.with_reasoning,
+        opened_at=row.opened_at,
+        expires_at=row.expires_at,
+        closed=row.closed_reason,
+    )
+
+
+def reward_of(kept: Mapping[str, Any] | None) -> Reward | None:
+    if kept is None:
+        return None
+    steps = kept["steps"]
+    return Reward(**{**kept, "steps": None if steps is None else tuple(steps)})

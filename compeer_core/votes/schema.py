@@ -1,0 +1,296 @@
+"""The tables of the votes store.
+
+The database itself holds what must never break: one vote for a battle and a person, revisions that
+are added and never changed (a trigger refuses it), and nothing that outlives its owner (deletes
+cascade from `voters` and `annotators`). The migrations beside this module make the tables; a test
+compares them with what stands here.
+"""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    MetaData,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A moment. SQLite knows no zones, so there it is kept in UTC and given its zone again."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return what the database gets."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return what the program gets."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """What all tables share."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Text(),
+        datetime: UtcTime(),
+        Any: JSON(none_as_null=True),
+    }
+
+
+class VoterRow(Base):
+    """A person, known by the id in a signed cookie."""
+
+    __tablename__ = "voters"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    pseudonym: Mapped[str] = mapped_column(unique=True)
+    """What leaves the database instead of the id."""
+    rater_group: Mapped[str]
+    address_hash: Mapped[str | None] = mapped_column(index=True)
+    """With a salt that is thrown away after a day or two."""
+    created_at: Mapped[datetime]
+
+
+class SideRow(Base):
+    """What one side of a battle wrote."""
+
+    __tablename__ = "battle_sides"
+    __table_args__ = (
+        CheckConstraint("status IN ('writing', 'finished', 'stopped', 'failed')", name="status"),
+        CheckConstraint("side IN (0, 1)", name="side"),
+    )
+
+    battle_id: Mapped[str] = mapped_column(
+        ForeignKey("battles.id", ondelete="CASCADE"), primary_key=True
+    )
+    side: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    model: Mapped[str] = mapped_column(index=True)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str]
+    turn: Mapped[str | None] = mapped_column(deferred=True)
+    reply: Mapped[str | None] = mapped_column(deferred=True)
+    reply_length: Mapped[int | None]
+    reward: Mapped[Any | None]
+    seconds: Mapped[float | None]
+    tokens: Mapped[int | None]
+    leaked: Mapped[bool | None]
+    error: Mapped[str | None]
+    finished_at: Mapped[datetime | None]
+
+
+class BattleRow(Base):
+    """Two models before one person."""
+
+    __tablename__ = "battles"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    voter_id: Mapped[str] = mapped_column(ForeignKey("voters.id", ondelete="CASCADE"), index=True)
+    opened_at: Mapped[datetime]
+    expires_at: Mapped[datetime]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    blind: Mapped[bool]
+    with_reasoning: Mapped[bool]
+    language: Mapped[str]
+    topic: Mapped[str]
+    image_hash: Mapped[str | None]
+    """Of all pictures of the history, in order; None where there is none."""
+    judge: Mapped[str | None]
+    verdict: Mapped[str | None]
+    dialogue_id: Mapped[str]
+    history: Mapped[Any | None] = mapped_column(deferred=True)
+    """`CaseUtterance` rows; None where words are not kept."""
+    imported: Mapped[bool]
+    source_row: Mapped[str | None] = mapped_column(deferred=True)
+    """Of an imported battle: the row of the file, as it was."""
+    closed_reason: Mapped[str | None]
+
+    sides: Mapped[list[SideRow]] = relationship(
+        order_by=SideRow.side, passive_deletes=True, lazy="selectin"
+    )
+
+
+class PictureRow(Base):
+    """A picture in somebody's kept histories."""
+
+    __tablename__ = "pictures"
+
+    voter_id: Mapped[str] = mapped_column(
+        ForeignKey("voters.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    data: Mapped[bytes]
+
+
+class VoteRecord(Base):
+    """That a person has voted in a battle; what was said is in the revisions."""
+
+    __tablename__ = "votes"
+    __table_args__ = (UniqueConstraint("battle_id", "voter_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    battle_id: Mapped[str] = mapped_column(ForeignKey("battles.id", ondelete="CASCADE"))
+    voter_id: Mapped[str] = mapped_column(ForeignKey("voters.id", ondelete="CASCADE"), index=True)
+    revealed_at: Mapped[datetime | None]
+
+
+class RevisionRow(Base):
+    """What was said in a vote, at one time."""
+
+    __tablename__ = "vote_revisions"
+    __table_args__ = (
+        UniqueConstraint("vote_id", "number"),
+        UniqueConstraint("vote_id", "token"),
+        CheckConstraint("preference IN ('first', 'second', 'both', 'neither')", name="preference"),
+        Index(None, "voter_id", "at"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    vote_id: Mapped[int] = mapped_column(ForeignKey("votes.id", ondelete="CASCADE"))
+    voter_id: Mapped[str] = mapped_column(ForeignKey("voters.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    token: Mapped[str | None]
+    """What the page called this request; sent again, it is not a second one."""
+    at: Mapped[datetime]
+    preference: Mapped[str | None]
+    """None: the vote was taken back."""
+    tags: Mapped[Any]
+    note: Mapped[str]
+    steps: Mapped[Any | None]
+    dwell_ms: Mapped[int | None]
+    too_fast: Mapped[bool | None]
+    not_both_seen: Mapped[bool | None]
+    rate_limited: Mapped[bool]
+    after_reveal: Mapped[bool]
+
+
+class SaltRow(Base):
+    """What addresses of a day are hashed with."""
+
+    __tablename__ = "salts"
+
+    day: Mapped[str] = mapped_column(primary_key=True)
+    salt: Mapped[bytes]
+
+
+class SecretRow(Base):
+    """What all processes of a deployment share, such as the key that signs cookies."""
+
+    __tablename__ = "secrets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[bytes]
+
+
+class DeletionRow(Base):
+    """That something was deleted, and nothing of what it was."""
+
+    __tablename__ = "deletions"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime]
+    battles: Mapped[int]
+    votes: Mapped[int]
+    answers: Mapped[int]
+
+
+# --- The annotation desk ------------------------------------------------------------------------
+
+
+class AnnotatorRow(Base):
+    """Somebody who annotates."""
+
+    __tablename__ = "annotators"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    """A pseudonym."""
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    may_adjudicate: Mapped[bool]
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
+
+
+class ItemRow(Base):
+    """What is annotated."""
+
+    __tablename__ = "desk_items"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(index=True)
+    """In the queue."""
+    item: Mapped[Any]
+    """An `AnnotationItem`."""
+    record: Mapped[Any | None]
+    """The `CerRecord` without labels that the answers are for; annotators never see it."""
+
+
+class AssignmentRow(Base):
+    """That somebody works on an item: the draft, and the order of replies that was drawn."""
+
+    __tablename__ = "desk_assignments"
+
+    annotator_id: Mapped[int] = mapped_column(
+        ForeignKey("annotators.id", ondelete="CASCADE"), primary_key=True
+    )
+    item_id: Mapped[str] = mapped_column(
+        ForeignKey("desk_items.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+    assigned_at: Mapped[datetime]
+    shown_first: Mapped[str]
+    draft: Mapped[Any | None]
+    saved_at: Mapped[datetime | None]
+    tab: Mapped[str | None]
+    """Which tab of the browser may write."""
+    tab_until: Mapped[datetime | None]
+
+
+class AnswerRow(Base):
+    """An `Annotation`, as it was given at one time."""
+
+    __tablename__ = "desk_answers"
+    __table_args__ = (
+        UniqueConstraint("item_id", "annotator_id", "number"),
+        UniqueConstraint("item_id", "annotator_id", "token"),
+        CheckConstraint("preference IN ('first', 'second', 'both', 'neither')", name="preference"),
+        ForeignKeyConstraint(["item_id"], ["desk_items.id"], ondelete="CASCADE"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item_id: Mapped[str]
+    annotator_id: Mapped[int] = mapped_column(
+        ForeignKey("annotators.id", ondelete="CASCADE"), index=True
+    )
+    number: Mapped[int]
+    token: Mapped[str | None]
+    at: Mapped[datetime]
+    steps: Mapped[Any]
+    preference: Mapped[str | None]
+    shown_first: Mapped[str]
+    confidence: Mapped[int | None]
+    note: Mapped[str]
+    seconds: Mapped[float | None]

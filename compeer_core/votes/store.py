@@ -1,0 +1,603 @@
+"""Where battles and votes are kept.
+
+A battle is written down before anything is generated, a side when it ends, a vote when it is cast; each
+is on the disk before the call returns. A vote is never changed: a second thought adds a revision, and
+taking a vote back adds one too. The last one counts, all are kept, until their owner has them deleted
+(`VoteStore.delete_voter`).
+
+One vote for a battle and a person is a constraint of the database, whatever pages, tabs and programs
+do. A request that is sent again with the same token is answered again and not written again.
+
+The history and the replies are kept only where the person agreed (`BattlePlan.keep_words`). Addresses
+are kept as a hash with a salt of the day; salts are deleted after the day that follows, and with them
+the way back. Methods may be called from any thread, and from several processes over one database.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypedDict, Unpack
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from compeer_core.cer import CaseUtterance
+from compeer_core.images import Image
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.battles import (
+    Battle,
+    BattlePlan,
+    Counts,
+    Deletion,
+    Flag,
+    Limits,
+    Reveal,
+    SideResult,
+    SideStatus,
+    Steps,
+    Tag,
+    VoteReceipt,
+)
+from compeer_core.votes.database import Database
+from compeer_core.votes.reading import (
+    Where,
+    battle_of,
+    conditions_of,
+    latest_revision,
+    locked_battle,
+    own_battle,
+    receipt_of,
+    refused,
+    revisions_of,
+    reward_of,
+    standing_votes,
+    storable,
+    vote_row,
+)
+from compeer_core.votes.rows import VoteRow
+from compeer_core.votes.schema import (
+    Base,
+    BattleRow,
+    DeletionRow,
+    PictureRow,
+    RevisionRow,
+    SaltRow,
+    SecretRow,
+    SideRow,
+    VoteRecord,
+    VoterRow,
+)
+
+_MAX_TOKEN = 200
+_MAX_DWELL_MS = 2**31 - 1
+
+
+class BallotDetails(TypedDict, total=False):
+    """What may come with a vote."""
+
+    tags: Sequence[str]
+    """`Tag` values."""
+    note: str
+    dwell_ms: int | None
+    """From the end of both replies to the vote, as the page says."""
+    both_seen: bool | None
+    """Whether both replies were wholly on the screen; None where the page cannot say."""
+    steps: Steps | None
+    token: str
+    """The page's name for this request, the same when it is sent again."""
+
+
+@dataclass(frozen=True)
+class _Ballot:
+    preference: Preference | None
+    tags: tuple[str, ...] = ()
+    note: str = ""
+    dwell_ms: int | None = None
+    both_seen: bool | None = None
+    steps: Steps | None = None
+    token: str | None = None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class VoteStore:
+    """Battles and votes in a database.
+
+    Attributes:
+        database: May be shared with the annotation desk (`compeer_core.votes.desk`).
+    """
+
+    def __init__(
+        self,
+        url: str | Database | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], datetime] = _now,
+    ) -> None:
+        """Open the store; see `Database` for the URL, which is a file of the user by default.
+
+        Raises:
+            ConfigError: The database cannot be used.
+        """
+        self.database = url if isinstance(url, Database) else Database(url)
+        self.limits = limits or Limits()
+        self._clock = clock
+
+    def close(self) -> None:
+        """Close the database. May be called twice."""
+        self.database.close()
+
+    def __enter__(self) -> "VoteStore":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- battles --------------------------------------------------------------------------------
+
+    def open_battle(self, plan: BattlePlan, address: str | None = None) -> Battle:
+        """Write down what a battle will be, before anything is generated.
+
+        Args:
+            plan: See there.
+            address: Where the request came from; only a hash of it is kept.
+
+        Raises:
+            StoreError: The database failed, so the battle must not begin.
+        """
+        now = self._clock()
+        said = plan.dialogue.merged().utterances
+        pictures = {_picture_name(image): image for each in said for image in each.images}
+        battle = BattleRow(
+            id=f"b{secrets.token_hex(16)}",
+            voter_id=plan.voter,
+            opened_at=now,
+            expires_at=now + timedelta(seconds=self.limits.battle_seconds),
+            seed=plan.seed,
+            blind=plan.blind,
+            with_reasoning=plan.with_reasoning,
+            language=storable(plan.language),
+            topic=storable(plan.topic),
+            imported=False,
+            image_hash=_digest("".join(pictures)) if pictures else None,
+            dialogue_id=storable(plan.dialogue.id),
+        )
+        if plan.keep_words:
+            battle.history = [
+                CaseUtterance(
+                    speaker=each.speaker,
+                    text=storable(each.text),
+                    images=tuple(map(_picture_name, each.images)),
+                ).model_dump(mode="json")
+                for each in said
+            ]
+        for number, side in enumerate(plan.sides):
+            battle.sides.append(
+                SideRow(side=number, model=side.model, seed=side.seed, status=SideStatus.WRITING)
+            )
+        with self.database.writing() as session:
+            self._meet(session, plan.voter, address, now)
+            session.add(battle)
+            if plan.keep_words:
+                for name, image in pictures.items():
+                    session.merge(PictureRow(voter_id=plan.voter, name=name, data=image.data))
+        return battle_of(battle)
+
+    def finish_side(self, battle_id: str, side: int, result: SideResult) -> bool:
+        """Write down how a side ended; a side without a reply has failed, whatever it says.
+
+        Returns:
+            Whether it was written: not if the side has ended before, or the battle is gone.
+        """
+        status = result.status
+        if status is SideStatus.WRITING:
+            raise ValueError("a side that is still being written has no result")
+        if not result.reply.strip():
+            status = SideStatus.FAILED
+        with self.database.writing() as session:
+            battle = locked_battle(session, battle_id)
+            if battle is None or battle.sides[side].status != SideStatus.WRITING:
+                return False
+            row = battle.sides[side]
+            row.status = status
+            if battle.history is not None:
+                row.turn, row.reply = storable(result.turn), storable(result.reply)
+            row.reply_length = len(result.reply)
+            row.reward = None if result.reward is None else asdict(result.reward)
+            row.seconds, row.tokens, row.leaked = result.seconds, result.tokens, result.leaked
+            row.error = None if result.error is None else storable(result.error)
+            row.finished_at = self._clock()
+        return True
+
+    def fail_side(self, battle_id: str, side: int, error: str = "") -> bool:
+        """Write down that a side failed; see `finish_side`."""
+        return self.finish_side(battle_id, side, SideResult(SideStatus.FAILED, error=error))
+
+    def record_verdict(self, battle_id: str, judge: str, verdict: Preference | None) -> bool:
+        """Write down what the judge says of the two replies, in the order in which they are shown.
+
+        Returns:
+            Whether it was written: not if the battle is gone.
+        """
+        with self.database.writing() as session:
+            battle = locked_battle(session, battle_id)
+            if battle is None:
+                return False
+            battle.judge, battle.verdict = judge, verdict
+        return True
+
+    def close_battle(self, battle_id: str, reason: str) -> bool:
+        """Take a battle back, for example because somebody needs help: no more votes, no words.
+
+        A vote that was cast stays, flagged.
+
+        Returns:
+            Whether there was something to close.
+        """
+        with self.database.writing() as session:
+            battle = locked_battle(session, battle_id)
+            if battle is None:
+                return False
+            battle.closed_reason = storable(reason) or "closed"
+            battle.history = battle.source_row = None
+            for side in battle.sides:
+                side.turn = side.reply = None
+            session.flush()
+            _drop_unused_pictures(session, battle.voter_id)
+        self.database.forget()
+        return True
+
+    def battle(self, battle_id: str, voter: str) -> Battle:
+        """Return a person's battle.
+
+        Raises:
+            VoteRefusedError: ``battle_unknown`` or ``battle_not_yours``.
+        """
+        with self.database.reading() as session:
+            return battle_of(own_battle(session, battle_id, voter))
+
+    # --- votes ----------------------------------------------------------------------------------
+
+    def cast(
+        self,
+        battle_id: str,
+        voter: str,
+        preference: Preference | str,
+        **details: Unpack[BallotDetails],
+    ) -> VoteReceipt:
+        """Vote. The vote is on the disk when this returns.
+
+        Args:
+            battle_id: An own battle whose sides have ended.
+            voter: The id in the signed cookie.
+            preference: `Preference.FIRST` is the side that is shown first.
+            **details: See `BallotDetails`.
+
+        Raises:
+            VoteRefusedError: For any of its reasons; ``already_voted`` tells in ``values`` what
+                stands. Somebody who took a vote back may vote again.
+            StoreError: The database failed, and there is no vote.
+        """
+        return self._add(battle_id, voter, self._checked(preference, details))
+
+    def revise(
+        self,
+        battle_id: str,
+        voter: str,
+        preference: Preference | str,
+        **details: Unpack[BallotDetails],
+    ) -> VoteReceipt:
+        """Replace a vote that stands; the arguments and errors are those of `cast`."""
+        return self._add(battle_id, voter, self._checked(preference, details), replaces=True)
+
+    def undo(self, battle_id: str, voter: str, token: str = "") -> VoteReceipt:
+        """Take back a vote within `Limits.undo_seconds`.
+
+        Raises:
+            VoteRefusedError: As for `cast`, and ``not_voted`` or ``undo_too_late``.
+            StoreError: The database failed, and the vote stands.
+        """
+        return self._add(battle_id, voter, _Ballot(None, token=_token(token)), replaces=True)
+
+    def standing(self, battle_id: str, voter: str) -> VoteReceipt | None:
+        """Return a person's vote in a battle, None where there is none or it was taken back.
+
+        Raises:
+            VoteRefusedError: ``battle_unknown`` or ``battle_not_yours``.
+        """
+        with self.database.reading() as session:
+            battle = own_battle(session, battle_id, voter)
+            latest = latest_revision(session, battle_id, voter)
+            if latest is None or latest.preference is None:
+                return None
+            return receipt_of(battle, latest)
+
+    def reveal(self, battle_id: str, voter: str) -> Reveal:
+        """Tell who wrote what, to somebody whose vote stands; later revisions are flagged.
+
+        Raises:
+            VoteRefusedError: ``battle_unknown``, ``battle_not_yours`` or ``not_voted``.
+        """
+        with self.database.writing() as session:
+            battle = own_battle(session, battle_id, voter, lock=True)
+            latest = latest_revision(session, battle_id, voter)
+            if latest is None or latest.preference is None:
+                raise refused("not_voted", "the names are shown after one's own vote")
+            vote = session.get_one(VoteRecord, latest.vote_id)
+            vote.revealed_at = vote.revealed_at or self._clock()
+            left, right = battle.sides
+            return Reveal(
+                models=(left.model, right.model),
+                rewards=(reward_of(left.reward), reward_of(right.reward)),
+                preference=Preference(latest.preference),
+                verdict=None if battle.verdict is None else Preference(battle.verdict),
+            )
+
+    def _checked(self, preference: Preference | str, details: BallotDetails) -> _Ballot:
+        try:
+            chosen = Preference(preference)
+        except ValueError as error:
+            raise refused("preference_unknown", f"unknown preference {preference!r}") from error
+        try:
+            tags = tuple(dict.fromkeys(Tag(tag).value for tag in details.get("tags", ())))
+        except ValueError as error:
+            raise refused("tag_unknown", str(error)) from error
+        note = storable(details.get("note", "").replace("\r\n", "\n")).strip()
+        limit = self.limits.note_characters
+        if len(note) > limit:
+            raise refused(
+                "note_too_long",
+                f"the note has {len(note)} characters, at most {limit} are allowed",
+                limit=limit,
+                length=len(note),
+            )
+        dwell = details.get("dwell_ms")
+        return _Ballot(
+            chosen,
+            tags,
+            note,
+            # The page says it, so it may be anything.
+            dwell if type(dwell) is int and 0 <= dwell <= _MAX_DWELL_MS else None,
+            details.get("both_seen"),
+            details.get("steps"),
+            _token(details.get("token", "")),
+        )
+
+    def _add(
+        self, battle_id: str, voter: str, ballot: _Ballot, *, replaces: bool = False
+    ) -> VoteReceipt:
+        with self.database.writing() as session:
+            battle = own_battle(session, battle_id, voter, lock=True)
+            if ballot.token is not None:
+                again = session.scalar(revisions_of(battle_id, voter).filter_by(token=ballot.token))
+                if again is not None:
+                    return receipt_of(battle, again)
+            now = self._clock()
+            latest = latest_revision(session, battle_id, voter)
+            self._check(battle, latest, ballot, now, replaces=replaces)
+            if latest is None:
+                vote = VoteRecord(battle_id=battle_id, voter_id=voter)
+                session.add(vote)
+                session.flush()
+            else:
+                vote = session.get_one(VoteRecord, latest.vote_id)
+                now = max(now, latest.at)  # clocks are set back at times
+            revision = RevisionRow(
+                vote_id=vote.id,
+                voter_id=voter,
+                number=1 if latest is None else latest.number + 1,
+                token=ballot.token,
+                at=now,
+                preference=ballot.preference,
+                tags=list(ballot.tags),
+                note=ballot.note,
+                steps=ballot.steps,
+                dwell_ms=ballot.dwell_ms,
+                too_fast=_below(ballot.dwell_ms, self.limits.min_dwell_ms),
+                not_both_seen=None if ballot.both_seen is None else not ballot.both_seen,
+                rate_limited=self._is_rate_limited(session, voter, now),
+                after_reveal=vote.revealed_at is not None,
+            )
+            session.add(revision)
+            session.flush()
+            return receipt_of(battle, revision)
+
+    def _check(
+        self,
+        battle: BattleRow,
+        latest: RevisionRow | None,
+        ballot: _Ballot,
+        now: datetime,
+        *,
+        replaces: bool,
+    ) -> None:
+        """Refuse what cannot be taken now.
+
+        Raises:
+            VoteRefusedError: With the reason.
+        """
+        statuses = {side.status for side in battle.sides}
+        if battle.closed_reason is not None:
+            raise refused("battle_closed", "the battle was taken back")
+        if SideStatus.FAILED in statuses:
+            raise refused("battle_failed", "a side failed, so there is nothing to compare")
+        if SideStatus.WRITING in statuses:
+            raise refused("battle_not_finished", "a side is still being written")
+        if now > battle.expires_at:
+            raise refused("battle_expired", "the battle is too old for a vote")
+        stands = latest is not None and latest.preference is not None
+        if stands and not replaces:
+            assert latest is not None
+            raise refused(
+                "already_voted", "there is a vote for this battle", preference=latest.preference
+            )
+        if replaces and not stands:
+            raise refused("not_voted", "there is no vote for this battle")
+        if ballot.preference is None:
+            assert latest is not None
+            if (now - latest.at).total_seconds() > self.limits.undo_seconds:
+                raise refused(
+                    "undo_too_late",
+                    "the vote is too old to be taken back",
+                    seconds=self.limits.undo_seconds,
+                )
+
+    def _is_rate_limited(self, session: Session, voter: str, now: datetime) -> bool:
+        recent = RevisionRow.at > now - timedelta(minutes=1)
+        counted = select(func.count()).select_from(RevisionRow).where(recent)
+        mine = counted.where(RevisionRow.voter_id == voter)
+        if (session.scalar(mine) or 0) >= self.limits.votes_per_minute:
+            return True
+        address = session.get_one(VoterRow, voter).address_hash
+        if address is None:
+            return False
+        theirs = counted.join(VoterRow, VoterRow.id == RevisionRow.voter_id).where(
+            VoterRow.address_hash == address
+        )
+        return (session.scalar(theirs) or 0) >= self.limits.votes_per_minute_and_address
+
+    # --- people ---------------------------------------------------------------------------------
+
+    def set_group(self, voter: str, rater_group: str) -> None:
+        """Say which group somebody was invited to; empty for a visitor."""
+        with self.database.writing() as session:
+            self._meet(session, voter, None, self._clock())
+            session.get_one(VoterRow, voter).rater_group = storable(rater_group)
+
+    def delete_voter(self, voter: str) -> Deletion:
+        """Delete all that is of a person: battles with their words and pictures, votes, revisions.
+
+        It is gone from the file too, not only from view; copies made before are not ours to reach.
+        That something was deleted is noted, since a board of an earlier day may now differ.
+        """
+        with self.database.writing() as session:
+            row = session.scalar(select(VoterRow).filter_by(id=voter).with_for_update())
+            if row is None:
+                return Deletion(0, 0)
+            battles, votes = (
+                session.scalar(select(func.count()).select_from(table).filter_by(voter_id=voter))
+                or 0
+                for table in (BattleRow, VoteRecord)
+            )
+            session.execute(delete(VoterRow).filter_by(id=voter))
+            session.add(DeletionRow(at=self._clock(), battles=battles, votes=votes, answers=0))
+        self.database.forget()
+        return Deletion(battles, votes)
+
+    def secret(self, name: str) -> bytes:
+        """Return random bytes that all processes over this database share, such as a cookie's key."""
+        with self.database.writing() as session:
+            _add_once(session, SecretRow(name=name, value=secrets.token_bytes(32)))
+            return session.get_one(SecretRow, name).value
+
+    def _meet(self, session: Session, voter: str, address: str | None, now: datetime) -> None:
+        """Make sure that a person is known, and stays so until the transaction ends."""
+        found = select(VoterRow).filter_by(id=voter).with_for_update()
+        while (row := session.scalar(found)) is None:
+            pseudonym = f"v{secrets.token_hex(8)}"
+            fresh = VoterRow(id=voter, pseudonym=pseudonym, rater_group="", created_at=now)
+            _add_once(session, fresh)
+        if address is not None:
+            row.address_hash = _address_hash(session, address, now)
+
+    # --- for boards and files -------------------------------------------------------------------
+
+    def votes(self, as_of: datetime | None = None, **where: Unpack[Where]) -> Iterator[VoteRow]:
+        """Yield the votes that stand, in the order in which they were given.
+
+        All of them, doubtful ones and those of battles that were not blind too: `VoteRow` says which.
+
+        Args:
+            as_of: As they stood then; None is now. What was deleted since is not there.
+            **where: See `Where`.
+        """
+        query = standing_votes(as_of).where(*conditions_of(where))
+        query = query.order_by(RevisionRow.at, BattleRow.id)
+        with self.database.reading() as session:
+            for row in session.execute(query.execution_options(yield_per=1000)):
+                yield vote_row(*row)
+
+    def counts(self) -> Counts:
+        """Return how many there are of everything."""
+        flags: Counter[str] = Counter()
+        counted = total = 0
+        for vote in self.votes():
+            total += 1
+            counted += vote.blind and not vote.flags
+            flags.update(vote.flags)
+        unchecked = {
+            Flag.TOO_FAST: RevisionRow.too_fast.is_(None),
+            Flag.NOT_BOTH_SEEN: RevisionRow.not_both_seen.is_(None),
+            Flag.LEAKED: BattleRow.sides.any(SideRow.leaked.is_(None)),
+        }
+        with self.database.reading() as session:
+            standing = standing_votes(None).with_only_columns(func.count())
+            return Counts(
+                voters=session.scalar(select(func.count()).select_from(VoterRow)) or 0,
+                battles=session.scalar(select(func.count()).select_from(BattleRow)) or 0,
+                votes=total,
+                counted=counted,
+                flags={flag.value: flags[flag] for flag in Flag},
+                unchecked={
+                    flag.value: session.scalar(standing.where(unknown)) or 0
+                    for flag, unknown in unchecked.items()
+                },
+                deleted=session.scalar(select(func.sum(DeletionRow.votes))) or 0,
+            )
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _add_once(session: Session, row: Base) -> None:
+    """Add a row, unless another process has just done so."""
+    try:
+        with session.begin_nested():
+            session.add(row)
+    except IntegrityError:
+        pass
+
+
+# --- pictures and addresses ---------------------------------------------------------------------
+
+
+def _picture_name(image: Image) -> str:
+    ending = "png" if image.media_type == "image/png" else "jpg"
+    return f"{hashlib.sha256(image.data).hexdigest()[:32]}.{ending}"
+
+
+def _drop_unused_pictures(session: Session, voter: str) -> None:
+    histories = session.scalars(
+        select(BattleRow.history).where(BattleRow.voter_id == voter, BattleRow.history.is_not(None))
+    )
+    used = {name for history in histories for said in history for name in said["images"]}
+    unused = delete(PictureRow).where(
+        PictureRow.voter_id == voter, PictureRow.name.not_in(sorted(used))
+    )
+    session.execute(unused)
+
+
+def _address_hash(session: Session, address: str, now: datetime) -> str:
+    today = now.date()
+    session.execute(delete(SaltRow).where(SaltRow.day < (today - timedelta(days=1)).isoformat()))
+    _add_once(session, SaltRow(day=today.isoformat(), salt=secrets.token_bytes(32)))
+    salt = session.get_one(SaltRow, today.isoformat()).salt
+    return hmac.new(salt, address.encode("utf-8", "replace"), "sha256").hexdigest()[:32]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _below(value: int | None, limit: int) -> bool | None:
+    return None if value is None else value < limit
+
+
+def _token(text: str) -> str | None:
+    return storable(text)[:_MAX_TOKEN] or None
