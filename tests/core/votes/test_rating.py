@@ -256,8 +256,8 @@ def test_raters_are_drawn_evenly_and_the_prior_is_standard_normal():
 
 
 def test_an_interval_holds_its_value():
-    assert interval(0.9, np.array([0.1, 0.2])).high == 0.9
-    assert interval(0.0, np.array([0.1, 0.2])).low == 0.0
+    assert interval(0.9, np.array([0.1, 0.2]), 9).high == 0.9
+    assert interval(0.0, np.array([0.1, 0.2]), 9).low == 0.0
 
 
 def test_a_share_is_as_uncertain_as_its_raters_differ():
@@ -293,7 +293,7 @@ def test_ranks_are_sure_only_where_differences_are():
     strengths = np.array([3.0, 0.05, 0.0, -3.0])
     draws = strengths + rng.normal(scale=0.2, size=(2000, 4))
 
-    assert rank_intervals(strengths, draws) == [(1, 1), (2, 3), (2, 3), (4, 4)]
+    assert rank_intervals(strengths, draws, 500) == [(1, 1), (2, 3), (2, 3), (4, 4)]
 
 
 def test_equal_models_can_have_any_rank():
@@ -301,7 +301,9 @@ def test_equal_models_can_have_any_rank():
 
     found = [
         rank_intervals(
-            (truth := rng.normal(scale=0.2, size=4)), truth + rng.normal(scale=0.2, size=(300, 4))
+            (truth := rng.normal(scale=0.2, size=4)),
+            truth + rng.normal(scale=0.2, size=(300, 4)),
+            500,
         )
         for _ in range(200)
     ]

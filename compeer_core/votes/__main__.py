@@ -1,0 +1,170 @@
+"""The command line of the votes: `python -m compeer_core.votes board`.
+
+    python -m compeer_core.votes board
+    python -m compeer_core.votes board --as-of 2026-11-21T12:00:00Z --format json --output board.json
+    python -m compeer_core.votes board --votes votes.jsonl --language zh --format csv --table pairs
+
+The same votes, moment, options and code give the same bytes. A wrong command, option or file is one
+sentence on stderr and exit code 2; another failure that a person can cure is exit code 1.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.votes.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
+from compeer_core.votes.board_text import PROGRAM, TABLES, to_csv, to_json, to_markdown
+from compeer_core.votes.rows import VoteRow, read_votes
+
+_PRESENCE = MappingProxyType({None: None, "with": True, "without": False})
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one sentence instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.prog} --help explains")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], None] = options.run
+        run(options)
+    except ConfigError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 2
+    except CompeerError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog=PROGRAM, description="What people voted.", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Parser)
+    _add_board(commands.add_parser("board", help="who is preferred", allow_abbrev=False))
+    return parser
+
+
+def _add_board(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_board)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--votes", type=Path, metavar="FILE", help="votes as JSON lines")
+    source.add_argument("--database-url", metavar="URL", help="default: the file of the user")
+    parser.add_argument(
+        "--as-of",
+        type=_moment,
+        metavar="TIME",
+        help="look at no later votes, as 2026-11-21T12:00:00Z; default: now",
+    )
+    settings = Settings()
+    parser.add_argument("--seed", type=int, default=settings.seed)
+    parser.add_argument(
+        "--fits", type=int, default=settings.fits, help="resamples of raters, default %(default)s"
+    )
+    parser.add_argument(
+        "--ridge", type=float, default=settings.ridge, help="of the scores, default %(default)s"
+    )
+    parser.add_argument(
+        "--min-votes", type=int, default=settings.min_votes, help="to rank, default %(default)s"
+    )
+    parser.add_argument(
+        "--min-raters", type=int, default=settings.min_raters, help="to rank, default %(default)s"
+    )
+    parser.add_argument(
+        "--kind", choices=("blind", "named", "any"), default=Filters().kind, help="default: blind"
+    )
+    for option, told in (
+        ("--language", "only these"),
+        ("--topic", "only these"),
+        ("--rater-group", "only of these people, '' being visitors"),
+        ("--admit", f"count votes with this flag too, '{ALL_FLAGS}' for any"),
+    ):
+        parser.add_argument(
+            option, action="append", default=[], metavar="NAME", help=f"{told}; may be repeated"
+        )
+    parser.add_argument("--image", choices=("with", "without"), help="only battles so")
+    parser.add_argument("--reasoning", choices=("with", "without"), help="shown before the vote")
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="markdown")
+    parser.add_argument("--table", choices=tuple(TABLES), default="models", help="for csv")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
+
+
+_FORMATS: Mapping[str, Callable[[Board, str], str]] = MappingProxyType(
+    {
+        "markdown": lambda board, _: to_markdown(board),
+        "json": lambda board, _: to_json(board),
+        "csv": to_csv,
+    }
+)
+
+
+def _board(options: argparse.Namespace) -> None:
+    as_of: datetime = options.as_of or datetime.now(UTC)
+    try:
+        settings = Settings(**{name: getattr(options, name) for name in Settings.model_fields})
+    except ValidationError as error:
+        detail = error.errors()[0]
+        name = str(detail["loc"][0]).replace("_", "-")
+        raise ConfigError(f"--{name}: {detail['msg']}, got {detail['input']}") from error
+    filters = Filters(
+        kind=options.kind,
+        languages=options.language,
+        topics=options.topic,
+        rater_groups=options.rater_group,
+        has_image=_PRESENCE[options.image],
+        with_reasoning=_PRESENCE[options.reasoning],
+        admit=options.admit,
+    )
+    with _votes(options, as_of) as votes:
+        board = bradley_terry(votes, filters=filters, settings=settings, as_of=as_of)
+    _write(_FORMATS[options.format](board, options.table), options.output)
+
+
+@contextmanager
+def _votes(options: argparse.Namespace, as_of: datetime) -> Iterator[Iterable[VoteRow]]:
+    if options.votes is not None:
+        yield read_votes(options.votes)
+        return
+    from compeer_core.votes.store import VoteStore  # a database, which a file does without
+
+    with VoteStore(options.database_url) as store:
+        yield store.votes(as_of=as_of)
+
+
+def _write(text: str, path: Path | None) -> None:
+    # Bytes, since the same board is to be the same file on every system.
+    if path is None:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    try:
+        path.write_bytes(text.encode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no date with time and zone, as 2026-11-21T12:00:00Z is"
+        )
+    return moment.astimezone(UTC)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

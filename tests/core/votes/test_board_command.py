@@ -1,0 +1,136 @@
+"""`python -m compeer_core.votes board`: the same bytes again, and one sentence for what is wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.__main__ import main
+from compeer_core.votes.board import Board, code_version
+from compeer_core.votes.rows import VoteRow, write_votes
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def made_votes():
+    return [
+        VoteRow(
+            battle_id=f"b{i}",
+            voter=f"r{i % 7}",
+            left="base" if i % 2 else "urp",
+            right="urp" if i % 2 else "base",
+            preference=list(Preference)[(i * i) % 4],
+            blind=True,
+            language="zh" if i % 3 else "en",
+            at=NOON + timedelta(minutes=i),
+            verdict=list(Preference)[i % 4],
+        )
+        for i in range(90)
+    ]
+
+
+@pytest.fixture
+def votes(tmp_path):
+    write_votes(tmp_path / "votes.jsonl", made_votes())
+    return tmp_path / "votes.jsonl"
+
+
+def output_of(capsysbinary, *arguments):
+    assert main(["board", *map(str, arguments)]) == 0
+    return capsysbinary.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["json", "markdown", "csv"])
+def test_the_same_moment_gives_the_same_bytes(votes, capsysbinary, form):
+    options = ("--votes", votes, "--as-of", "2026-11-21T13:00:00+01:00", "--format", form)
+    once = output_of(capsysbinary, *options)
+
+    later = made_votes()[0].model_copy(
+        update={"battle_id": "later", "at": NOON + timedelta(days=3)}
+    )
+    write_votes(votes, [later, *made_votes()[::-1]])
+    assert output_of(capsysbinary, *options) == once
+
+    # in another process, with other threads and another hash seed
+    again = subprocess.run(
+        [sys.executable, "-m", "compeer_core.votes", "board", *map(str, options)],
+        capture_output=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"PYTHONHASHSEED": "99", "OMP_NUM_THREADS": "2", "TZ": "Asia/Tokyo"},
+    ).stdout
+    assert again == once
+    assert b"\r" not in once
+
+
+def test_json_is_the_board(votes, capsysbinary):
+    written = output_of(
+        capsysbinary, "--votes", votes, "--as-of", "2026-11-21T12:59:00Z", "--format", "json"
+    )
+
+    board = Board.model_validate_json(written)
+    assert board.votes == 60
+    assert board.as_of == NOON + timedelta(minutes=59)
+    assert board.code == code_version()
+    assert json.loads(written)["settings"]["seed"] == 0
+
+
+def test_options_reach_the_board(votes, capsysbinary, tmp_path):
+    where = tmp_path / "board.json"
+    shown = output_of(
+        capsysbinary,
+        *("--votes", votes, "--language", "zh", "--image", "without", "--seed", 3, "--fits", 60),
+        *("--min-votes", 10, "--format", "json", "--output", where),
+    )
+
+    assert shown == b""
+    board = Board.model_validate_json(where.read_bytes())
+    assert (board.settings.seed, board.settings.fits, board.settings.min_votes) == (3, 60, 10)
+    assert (board.filters.languages, board.filters.has_image) == (("zh",), False)
+    assert (board.votes, board.left_out.filtered) == (60, 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "command"),
+        (["bord"], "invalid choice"),
+        (["board", "--as-of", "yesterday"], "'yesterday' is no date with time and zone"),
+        (["board", "--as-of", "2026-11-21T12:00:00"], "is no date with time and zone"),
+        (["board", "--fits", "10"], "--fits: Input should be greater than or equal to 50, got 10"),
+        (["board", "--ridge", "nan"], "--ridge: "),
+        (["board", "--min-raters", "1"], "--min-raters: "),
+        (["board", "--kind", "blnd"], "invalid choice"),
+        (["board", "--as"], "unrecognized arguments"),
+        (["board", "--votes", "none.jsonl"], "none.jsonl: cannot be read"),
+        (["board", "--votes", "a", "--database-url", "b"], "not allowed with"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert main(arguments) == 2
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("python -m compeer_core.votes: ")
+    assert message in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_named(votes, capsys, tmp_path):
+    assert main(["board", "--votes", str(votes), "--output", str(tmp_path / "no" / "b.md")]) == 2
+    assert "b.md: cannot be written" in capsys.readouterr().err
+
+
+def test_help_explains(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["board", "--help"])
+
+    assert stopped.value.code == 0
+    assert "--as-of TIME" in capsys.readouterr().out
