@@ -39,7 +39,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import compeer_core.prompts
-from compeer_core.cer import SPLITS, CerRecord
+from compeer_core.cer import SPLITS, CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
@@ -652,7 +652,7 @@ def _texts(files: Iterable[Path]) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
-def _split(step: str, source: Path, outputs: Mapping[str, Path]) -> StepReport:
+def _split(step: str, source: Path, outputs: Mapping[Split, Path]) -> StepReport:
     counts = {
         name: write_records(
             path, (row for row in read_records(source, CerRecord) if row.case.split == name)
