@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,10 @@ import pytest
 
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
-from compeer_core.votes.board import Board, code_version
+from compeer_core.votes.board import Board, Status, code_version
+from compeer_core.votes.board_text import command
 from compeer_core.votes.rows import VoteRow, write_votes
+from tests.core.votes.made_up import fought
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -93,6 +96,40 @@ def test_options_reach_the_board(votes, capsysbinary, tmp_path):
     assert (board.settings.seed, board.settings.fits, board.settings.min_votes) == (3, 60, 10)
     assert (board.filters.languages, board.filters.has_image) == (("zh",), False)
     assert (board.votes, board.left_out.filtered) == (60, 30)
+
+
+def test_a_store_gives_the_board_of_a_moment_again(store, url, clock, capsysbinary):
+    cast = []
+    for number in range(24):
+        voter = f"rater-{number % 6}"
+        models = ("nano", "base") if number % 2 else ("base", "nano")
+        battle = fought(store, voter, models=models)
+        clock.forward(minutes=1)
+        preference = list(Preference)[number % 4]
+        store.cast(battle, voter, preference, dwell_ms=5000, both_seen=True)
+        cast.append((battle, voter))
+    options = ("--database-url", url, "--min-votes", 10, "--as-of")
+    moment = clock.time.isoformat()
+    once = output_of(capsysbinary, *options, moment, "--format", "json")
+
+    clock.forward(hours=2)
+    store.revise(*cast[0], Preference.SECOND)
+    battle = fought(store, "late")
+    clock.forward(minutes=1)
+    store.cast(battle, "late", Preference.FIRST, dwell_ms=5000, both_seen=True)
+    again = output_of(capsysbinary, *options, moment, "--format", "json")
+    now = output_of(capsysbinary, *options, clock.time.isoformat(), "--format", "json")
+
+    assert again == once
+    board, later = Board.model_validate_json(once), Board.model_validate_json(now)
+    assert (board.votes, board.raters, board.comparing) == (24, 6, 18)
+    assert board.status is Status.RANKED
+    assert later.votes > 20
+    assert later.vote_set != board.vote_set
+    # what the board says of itself is the command that makes it again
+    printed = shlex.split(command(board))
+    assert printed[:4] == ["python", "-m", "compeer_core.votes", "board"]
+    assert output_of(capsysbinary, *printed[4:], "--database-url", url, "--format", "json") == once
 
 
 @pytest.mark.parametrize(
