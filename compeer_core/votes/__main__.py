@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.votes.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
+from compeer_core.votes.board_plot import to_svg
 from compeer_core.votes.board_text import PROGRAM, TABLES, to_csv, to_json, to_markdown
 from compeer_core.votes.rows import VoteRow, read_votes
 
@@ -105,6 +106,7 @@ _FORMATS: Mapping[str, Callable[[Board, str], str]] = MappingProxyType(
         "markdown": lambda board, _: to_markdown(board),
         "json": lambda board, _: to_json(board),
         "csv": to_csv,
+        "svg": lambda board, _: to_svg(board),
     }
 )
 

@@ -58,7 +58,7 @@ _MEAN_SCORE = 1000
 _MOST_LEFT_OUT_IN_TURN = 2000
 _PREFERENCES = tuple(Preference)
 _FIRST, _SECOND, _BOTH, _NEITHER = range(4)
-_SOURCES = ("rows.py", "rating.py", "board.py", "board_text.py")
+_SOURCES = ("rows.py", "rating.py", "board.py", "board_text.py", "board_plot.py")
 
 
 # --- What is asked for ---------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def output_of(capsysbinary, *arguments):
     return capsysbinary.readouterr().out
 
 
-@pytest.mark.parametrize("form", ["json", "markdown", "csv"])
+@pytest.mark.parametrize("form", ["json", "markdown", "csv", "svg"])
 def test_the_same_moment_gives_the_same_bytes(votes, capsysbinary, form):
     options = ("--votes", votes, "--as-of", "2026-11-21T13:00:00+01:00", "--format", form)
     once = output_of(capsysbinary, *options)

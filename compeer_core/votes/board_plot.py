@@ -1,0 +1,134 @@
+"""The scores of a board as a picture: for each model a dot, and a line over its 95 % interval.
+
+SVG with neither script nor foreign request, which follows the colour of the text around it and can be
+read on a phone: a row has two lines, so that 360 units of width are enough. Each number stands
+beside its dot, and the same numbers are in the table of the board; nothing is told by colour alone.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from compeer_core.votes.board import Board, ModelRow
+from compeer_core.votes.board_text import sentence
+
+_WIDTH = 360
+_MARGIN = 16
+_ROW = 46
+_LONGEST_NAME = 26
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True)
+class PlotWords:
+    """What stands in the picture, for other languages than English."""
+
+    title: str = "Scores and their 95 % intervals"
+    axis: str = "score (100 points more: preferred in 64 % of votes)"
+    not_ranked: str = "not ranked"
+
+
+@dataclass(frozen=True)
+class _Axis:
+    ticks: tuple[int, ...]
+
+    def x(self, score: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        return _MARGIN + (score - low) / (high - low) * (_WIDTH - 2 * _MARGIN)
+
+
+def to_svg(board: Board, words: PlotWords | None = None, description: str | None = None) -> str:
+    """Draw the models of a board, best first; without ranks, their names and why there are none.
+
+    Args:
+        board: What to draw.
+        words: What stands in the picture.
+        description: What a screen reader says after the title, and where nothing is ranked the
+            reason that is shown; the English head sentence if None.
+    """
+    words = words or PlotWords()
+    told = sentence(board) if description is None else description
+    ranked = [row for row in board.models if row.score is not None]
+    axis = _axis(ranked)
+    bottom = _MARGIN + 24 + _ROW * len(board.models)
+    # A reason may have many names; 26 Chinese characters fit into a line, and more of others.
+    below = 44 if axis else 18 * math.ceil(len(told) / 26)
+    parts = list(_head(words, told, bottom + below))
+    if axis is None:
+        parts += [
+            f'<foreignObject x="{_MARGIN}" y="{bottom}" width="{_WIDTH - 2 * _MARGIN}" '
+            f'height="{below}"><p {_XHTML}>{_text(told)}</p></foreignObject>'
+        ]
+    else:
+        parts += _scale(axis, bottom, words)
+    for number, row in enumerate(board.models):
+        parts += _model(row, _MARGIN + 36 + _ROW * number, axis, words)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+_XHTML = 'xmlns="http://www.w3.org/1999/xhtml" style="margin:0;font-size:12px;color:inherit;overflow-wrap:anywhere"'
+
+
+def _head(words: PlotWords, told: str, height: int) -> Iterator[str]:
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="{_text(words.title)}. {_text(told)}" fill="currentColor" '
+        'font-family="inherit" font-size="12" style="width:100%;max-width:540px;display:block">'
+    )
+    yield f'<text x="{_MARGIN}" y="{_MARGIN + 4}" font-weight="600">{_text(words.title)}</text>'
+
+
+def _scale(axis: _Axis, bottom: int, words: PlotWords) -> Iterator[str]:
+    for tick in axis.ticks:
+        x = f"{axis.x(tick):.1f}"
+        yield (
+            f'<line x1="{x}" x2="{x}" y1="{_MARGIN + 20}" y2="{bottom}" stroke="currentColor" '
+            'stroke-opacity="0.2"/>'
+        )
+        yield f'<text x="{x}" y="{bottom + 16}" font-size="10" text-anchor="middle">{tick}</text>'
+    yield f'<text x="{_MARGIN}" y="{bottom + 36}" font-size="10">{_text(words.axis)}</text>'
+
+
+def _model(row: ModelRow, y: int, axis: _Axis | None, words: PlotWords) -> Iterator[str]:
+    name = row.model if len(row.model) <= _LONGEST_NAME else f"{row.model[: _LONGEST_NAME - 1]}…"
+    rank = "" if row.rank is None else f"{row.rank}. "
+    if row.rank is not None and row.rank_low != row.rank_high:
+        rank = f"{row.rank}. ({row.rank_low}–{row.rank_high}) "
+    faint = "" if row.score else ' fill-opacity="0.7"'
+    yield f'<text x="{_MARGIN}" y="{y}"{faint}>{rank}<tspan>{_text(name)}</tspan></text>'
+    end = f'<text x="{_WIDTH - _MARGIN}" y="{y}" text-anchor="end"{faint}>'
+    if row.score is None or axis is None:
+        yield f"{end}{_text(words.not_ranked)}</text>"
+        return
+    yield f"{end}{row.score.value:.0f} ({row.score.low:.0f}–{row.score.high:.0f})</text>"
+    line = y + 13
+    yield (
+        f'<line x1="{axis.x(row.score.low):.1f}" x2="{axis.x(row.score.high):.1f}" y1="{line}" '
+        f'y2="{line}" stroke="currentColor" stroke-width="3" stroke-opacity="0.55" '
+        'stroke-linecap="round"/>'
+    )
+    yield f'<circle cx="{axis.x(row.score.value):.1f}" cy="{line}" r="5"/>'
+
+
+def _axis(ranked: list[ModelRow]) -> _Axis | None:
+    scores = [row.score for row in ranked if row.score is not None]
+    if not scores:
+        return None
+    low, high = min(score.low for score in scores), max(score.high for score in scores)
+    step = 10
+    while (high - low) / step > 5:
+        step = _next_step(step)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    return _Axis(tuple(step * number for number in range(first, last + 1)))
+
+
+def _next_step(step: int) -> int:
+    """Return what follows in 10, 20, 50, 100, 200, ..."""
+    return step * 5 // 2 if str(step).startswith("2") else step * 2
+
+
+def _text(text: str) -> str:
+    """Return a text that is nothing but text in a picture."""
+    return escape(_NOT_XML.sub("", text))
