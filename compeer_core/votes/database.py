@@ -142,9 +142,10 @@ def _migrate(connection: Connection, name: str, *, is_sqlite: bool) -> None:
     version = context.get_current_revision()
     if version == newest:
         return
-    if version is None and is_sqlite and inspect(connection).get_table_names():
+    others = set(inspect(connection).get_table_names()) - {VERSION_TABLE} if is_sqlite else set()
+    if version is None and others:
         raise ConfigError(
-            f"{name}: is a database of another program, and was left as it is; name another file"
+            f"{name}: is a database of another program, and was left as it was; name another file"
         )
     try:
         alembic.command.upgrade(config, "head")
@@ -228,7 +229,7 @@ def _prepare_file(path: Path) -> None:
         found = str(error)
     if found != "ok":
         raise ConfigError(
-            f"the database {path} is damaged, or no database ({found}). It was left as it is: move "
+            f"the database {path} is damaged, or no database ({found}). It was left as it was: move "
             "it away to begin a new one, or put a copy in its place; "
             f"'sqlite3 {path} .recover' shows what can still be read"
         )

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from sqlalchemy import ColumnElement, Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, contains_eager
 
 from compeer_core.errors import VoteRefusedError
 from compeer_core.judgement import Reward
@@ -80,17 +80,22 @@ def _existing(voter: str) -> Select[str]:
     return found.with_for_update(read=True, key_share=True)
 
 
-def revisions_of(battle_id: str, voter: str) -> Select[RevisionRow]:
-    return (
+def revisions_of(session: Session, battle_id: str, voter: str) -> list[RevisionRow]:
+    """Return all that a person said about a battle, in order, with the vote that it belongs to."""
+    said = (
         select(RevisionRow)
-        .join(VoteRecord, VoteRecord.id == RevisionRow.vote_id)
+        .join(RevisionRow.vote)
         .where(VoteRecord.battle_id == battle_id, VoteRecord.voter_id == voter)
+        .order_by(RevisionRow.number)
+        .options(contains_eager(RevisionRow.vote))
     )
+    return list(session.scalars(said))
 
 
 def latest_revision(session: Session, battle_id: str, voter: str) -> RevisionRow | None:
-    newest_first = revisions_of(battle_id, voter).order_by(RevisionRow.number.desc())
-    return session.scalars(newest_first.limit(1)).first()
+    """Return what a person said last about a battle."""
+    said = revisions_of(session, battle_id, voter)
+    return said[-1] if said else None
 
 
 def standing_votes(

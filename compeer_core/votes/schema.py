@@ -187,6 +187,8 @@ class RevisionRow(Base):
     rate_limited: Mapped[bool]
     after_reveal: Mapped[bool]
 
+    vote: Mapped[VoteRecord] = relationship(lazy="raise")
+
 
 class SaltRow(Base):
     """What addresses of a day are hashed with."""

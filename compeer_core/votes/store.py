@@ -329,8 +329,7 @@ class VoteStore:
             latest = latest_revision(session, battle_id, voter)
             if latest is None or latest.preference is None:
                 raise refused("not_voted", "the names are shown after one's own vote")
-            vote = session.get_one(VoteRecord, latest.vote_id)
-            vote.revealed_at = vote.revealed_at or self._clock()
+            latest.vote.revealed_at = latest.vote.revealed_at or self._clock()
             left, right = battle.sides
             return Reveal(
                 models=(left.model, right.model),
@@ -374,19 +373,19 @@ class VoteStore:
     ) -> VoteReceipt:
         with self.database.writing() as session:
             battle = own_battle(session, battle_id, voter, lock=True)
-            if ballot.token is not None:
-                again = session.scalar(revisions_of(battle_id, voter).filter_by(token=ballot.token))
-                if again is not None:
-                    return receipt_of(battle, again)
+            earlier = revisions_of(session, battle_id, voter)
+            for revision in earlier:
+                if ballot.token is not None and revision.token == ballot.token:
+                    return receipt_of(battle, revision)
+            latest = earlier[-1] if earlier else None
             now = self._clock()
-            latest = latest_revision(session, battle_id, voter)
             self._check(battle, latest, ballot, now, replaces=replaces)
             if latest is None:
                 vote = VoteRecord(battle_id=battle_id, voter_id=voter)
                 session.add(vote)
                 session.flush()
             else:
-                vote = session.get_one(VoteRecord, latest.vote_id)
+                vote = latest.vote
                 now = max(now, latest.at)  # clocks are set back at times
             revision = RevisionRow(
                 vote_id=vote.id,
@@ -449,18 +448,17 @@ class VoteStore:
                 )
 
     def _is_rate_limited(self, session: Session, voter: str, now: datetime) -> bool:
-        recent = RevisionRow.at > now - timedelta(minutes=1)
-        counted = select(func.count()).select_from(RevisionRow).where(recent)
-        mine = counted.where(RevisionRow.voter_id == voter)
-        if (session.scalar(mine) or 0) >= self.limits.votes_per_minute:
-            return True
-        address = session.get_one(VoterRow, voter).address_hash
-        if address is None:
-            return False
-        theirs = counted.join(VoterRow, VoterRow.id == RevisionRow.voter_id).where(
-            VoterRow.address_hash == address
+        recent = select(func.count()).where(RevisionRow.at > now - timedelta(minutes=1))
+        address = select(VoterRow.address_hash).where(VoterRow.id == voter).scalar_subquery()
+        mine = recent.where(RevisionRow.voter_id == voter)
+        theirs = recent.join_from(RevisionRow, VoterRow, VoterRow.id == RevisionRow.voter_id)
+        theirs = theirs.where(VoterRow.address_hash == address)
+        counted = select(mine.scalar_subquery(), theirs.scalar_subquery())
+        of_person, of_address = session.execute(counted).one()
+        return bool(
+            of_person >= self.limits.votes_per_minute
+            or of_address >= self.limits.votes_per_minute_and_address
         )
-        return (session.scalar(theirs) or 0) >= self.limits.votes_per_minute_and_address
 
     # --- people ---------------------------------------------------------------------------------
 
