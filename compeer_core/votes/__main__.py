@@ -138,10 +138,27 @@ def _votes(options: argparse.Namespace, as_of: datetime) -> Iterator[Iterable[Vo
     if options.votes is not None:
         yield read_votes(options.votes)
         return
-    from compeer_core.votes.store import VoteStore  # a database, which a file does without
+    from compeer_core.votes.database import default_url  # slow to load; a file does without
+    from compeer_core.votes.store import VoteStore
 
-    with VoteStore(options.database_url) as store:
+    url = options.database_url or default_url()
+    _check_file(url)
+    with VoteStore(url) as store:
         yield store.votes(as_of=as_of)
+
+
+def _check_file(url: str) -> None:
+    """Refuse a file that is not there: opening it would make an empty one, and hide a typing error."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return  # whoever opens it has a sentence for that
+    file = parsed.database
+    if parsed.get_backend_name() == "sqlite" and file and not Path(file).exists():
+        raise ConfigError(f"{file}: there is no database of votes")
 
 
 def _write(text: str, path: Path | None) -> None:

@@ -146,6 +146,8 @@ def test_a_store_gives_the_board_of_a_moment_again(store, url, clock, capsysbina
         (["board", "--as"], "unrecognized arguments"),
         (["board", "--votes", "none.jsonl"], "none.jsonl: cannot be read"),
         (["board", "--votes", "a", "--database-url", "b"], "not allowed with"),
+        (["board", "--database-url", "sqlite:///no.db"], "no.db: there is no database of votes"),
+        (["board", "--database-url", "nonsense"], "the database must look like"),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
@@ -158,6 +160,7 @@ def test_wrong_usage_is_one_sentence_and_code_2(arguments, message, capsys, tmp_
     assert told.err.startswith("python -m compeer_core.votes: ")
     assert message in told.err
     assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_is_named(votes, capsys, tmp_path):
