@@ -311,7 +311,8 @@ def _is_formula(text: str) -> bool:
     return bare.lstrip().startswith(_FORMULA) or bare.startswith(_BREAKS_OUT)
 
 
-def _guarded(text: str) -> str:
+def guarded(text: str) -> str:
+    """Return a text for a cell, with an apostrophe in front where a spreadsheet might run it."""
     return f"'{text}" if _is_formula(text) else text
 
 
@@ -336,8 +337,8 @@ def _step_column(position: int) -> _Column:
 
 _COLUMNS: Mapping[str, _Column] = MappingProxyType(
     {
-        "item_id": _Column(lambda a: _guarded(a.item_id), "a text that is not empty", True),
-        "annotator": _Column(lambda a: _guarded(a.annotator), "a text that is not empty", True),
+        "item_id": _Column(lambda a: guarded(a.item_id), "a text that is not empty", True),
+        "annotator": _Column(lambda a: guarded(a.annotator), "a text that is not empty", True),
         **{part.value: _step_column(position) for position, part in enumerate(STEPS)},
         "preference": _Column(
             lambda a: _shown(a.preference), f"{', '.join(Preference)} or nothing"
@@ -347,7 +348,7 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
             lambda a: _shown(a.confidence), "a whole number from 1 to 5, or nothing"
         ),
         "note": _Column(
-            lambda a: _guarded(a.note), f"a text of at most {MAX_NOTE_CHARACTERS} characters", True
+            lambda a: guarded(a.note), f"a text of at most {MAX_NOTE_CHARACTERS} characters", True
         ),
         "seconds": _Column(lambda a: _shown(a.seconds), "a number from 0 up, or nothing"),
         "date": _Column(

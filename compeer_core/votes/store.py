@@ -112,6 +112,7 @@ class VoteStore:
 
     Attributes:
         database: May be shared with the annotation desk (`compeer_core.votes.desk`).
+        now: The clock.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class VoteStore:
         """
         self.database = url if isinstance(url, Database) else Database(url)
         self.limits = limits or Limits()
-        self._clock = clock
+        self.now = clock
 
     def close(self) -> None:
         """Close the database. May be called twice."""
@@ -151,7 +152,7 @@ class VoteStore:
         Raises:
             StoreError: The database failed, so the battle must not begin.
         """
-        now = self._clock()
+        now = self.now()
         said = plan.dialogue.merged().utterances
         pictures = {_picture_name(image): image for each in said for image in each.images}
         battle = BattleRow(
@@ -212,7 +213,7 @@ class VoteStore:
             row.reward = None if result.reward is None else asdict(result.reward)
             row.seconds, row.tokens, row.leaked = result.seconds, result.tokens, result.leaked
             row.error = None if result.error is None else storable(result.error)
-            row.finished_at = self._clock()
+            row.finished_at = self.now()
         return True
 
     def fail_side(self, battle_id: str, side: int, error: str = "") -> bool:
@@ -329,7 +330,7 @@ class VoteStore:
             latest = latest_revision(session, battle_id, voter)
             if latest is None or latest.preference is None:
                 raise refused("not_voted", "the names are shown after one's own vote")
-            latest.vote.revealed_at = latest.vote.revealed_at or self._clock()
+            latest.vote.revealed_at = latest.vote.revealed_at or self.now()
             left, right = battle.sides
             return Reveal(
                 models=(left.model, right.model),
@@ -378,7 +379,7 @@ class VoteStore:
                 if ballot.token is not None and revision.token == ballot.token:
                     return receipt_of(battle, revision)
             latest = earlier[-1] if earlier else None
-            now = self._clock()
+            now = self.now()
             self._check(battle, latest, ballot, now, replaces=replaces)
             if latest is None:
                 vote = VoteRecord(battle_id=battle_id, voter_id=voter)
@@ -465,7 +466,7 @@ class VoteStore:
     def set_group(self, voter: str, rater_group: str) -> None:
         """Say which group somebody was invited to; empty for a visitor."""
         with self.database.writing() as session:
-            self._meet(session, voter, None, self._clock())
+            self._meet(session, voter, None, self.now())
             session.get_one(VoterRow, voter).rater_group = storable(rater_group)
 
     def delete_voter(self, voter: str) -> Deletion:
@@ -484,7 +485,7 @@ class VoteStore:
                 for table in (BattleRow, VoteRecord)
             )
             session.execute(delete(VoterRow).filter_by(id=voter))
-            session.add(DeletionRow(at=self._clock(), battles=battles, votes=votes, answers=0))
+            session.add(DeletionRow(at=self.now(), battles=battles, votes=votes, answers=0))
         self.database.forget()
         return Deletion(battles, votes)
 

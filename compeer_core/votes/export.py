@@ -1,0 +1,430 @@
+"""Votes as rows of CER, which the training stages read as they are, and back.
+
+A vote becomes a `CerRecord`: the history, the two replies in the order in which they were shown, the
+preference, and the pseudonym of the person (`DecidedBy`, kind ``person``). Only votes are written whose
+words may be kept, and that the board would count; how many others there are is told.
+
+Rows of one conversation, and of conversations that open with the same words, are in one split. The
+split depends on those words alone, so it is the same in every export.
+
+``.jsonl`` holds one row in each line. ``.csv`` holds the same rows for people with a spreadsheet: columns
+to read, and in the last one the row itself, from which it is read back. Pictures are written into a
+folder beside the file, so that the file's own folder is the ``data_dir`` of training.
+"""
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import IO
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload, undefer
+
+from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy, Split
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import read
+from compeer_core.votes.annotations import guarded
+from compeer_core.votes.battles import Flag, SideStatus
+from compeer_core.votes.reading import flags_of, standing_votes, storable
+from compeer_core.votes.schema import (
+    BattleRow,
+    PictureRow,
+    RevisionRow,
+    SideRow,
+    VoteRecord,
+    VoterRow,
+)
+from compeer_core.votes.store import VoteStore
+
+CORPUS = "compeer_votes"
+LICENCE = "votes of visitors, kept with their consent"
+NO_WORDS = "the words are not kept"
+NAMED = "the names could be seen"
+NO_VOTE = "without a preference"
+NOT_BY_PEOPLE = "not decided by people"
+KNOWN = "already there"
+
+_HELD_OUT: tuple[tuple[Split, int], ...] = (("test", 10), ("valid", 20))
+"""Of a hundred, up to where."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What an export or an import did."""
+
+    rows: int
+    left_out: Mapping[str, int]
+    """By reason. A vote with two flags is counted once, with the first."""
+
+
+def export_cer(
+    path: Path,
+    store: VoteStore | None = None,
+    *,
+    doubtful: bool = False,
+    as_of: datetime | None = None,
+    licence: str = LICENCE,
+) -> Moved:
+    """Write the votes of a store as rows of CER, under a temporary name first.
+
+    Args:
+        path: A .jsonl or .csv file.
+        store: Where they are; None is the user's own.
+        doubtful: Write flagged votes and those of battles that were not blind too.
+        as_of: As they stood then; None is now.
+        licence: What the rows say of themselves.
+
+    Raises:
+        ConfigError: The name ends in neither, or the file cannot be written.
+        StoreError: The database failed.
+    """
+    if store is None:
+        with VoteStore() as own:
+            return export_cer(path, own, doubtful=doubtful, as_of=as_of, licence=licence)
+    encoding, write = _writer(path)
+    left_out: Counter[str] = Counter()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.new")
+        with (
+            store.database.reading() as session,
+            fresh.open("w", encoding=encoding, newline="") as f,
+        ):
+            records = _records(session, path, as_of, licence, left_out, doubtful=doubtful)
+            count = write(f, records)
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return Moved(count, dict(sorted(left_out.items())))
+
+
+def import_cer(path: Path, store: VoteStore, *, blind: bool = True) -> Moved:
+    """Read rows of CER with people's preferences into a store, all or none.
+
+    A row is a battle and a vote, flagged ``imported``; written out again, it is the same row. What is
+    there already is passed over, so a file may be read twice. Pictures stay where they are.
+
+    Args:
+        path: A .jsonl or .csv file, as `export_cer` writes it.
+        store: Where they go.
+        blind: Whether the people did not know who wrote what.
+
+    Raises:
+        ConfigError: The file cannot be read, or one of its rows is none: the sentence names it.
+        StoreError: The database failed.
+    """
+    left_out: Counter[str] = Counter()
+    count = 0
+    now = store.now()
+    with store.database.writing() as session:
+        for record in _read(path):
+            reason = _unfit(session, record)
+            if reason is not None:
+                left_out[reason] += 1
+                continue
+            _add(session, record, now, blind=blind)
+            session.expunge_all()
+            count += 1
+    return Moved(count, dict(sorted(left_out.items())))
+
+
+# --- from votes to rows ---------------------------------------------------------------------------
+
+
+def _records(
+    session: Session,
+    path: Path,
+    as_of: datetime | None,
+    licence: str,
+    left_out: Counter[str],
+    *,
+    doubtful: bool,
+) -> Iterator[CerRecord]:
+    query = standing_votes(as_of).order_by(RevisionRow.at, BattleRow.id)
+    query = query.options(
+        undefer(BattleRow.history),
+        undefer(BattleRow.source_row),
+        selectinload(BattleRow.sides).options(undefer(SideRow.turn), undefer(SideRow.reply)),
+    )
+    pictures = _Pictures(session, path)
+    for revision, battle, voter in session.execute(query.execution_options(yield_per=200)):
+        flags = [flag for flag in flags_of(battle, revision) if flag is not Flag.IMPORTED]
+        if battle.source_row is None and battle.history is None:
+            left_out[NO_WORDS] += 1
+        elif flags and not doubtful:
+            left_out[flags[0].value] += 1
+        elif not battle.blind and not doubtful:
+            left_out[NAMED] += 1
+        elif battle.source_row is not None:
+            yield CerRecord.model_validate_json(battle.source_row)
+        else:
+            yield _record(revision, battle, voter, licence, pictures)
+
+
+def _record(
+    revision: RevisionRow, battle: BattleRow, voter: VoterRow, licence: str, pictures: "_Pictures"
+) -> CerRecord:
+    case = _case(battle, licence, pictures)
+    by = DecidedBy(kind="person", name=voter.pseudonym)
+    steps = revision.steps or (None, None)
+    first, second = (
+        _candidate(side, judged, by) for side, judged in zip(battle.sides, steps, strict=True)
+    )
+    return CerRecord.model_validate(
+        {
+            "id": f"{case.id}@{battle.id}",
+            "case": case,
+            "first": first,
+            "second": second,
+            "preference": revision.preference,
+            "preference_by": by,
+        }
+    )
+
+
+def _candidate(side: SideRow, steps: list[bool | None] | None, by: DecidedBy) -> Candidate:
+    turn = side.turn if side.turn and read(side.turn).is_complete else None
+    is_judged = turn is not None and steps is not None and any(one is not None for one in steps)
+    return Candidate.model_validate(
+        {
+            "author": side.model,
+            "reply": side.reply or "",
+            "turn": turn,
+            "steps": tuple(steps) if is_judged and steps is not None else None,
+            "steps_by": by if is_judged else None,
+        }
+    )
+
+
+def _case(battle: BattleRow, licence: str, pictures: "_Pictures") -> Case:
+    said = [CaseUtterance.model_validate(each) for each in battle.history or ()]
+    opening = next(each.text for each in said if each.speaker is Speaker.SEEKER)
+    source = _digest(" ".join(opening.split()).casefold())
+    dialogue = f"{CORPUS}/{source}/{_digest(battle.dialogue_id or battle.id)}"
+    rounds = sum(
+        a.speaker is Speaker.SEEKER and b.speaker is Speaker.SUPPORTER for a, b in pairwise(said)
+    )
+    return Case(
+        id=f"{dialogue}#{rounds}",
+        dialogue_id=dialogue,
+        source_id=f"{CORPUS}/{source}",
+        corpus=CORPUS,
+        language=battle.language,
+        split=_split(source),
+        licence=licence,
+        round=rounds,
+        rounds=rounds + 1,
+        history=tuple(
+            each.model_copy(
+                update={"images": tuple(pictures.write(battle, name) for name in each.images)}
+            )
+            for each in said
+        ),
+        original=None,
+    )
+
+
+def _split(source: str) -> Split:
+    drawn = int(source, 16) % 100
+    return next((split for split, end in _HELD_OUT if drawn < end), "train")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Pictures:
+    """Writes pictures beside a file, each once."""
+
+    def __init__(self, session: Session, path: Path) -> None:
+        self._session = session
+        self._folder = path.with_name(f"{path.stem}_pictures")
+
+    def write(self, battle: BattleRow, name: str) -> str:
+        """Return the picture's name below the folder of the file."""
+        target = self._folder / name
+        if not target.exists():
+            data = self._session.scalars(
+                select(PictureRow.data).filter_by(voter_id=battle.voter_id, name=name)
+            ).one()
+            self._folder.mkdir(exist_ok=True)
+            fresh = target.with_name(f"{name}.new")
+            fresh.write_bytes(data)
+            fresh.replace(target)
+        return f"{self._folder.name}/{name}"
+
+
+# --- from rows to votes ---------------------------------------------------------------------------
+
+
+def _unfit(session: Session, record: CerRecord) -> str | None:
+    if record.preference is None or record.preference_by is None or record.second is None:
+        return NO_VOTE
+    if record.preference_by.kind not in {"person", "people"}:
+        return NOT_BY_PEOPLE
+    own = record.id.rpartition("@")[2]  # as `export_cer` names them
+    known = select(BattleRow.id).where(BattleRow.id.in_([storable(record.id), storable(own)]))
+    return KNOWN if session.scalars(known.limit(1)).first() is not None else None
+
+
+def _add(session: Session, record: CerRecord, now: datetime, *, blind: bool) -> None:
+    assert record.preference_by is not None
+    pseudonym = storable(record.preference_by.name)
+    voter = session.scalars(select(VoterRow).filter_by(pseudonym=pseudonym)).first()
+    if voter is None:
+        voter = VoterRow(
+            id=f"imported:{pseudonym}", pseudonym=pseudonym, rater_group="", created_at=now
+        )
+        session.add(voter)
+        session.flush()
+    battle = BattleRow(
+        id=storable(record.id),
+        voter_id=voter.id,
+        opened_at=now,
+        expires_at=now,
+        seed=0,
+        blind=blind,
+        with_reasoning=False,
+        language=storable(record.case.language),
+        topic="",
+        image_hash=_digest(images) if (images := _images(record)) else None,
+        dialogue_id=storable(record.case.dialogue_id),
+        imported=True,
+        source_row=record.model_dump_json(),
+    )
+    for number, candidate in enumerate(record.candidates):
+        battle.sides.append(
+            SideRow(
+                side=number,
+                model=storable(candidate.author),
+                seed=0,
+                status=SideStatus.FINISHED,
+                reply_length=len(candidate.reply),
+                finished_at=now,
+            )
+        )
+    session.add(battle)
+    session.flush()
+    session.add(
+        RevisionRow(
+            vote=VoteRecord(battle_id=battle.id, voter_id=voter.id),
+            voter_id=voter.id,
+            number=1,
+            at=now,
+            preference=record.preference,
+            tags=[],
+            note="",
+            rate_limited=False,
+            after_reveal=False,
+        )
+    )
+    session.flush()
+
+
+def _images(record: CerRecord) -> str:
+    return " ".join(name for said in record.case.history for name in said.images)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _writer(path: Path) -> tuple[str, Callable[[IO[str], Iterable[CerRecord]], int]]:
+    if path.suffix == ".jsonl":
+        return "utf-8", _write_jsonl
+    if path.suffix == ".csv":
+        return "utf-8-sig", _write_csv  # without its mark, Excel takes UTF-8 for something else
+    raise ConfigError(f"{path}: rows are kept in .jsonl or .csv, not {path.suffix or path}")
+
+
+def _write_jsonl(file: IO[str], records: Iterable[CerRecord]) -> int:
+    count = 0
+    for record in records:
+        file.write(record.model_dump_json() + "\n")
+        count += 1
+    return count
+
+
+def _write_csv(file: IO[str], records: Iterable[CerRecord]) -> int:
+    writer = csv.writer(file)
+    writer.writerow(
+        [
+            "id",
+            "split",
+            "language",
+            "history",
+            "first",
+            "second",
+            "preference",
+            "first_author",
+            "second_author",
+            "by",
+            "row",
+        ]
+    )
+    count = 0
+    for record in records:
+        second = record.second or Candidate(author="", reply="")
+        history = "\n".join(f"{said.speaker.value}: {said.text}" for said in record.case.history)
+        cells = (
+            record.id,
+            record.case.split,
+            record.case.language,
+            history,
+            record.first.reply,
+            second.reply,
+            record.preference or "",
+            record.first.author,
+            second.author,
+            "" if record.preference_by is None else record.preference_by.name,
+            record.model_dump_json(),
+        )
+        writer.writerow([guarded(cell) for cell in cells])
+        count += 1
+    return count
+
+
+def _read(path: Path) -> Iterator[CerRecord]:
+    _writer(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for where, row in _rows(file, path):
+                try:
+                    yield CerRecord.model_validate_json(row)
+                except ValidationError as error:
+                    detail = error.errors()[0]
+                    place = ".".join(map(str, detail["loc"]))
+                    raise ConfigError(
+                        f"{where}: {place + ': ' if place else ''}{detail['msg']}"
+                    ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8") from error
+
+
+def _rows(file: IO[str], path: Path) -> Iterator[tuple[str, str]]:
+    if path.suffix == ".jsonl":
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield f"{path}, line {number}", line
+        return
+    # A history with its replies may be longer than the 131,072 characters that are the default,
+    # which is one setting for the whole process.
+    limit = csv.field_size_limit(2**31 - 1)
+    reader = csv.DictReader(file, strict=True)
+    try:
+        if "row" not in (reader.fieldnames or ()):
+            raise ConfigError(f"{path}: has no column row, from which rows are read")
+        for number, cells in enumerate(reader, start=2):
+            yield f"{path}, row {number}", cells["row"] or ""
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is no CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
