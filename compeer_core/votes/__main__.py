@@ -4,6 +4,8 @@
     python -m compeer_core.votes board --as-of 2026-11-21T12:00:00Z --format json --output board.json
     python -m compeer_core.votes board --votes votes.jsonl --language zh --format csv --table pairs
 
+`compeer_core.votes.commands` has the others: export, import, delete, annotator, migrate.
+
 The same votes, moment, options and code give the same bytes. A wrong command, option or file is one
 sentence on stderr and exit code 2; another failure that a person can cure is exit code 1.
 """
@@ -23,6 +25,7 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.votes.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
 from compeer_core.votes.board_plot import to_svg
 from compeer_core.votes.board_text import PROGRAM, TABLES, to_csv, to_json, to_markdown
+from compeer_core.votes.commands import add_commands, existing
 from compeer_core.votes.rows import VoteRow, read_votes
 
 _PRESENCE = MappingProxyType({None: None, "with": True, "without": False})
@@ -54,6 +57,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog=PROGRAM, description="What people voted.", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Parser)
     _add_board(commands.add_parser("board", help="who is preferred", allow_abbrev=False))
+    add_commands(commands, _moment)
     return parser
 
 
@@ -138,27 +142,10 @@ def _votes(options: argparse.Namespace, as_of: datetime) -> Iterator[Iterable[Vo
     if options.votes is not None:
         yield read_votes(options.votes)
         return
-    from compeer_core.votes.database import default_url  # slow to load; a file does without
-    from compeer_core.votes.store import VoteStore
+    from compeer_core.votes.store import VoteStore  # slow to load; a file does without
 
-    url = options.database_url or default_url()
-    _check_file(url)
-    with VoteStore(url) as store:
+    with VoteStore(existing(options.database_url)) as store:
         yield store.votes(as_of=as_of)
-
-
-def _check_file(url: str) -> None:
-    """Refuse a file that is not there: opening it would make an empty one, and hide a typing error."""
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        return  # whoever opens it has a sentence for that
-    file = parsed.database
-    if parsed.get_backend_name() == "sqlite" and file and not Path(file).exists():
-        raise ConfigError(f"{file}: there is no database of votes")
 
 
 def _write(text: str, path: Path | None) -> None:

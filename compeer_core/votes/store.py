@@ -489,6 +489,12 @@ class VoteStore:
         self.database.forget()
         return Deletion(battles, votes)
 
+    def voter_of(self, pseudonym: str) -> str | None:
+        """Return the id of the person whom votes and exports call so; None where there is none."""
+        with self.database.reading() as session:
+            found = select(VoterRow.id).filter_by(pseudonym=storable(pseudonym))
+            return session.scalars(found).first()
+
     def secret(self, name: str) -> bytes:
         """Return random bytes that all processes over this database share, such as a cookie's key."""
         with self.database.writing() as session:

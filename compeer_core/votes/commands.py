@@ -1,0 +1,168 @@
+"""The commands of `python -m compeer_core.votes` that work on a database of votes.
+
+python -m compeer_core.votes export votes.jsonl
+python -m compeer_core.votes export rows.jsonl --what votes --as-of 2026-11-21T12:00:00Z
+python -m compeer_core.votes import votes.jsonl --database-url postgresql://USER@HOST/NAME
+python -m compeer_core.votes delete PSEUDONYM
+python -m compeer_core.votes annotator NAME --may-adjudicate
+python -m compeer_core.votes migrate
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from compeer_core.errors import ConfigError
+
+Parser = argparse.ArgumentParser
+Moment = Callable[[str], datetime]
+
+
+def add_commands(commands: "argparse._SubParsersAction[Any]", moment: Moment) -> None:
+    """Add the commands to a parser; `moment` reads a time.
+
+    What they need is loaded when they run: a database takes a second.
+    """
+    for name, (told, add, run) in _COMMANDS.items():
+        parser = commands.add_parser(name, help=told, allow_abbrev=False)
+        parser.set_defaults(run=run)
+        parser.add_argument("--database-url", metavar="URL", help="default: the file of the user")
+        add(parser, moment)
+
+
+def _add_export(parser: Parser, moment: Moment) -> None:
+    parser.add_argument("file", type=Path, help=".jsonl, or .csv of rows of CER")
+    parser.add_argument(
+        "--what",
+        choices=("cer", "votes"),
+        default="cer",
+        help="rows of CER for training, or votes without words for `board --votes` (default: cer)",
+    )
+    parser.add_argument("--as-of", type=moment, metavar="TIME", help="as votes stood then")
+    parser.add_argument(
+        "--doubtful", action="store_true", help="write flagged and named votes as rows of CER too"
+    )
+
+
+def _export(options: argparse.Namespace) -> None:
+    from compeer_core.votes.export import export_cer
+    from compeer_core.votes.rows import write_votes
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(existing(options.database_url)) as store:
+        if options.what == "cer":
+            moved = export_cer(options.file, store, doubtful=options.doubtful, as_of=options.as_of)
+            _say(f"{moved.rows} rows", moved.left_out)
+        elif options.file.suffix != ".jsonl":
+            raise ConfigError(f"{options.file}: votes are written as .jsonl")
+        else:
+            _say(f"{write_votes(options.file, store.votes(options.as_of))} votes", {})
+
+
+def _add_import(parser: Parser, _: Moment) -> None:
+    parser.add_argument("file", type=Path, help="rows of CER, .jsonl or .csv")
+    parser.add_argument("--named", action="store_true", help="people knew who wrote what")
+
+
+def _import(options: argparse.Namespace) -> None:
+    from compeer_core.votes.export import import_cer
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(options.database_url) as store:
+        moved = import_cer(options.file, store, blind=not options.named)
+    _say(f"{moved.rows} votes", moved.left_out)
+
+
+def _add_delete(parser: Parser, _: Moment) -> None:
+    parser.add_argument("pseudonym", help="of the person, as exports and votes name them")
+
+
+def _delete(options: argparse.Namespace) -> None:
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(existing(options.database_url)) as store:
+        voter = store.voter_of(options.pseudonym)
+        if voter is None:
+            raise ConfigError(f"there is nobody with the pseudonym {options.pseudonym!r}")
+        deletion = store.delete_voter(voter)
+    _say(f"{deletion.battles} battles and {deletion.votes} votes deleted", {})
+
+
+def _add_annotator(parser: Parser, _: Moment) -> None:
+    parser.add_argument("name", help="a pseudonym")
+    change = parser.add_mutually_exclusive_group()
+    change.add_argument("--may-adjudicate", action="store_true", help="decides where two differ")
+    change.add_argument("--revoke", action="store_true", help="the token lets nobody in any more")
+    change.add_argument("--delete", action="store_true", help="with all drafts and answers")
+
+
+def _annotator(options: argparse.Namespace) -> None:
+    from compeer_core.votes.desk import Desk
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(options.database_url) as store:
+        desk = Desk(store)
+        if options.revoke:
+            desk.revoke(options.name)
+            _say("revoked", {})
+        elif options.delete:
+            _say(f"{desk.delete_annotator(options.name)} answers deleted", {})
+        else:
+            _say(desk.add_annotator(options.name, may_adjudicate=options.may_adjudicate), {})
+
+
+def _add_nothing(_: Parser, __: Moment) -> None:
+    pass
+
+
+def _migrate(options: argparse.Namespace) -> None:
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(options.database_url) as store:
+        _say(f"{store.database.name} is up to date", {})
+
+
+_COMMANDS: Mapping[
+    str, tuple[str, Callable[[Parser, Moment], None], Callable[[argparse.Namespace], None]]
+] = MappingProxyType(
+    {
+        "export": ("write votes into a file", _add_export, _export),
+        "import": ("read rows of CER as votes", _add_import, _import),
+        "delete": ("delete all that is of a person", _add_delete, _delete),
+        "annotator": ("add an annotator and show the token", _add_annotator, _annotator),
+        "migrate": ("make a database, or bring it up to date", _add_nothing, _migrate),
+    }
+)
+
+
+def existing(url: str | None) -> str:
+    """Return the URL of a database, or the user's own, that must be there.
+
+    Opening a file that is not there would make an empty one, and hide a typing error.
+
+    Raises:
+        ConfigError: It is a file, and there is none.
+    """
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from compeer_core.votes.database import default_url
+
+    found = url or default_url()
+    try:
+        parsed = make_url(found)
+    except ArgumentError:
+        return found  # whoever opens it has a sentence for that
+    file = parsed.database
+    if parsed.get_backend_name() == "sqlite" and file and not Path(file).exists():
+        raise ConfigError(f"{file}: there is no database of votes")
+    return found
+
+
+def _say(what: str, left_out: Mapping[str, int]) -> None:
+    lines = [what, *(f"left out, {reason}: {count}" for reason, count in left_out.items())]
+    sys.stdout.write("\n".join(lines) + "\n")
