@@ -69,7 +69,7 @@ def test_votes_that_were_acknowledged_survive_a_kill_and_none_is_there_twice(url
 
 
 @pytest.mark.slow
-def test_a_vote_is_acknowledged_within_50_ms_at_20_votes_a_second(url, record_property):
+def test_a_vote_is_acknowledged_within_50_ms_at_20_votes_a_second(url):
     seconds = 10.0
     waited: list[float] = []
     with VoteStore(url) as store:
@@ -98,5 +98,4 @@ def test_a_vote_is_acknowledged_within_50_ms_at_20_votes_a_second(url, record_pr
     middle, late, last = waited[len(waited) // 2], waited[int(len(waited) * 0.99)], waited[-1]
     assert len(waited) == 20 * seconds
     figures = f"median {middle * 1e3:.0f} ms, 99 % {late * 1e3:.0f} ms, worst {last * 1e3:.0f} ms"
-    record_property("acknowledged", figures)
     assert late < 0.05, figures
