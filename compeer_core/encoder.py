@@ -301,7 +301,8 @@ class ModelEncoder(_Encoder):
     def unknown_shares(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the share of each text that is unknown, in [0, 1]; 0 for an empty text."""
         counts = zip(*self._counts(texts), strict=True)
-        return np.array([unknown / max(pieces, 1) for unknown, pieces in counts])
+        shares = [unknown / max(pieces, 1) for unknown, pieces in counts]
+        return np.array(shares, dtype=np.float64)
 
     def _dimension(self) -> int:
         found = self._model.get_embedding_dimension()
@@ -310,6 +311,8 @@ class ModelEncoder(_Encoder):
 
     def _counts(self, texts: Sequence[str]) -> tuple[list[int], list[int]]:
         """Return how many pieces of each text are unknown, and how many there are."""
+        if not texts:
+            return [], []
         tokenizer = self._model.tokenizer
         unknown = getattr(tokenizer, "unk_token_id", None)
         if unknown is None:  # it has a byte for everything
