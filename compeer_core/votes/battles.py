@@ -122,7 +122,7 @@ def draw_sides(models: Sequence[str], seed: int) -> tuple[SidePlan, ...]:
     """Return the models in an order drawn by the seed, each with a seed of its own.
 
     Example:
-        >>> [side.model for side in draw_sides(["a", "b"], seed=3)]
+        >>> [side.model for side in draw_sides(["a", "b"], seed=0)]
         ['b', 'a']
     """
     drawn = random.Random(seed)
