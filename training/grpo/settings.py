@@ -14,7 +14,6 @@ from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
 from training.grpo.advantage import STD_FLOOR, Scale
 from training.grpo.vllm import VllmRollouts
-from training.judge_source import JudgeSource as JudgeSource
 from training.trainer_parts import WeightTraining
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]

