@@ -122,6 +122,8 @@ class Result(FrozenModel):
     """Where speed matters: the processor."""
     interval: str = "95 % interval"
     """What `low` and `high` of the metrics are."""
+    compared: str = "Judge"
+    """In a comparison: what kind of thing is compared."""
     metrics: tuple[Metric, ...] = Field(min_length=1)
 
 
@@ -163,15 +165,16 @@ def publish(result: Result, output: Path, folder: Path) -> None:
     save(result, output)
     table = render(result)
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    write_csv(folder / "table.csv", result.metrics)
+    write_csv(folder / "table.csv", result.metrics, result.compared)
     _log.info("%s", table)
 
 
-def write_csv(path: Path, metrics: Sequence[Metric]) -> None:
+def write_csv(path: Path, metrics: Sequence[Metric], compared: str = "Judge") -> None:
     """Write the metrics of a comparison, one row for each."""
+    head = ["question", compared.lower(), "measure", "value", "low", "high", "n", "unit"]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["question", "judge", "measure", "value", "low", "high", "n", "unit"])
+        writer.writerow(head)
         for one in metrics:
             low = "" if one.low is None else one.low
             high = "" if one.high is None else one.high
@@ -219,7 +222,7 @@ def _comparison(result: Result) -> str:
         tables.setdefault(columns, []).append([about, of, *cells, n])
     lines = [f"**{result.title}**", "", f"In brackets: {result.interval}.", ""]
     for columns, body in tables.items():
-        head = ["Question", "Judge", *columns, "n"]
+        head = ["Question", result.compared, *columns, "n"]
         align = ["---", "---", *["---:"] * (len(columns) + 1)]
         lines += [*(_row(cells) for cells in (head, align, *body)), ""]
     return "\n".join([*lines, _origin(result)])

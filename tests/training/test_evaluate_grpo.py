@@ -131,7 +131,8 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     assert table["urp", "less sft, in pairs", "reward"].value == 0.0
     assert table["sft", "held-out histories", "emotion as people"].value == 0.0
     assert (tmp_path / "run" / "reward.png").is_file()
-    assert (tmp_path / "run" / "table.md").is_file()
+    table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+    assert "| Question | Policy |" in table
     grpo.run(config)
     assert texts("sft") == before
 

@@ -149,3 +149,5 @@ def test_a_comparison_has_a_line_for_each_who_was_asked_and_a_column_for_each_me
     ]
     assert lines[9] == "| Question | Judge | kappa | n |"
     assert lines[11] == "| reply | a | 0.500 | 7 |"
+    policies = render(result.model_copy(update={"compared": "Policy"}))
+    assert "| Question | Policy | F1 | MCC | n |" in policies

@@ -151,6 +151,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         command=config.command,
         versions=versions(("torch", "transformers")),
         interval="95 % interval over source dialogues",
+        compared="Policy",
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
