@@ -281,7 +281,9 @@ def test_a_dry_run_writes_nothing_and_rows_of_other_splits_do_not_count(config, 
         reward.run(config.model_copy(update={"test": config.validation}))
 
 
-def test_a_large_corpus_of_human_judgements_does_not_crowd_out_a_small_one(config, tmp_path, caplog):
+def test_a_large_corpus_of_human_judgements_does_not_crowd_out_a_small_one(
+    config, tmp_path, caplog
+):
     caplog.set_level("INFO")
     small = [record(number, corpus="epitome", split="train") for number in range(40, 44)]
     write_records(tmp_path / "small.jsonl", small)

@@ -292,9 +292,7 @@ def _human(config: Config) -> list[CerRecord]:
         record
         for _, records in sorted(of_corpus.items())
         for record in (
-            records
-            if config.human_rows is None
-            else drawn(records, config.human_rows, config.seed)
+            records if config.human_rows is None else drawn(records, config.human_rows, config.seed)
         )
     ]
 
