@@ -19,6 +19,7 @@ falls into known pieces and is not noticed.
 import json
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import chain
@@ -124,20 +125,20 @@ def _load(source: str | Path | None, device: str | None) -> "_Encoder":
     return ModelEncoder(str(folder), device)
 
 
-class _Encoder:
+class _Encoder(ABC):
     """What both kinds share: empty texts, and the warning about unknown ones."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._not_warned = threading.Lock()  # taken by the first warning, and never released
 
+    @abstractmethod
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return shape (texts, dimension); see `SentenceEncoder`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unknown_shares(self, texts: Sequence[str]) -> NDArray[np.float64]:
         """Return the share of each text that is unknown, in [0, 1]; 0 for an empty text."""
-        raise NotImplementedError
 
     def _warn(self, unknown: Sequence[int], pieces: Sequence[int]) -> None:
         shares = [u / p for u, p in zip(unknown, pieces, strict=True) if p >= _FEW_PIECES]
