@@ -15,9 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from compeer_core.data_folder import default_data_folder
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
-from ui_components.listening import default_data_folder, listen, upload_folder
+from ui_components.listening import listen, upload_folder
 
 MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
 PORT = 7860

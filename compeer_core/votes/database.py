@@ -16,7 +16,6 @@ from pathlib import Path
 
 import alembic.command
 import alembic.config
-import platformdirs
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
@@ -27,6 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from compeer_core.data_folder import default_data_folder
 from compeer_core.errors import ConfigError, StoreError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -40,7 +40,7 @@ _WRITES = "compeer_writes"
 
 def default_url() -> str:
     """Return where votes are kept when nobody says: a file in the user's data folder."""
-    path = platformdirs.user_data_path("compeer", appauthor=False) / "compeer.sqlite3"
+    path = default_data_folder() / "compeer.sqlite3"
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 
