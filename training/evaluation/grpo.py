@@ -304,19 +304,20 @@ def compared(
     first = next(iter(answers))
     metrics = []
     for name in answers:
-        pairs = [(f"{name}", None)] if name == first else [(name, None), (name, first)]
-        for one, other in pairs:
+        for other in (None,) if name == first else (None, first):
             about = "held-out histories" if other is None else f"less {other}, in pairs"
             for measure, (unit, _) in MEANS.items():
-                values = of_turns[one][measure]
+                values = of_turns[name][measure]
                 values = values if other is None else values - of_turns[other][measure]
                 if not np.isnan(values[0]):
                     found = estimate(values, count)
-                    metrics.append(results.measured(measure, found, unit=unit, of=one, about=about))
-            for measure, texts in of_texts[one].items():
+                    metrics.append(
+                        results.measured(measure, found, unit=unit, of=name, about=about)
+                    )
+            for measure, texts in of_texts[name].items():
                 values = texts if other is None else texts - of_texts[other][measure]
                 metrics.append(
-                    results.measured(measure, jackknife(values, count), of=one, about=about)
+                    results.measured(measure, jackknife(values, count), of=name, about=about)
                 )
     return metrics
 
