@@ -18,6 +18,8 @@ from pathlib import Path
 from compeer_core.data_folder import default_data_folder
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
+from compeer_core.votes.database import default_url
+from compeer_core.votes.store import VoteStore
 from ui_components.listening import listen, upload_folder
 
 MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
@@ -35,16 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         tries = PORTS_TRIED if flags.port is None else 1
         bound = listen(flags.host, PORT if flags.port is None else flags.port, tries)
         uploads = upload_folder(flags.data_dir)
+        votes = VoteStore(flags.database_url or default_url(flags.data_dir))
     except (ConfigError, CheckpointError) as error:
         return _wrong(error)
-    with bound, uploads:
+    with bound, uploads, votes:
         _prepare_environment(uploads.name)
         # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
         from ui_components.models import Models
         from ui_components.server import Server, build_server
         from ui_components.services import Services
 
-        services = Services(Models(registry, policy=policy, judge=judge), language=flags.language)
+        models = Models(registry, policy=policy, judge=judge)
+        services = Services(models, votes, language=flags.language)
         server = Server(build_server(services, api_only=flags.api_only))
         failures: list[CompeerError] = []
 
@@ -136,7 +140,14 @@ def _flags() -> argparse.ArgumentParser:
         type=Path,
         default=default_data_folder(),
         metavar="FOLDER",
-        help="where pictures lie between upload and send; conversations are not written (%(default)s)",
+        help="where votes are kept, and pictures between upload and send; conversations are not written "
+        "(%(default)s)",
+    )
+    add(
+        "--database-url",
+        metavar="URL",
+        help="where votes are kept, for example postgresql+psycopg://user@host/name (a file in the data "
+        "folder)",
     )
     add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
     add("--api-only", action="store_true", help="serve the API without the page")

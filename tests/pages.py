@@ -10,6 +10,8 @@ from typing import Any
 import gradio as gr
 
 from compeer_core.registry import Registry
+from compeer_core.votes.database import default_url
+from compeer_core.votes.store import VoteStore
 from ui_components.chat import Chat
 from ui_components.models import Models
 from ui_components.services import Services
@@ -125,7 +127,8 @@ def make_services(
 ) -> Services:
     """Return the services of a server with scripted models."""
     models = Models(Registry.from_toml(write_models(folder, turns)))
-    return Services(models, grace_seconds=grace_seconds)
+    votes = VoteStore(default_url(folder))
+    return Services(models, votes, grace_seconds=grace_seconds)
 
 
 # --- handlers without a browser ------------------------------------------------------------------

@@ -124,6 +124,16 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
             headers={"cache-control": "private, no-store"},
         )
 
+    @app.post("/forget")
+    def forget(request: Request) -> JSONResponse:
+        """Delete everything that is kept of whoever asks."""
+        visitor = services.visitors.read(request.cookies)
+        # A page of another site can send the cookie along where the demo runs in a frame.
+        if not visitor or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return JSONResponse({"error": "not the visitor's own page"}, status_code=403)
+        deleted = services.forget(visitor)
+        return JSONResponse({"battles": deleted.battles, "votes": deleted.votes})
+
     if api_only:
 
         @app.get("/")

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 
 import gradio as gr
 
+from compeer_core.votes.battles import Deletion
+from compeer_core.votes.store import VoteStore
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.session import SessionKey, SessionStore
@@ -17,16 +19,19 @@ class Services:
     """The shared parts of one server."""
 
     models: Models
+    votes: VoteStore
     language: str | None = None
     """The language of the page where the visitor has chosen none; None asks the browser."""
     store: SessionStore = field(default_factory=SessionStore)
     metrics: Metrics = field(default_factory=Metrics)
-    visitors: Visitors = field(default_factory=Visitors)
     grace_seconds: float = GRACE_SECONDS
     """How long a reply goes on although its page was closed, so that a reload finds it."""
+    visitors: Visitors = field(init=False)
+    """Signed with the database's secret, so that a vote is its owner's after a restart."""
     writers: Writers = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
         writers = Writers(self.models, self.store, self.metrics, grace_seconds=self.grace_seconds)
         object.__setattr__(self, "writers", writers)
 
@@ -40,3 +45,10 @@ class Services:
     def key(self, request: gr.Request, conversation: str) -> SessionKey:
         """The conversation of whoever asks."""
         return SessionKey(self.visitors.read(request.cookies), conversation)
+
+    def forget(self, visitor: str) -> Deletion:
+        """Delete everything that is kept of a visitor: conversations, battles and votes."""
+        for key in self.store.keys_of(visitor):
+            self.writers.stop(key)
+        self.store.forget(visitor)
+        return self.votes.delete_voter(visitor)

@@ -176,6 +176,17 @@ class SessionStore:
                         return turn.said.images[index]
         return None
 
+    def keys_of(self, visitor: str) -> list[SessionKey]:
+        """The conversations of a visitor, none for somebody without a cookie."""
+        with self._lock:
+            return [key for key in self._kept if visitor and key.visitor == visitor]
+
+    def forget(self, visitor: str) -> None:
+        """Delete every conversation of a visitor."""
+        with self._lock:
+            for key in self.keys_of(visitor):
+                del self._kept[key]
+
     def sweep(self) -> None:
         """Forget what has expired."""
         with self._lock:

@@ -1,6 +1,6 @@
 """The words of the page, in every language it speaks.
 
-One TOML per language in ``assets/texts``. Labels that gradio draws take their words from a
+One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio draws take their words from a
 `gradio.I18n` made of the same files; whatever the server renders asks a `Texts` for them.
 """
 
@@ -55,10 +55,11 @@ class Texts:
 
 @cache
 def load_texts(language: str) -> Texts:
-    """Read the words of a language of `LANGUAGES`."""
-    path = ASSETS / "texts" / f"{language}.toml"
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    return Texts(language, MappingProxyType(dict(_flat(tables))))
+    """Read the words of a language of `LANGUAGES`; screens do not share a key."""
+    words: dict[str, str] = {}
+    for path in sorted((ASSETS / "texts" / language).glob("*.toml")):
+        words |= _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    return Texts(language, MappingProxyType(words))
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

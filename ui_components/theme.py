@@ -50,8 +50,9 @@ def build_theme() -> gr.themes.Base:
 
 
 def load_css() -> str:
-    """Return the style sheet of the page."""
-    return (STYLE / "page.css").read_text(encoding="utf-8")
+    """Return the style sheet of the page: that of the frame, then one for each screen."""
+    sheets = [STYLE / "page.css", *sorted(STYLE.glob("screen_*.css"))]
+    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
 
 def load_js() -> str:

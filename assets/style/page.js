@@ -19,6 +19,50 @@
     }
   });
 
+  // The address names the screen, so that a link or a reload leads back to it.
+  const tab = (name) => document.getElementById(`screen-${name}-button`);
+  const asked = new URLSearchParams(location.search).get("screen");
+  const open = () => {
+    const button = tab(asked);
+    if (button) button.click();
+    return button;
+  };
+  if (asked && !open()) {
+    const waiting = new MutationObserver(() => open() && waiting.disconnect());
+    waiting.observe(document.body, { childList: true, subtree: true });
+  }
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("[data-screen]");
+    if (link) {
+      event.preventDefault();
+      tab(link.dataset.screen)?.click();
+      window.scrollTo({ top: 0 });
+      return;
+    }
+    const button = event.target.closest("#screens button[role=tab]");
+    if (!button) return;
+    const name = button.id.replace(/^screen-|-button$/g, "");
+    const address = new URL(location.href);
+    if (name === "chat") address.searchParams.delete("screen");
+    else address.searchParams.set("screen", name);
+    history.replaceState(history.state, "", address);
+  });
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-forget]");
+    if (!button || !confirm(button.dataset.sure)) return;
+    const said = button.parentElement.querySelector("[role=status]");
+    try {
+      const answer = await fetch("forget", { method: "POST" });
+      if (!answer.ok) throw new Error(answer.status);
+      const gone = await answer.json();
+      said.textContent = button.dataset.done.replace("%b", gone.battles).replace("%v", gone.votes);
+      setTimeout(() => location.reload(), 2500);
+    } catch {
+      said.textContent = button.dataset.failed;
+    }
+  });
+
   const labels = {
     ".submit-button": words.send,
     ".stop-button": words.stop,

@@ -38,9 +38,9 @@ _BUSY_SECONDS = 30.0
 _WRITES = "compeer_writes"
 
 
-def default_url() -> str:
-    """Return where votes are kept when nobody says: a file in the user's data folder."""
-    path = default_data_folder() / "compeer.sqlite3"
+def default_url(folder: Path | None = None) -> str:
+    """Return where votes are kept when nobody says: a file in the user's data folder, or another."""
+    path = (folder or default_data_folder()) / "compeer.sqlite3"
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 

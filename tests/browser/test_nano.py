@@ -7,6 +7,8 @@ from playwright.sync_api import Page, expect
 
 import app
 from compeer_core.registry import Registry
+from compeer_core.votes.database import default_url
+from compeer_core.votes.store import VoteStore
 from tests.browser.conftest import opened
 from ui_components.models import Models
 from ui_components.server import build_server, serving
@@ -23,8 +25,11 @@ if all(map(Path.is_file, CHECKPOINTS)):
         "ignore:'future.no_silent_downcasting' is deprecated", "ignore::DeprecationWarning"
     )
 
-    def test_a_person_gets_a_reply_three_steps_and_scores_from_the_shipped_models(chromium: Page):
-        services = Services(Models(Registry.from_toml(app.MODELS)))
+    def test_a_person_gets_a_reply_three_steps_and_scores_from_the_shipped_models(
+        chromium: Page, tmp_path: Path
+    ):
+        models = Models(Registry.from_toml(app.MODELS))
+        services = Services(models, VoteStore(default_url(tmp_path)))
         with serving(build_server(services)) as address:
             failures: list[Exception] = []
             services.models.warm_up(failures.append).join(120)

@@ -446,6 +446,27 @@ def test_a_screen_reader_hears_the_reply_once_when_it_is_whole(page):
     assert [text.strip() for text in page.evaluate("window.heard")] == [REPLY]
 
 
+def test_a_person_has_everything_deleted_after_being_asked_once(page):
+    send(page, "Words that are to be gone")
+    settled(page)
+    questions: list[str] = []
+
+    def answer(dialog, yes: bool) -> None:
+        questions.append(dialog.message)
+        dialog.accept() if yes else dialog.dismiss()
+
+    page.once("dialog", lambda dialog: answer(dialog, yes=False))
+    page.get_by_role("button", name="Delete my data").click()
+    expect(page.locator("#conversation .turn")).to_have_count(1)
+    page.once("dialog", lambda dialog: answer(dialog, yes=True))
+    page.get_by_role("button", name="Delete my data").click()
+
+    expect(page.locator("#foot")).to_contain_text("Deleted: 0 comparisons, 0 votes")
+    expect(page.locator("#conversation .turn")).to_have_count(0)
+    assert len(questions) == 2
+    assert "for good" in questions[0]
+
+
 def test_the_theme_can_be_switched_and_is_remembered(page):
     page.get_by_role("button", name="Dark").click()
     expect(page.locator("body")).to_have_class(re.compile(r"\bdark\b"))

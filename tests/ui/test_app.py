@@ -136,7 +136,7 @@ def test_the_app_prints_its_address_when_the_page_is_served(models, tmp_path):
         finally:
             process.terminate()
         process.wait(30)
-    assert list((tmp_path / "data").iterdir()) == []
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["compeer.sqlite3"]
 
 
 def test_a_checkpoint_that_turns_out_broken_ends_the_app_with_exit_code_2(models, tmp_path):

@@ -4,15 +4,20 @@ import asyncio
 import json
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.errors import InputError
 from compeer_core.images import Image
+from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.pages import Visitor, make_services
 from ui_components.server import build_server
 from ui_components.services import Services
+from ui_components.session import SessionKey
 from ui_components.visitors import COOKIE
 
 
@@ -171,3 +176,30 @@ def test_without_a_page_there_are_the_endpoints_and_a_line_that_says_so(services
             "/models",
         }
         assert client.get("/healthz").json()["status"] == "ok"
+
+
+def test_whoever_asks_is_forgotten_and_a_page_of_another_site_cannot_ask(services, client):
+    client.cookies.clear()
+    client.get("/")
+    visitor = services.visitors.read({COOKIE: client.cookies[COOKIE]})
+    key = SessionKey(visitor, "conversation-" + "x" * 16)
+    services.store.update(key, lambda session: replace(session, draft="my words"))
+    battle = services.votes.open_battle(
+        BattlePlan(
+            voter=visitor,
+            dialogue=Dialogue((Utterance(Speaker.SEEKER, "I am sad."),)),
+            sides=(SidePlan("a", 1), SidePlan("b", 2)),
+            seed=0,
+        )
+    )
+
+    assert client.post("/forget", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    assert services.votes.battle(battle.id, visitor).id == battle.id
+    answer = client.post("/forget", headers={"sec-fetch-site": "same-origin"})
+
+    assert answer.json() == {"battles": 1, "votes": 0}
+    assert services.store.get(key).draft == ""
+    with pytest.raises(InputError):
+        services.votes.battle(battle.id, visitor)
+    client.cookies.clear()
+    assert client.post("/forget").status_code == 403

@@ -128,3 +128,19 @@ def test_the_newest_turn_is_shown_unless_another_one_was_picked():
 def test_nothing_private_is_in_the_text_form_that_a_log_would_take(thing):
     assert "private" not in repr(thing)
     assert "anna" not in repr(thing)
+
+
+def test_all_conversations_of_a_visitor_are_forgotten_and_nobody_elses():
+    store = SessionStore()
+    mine, other_of_mine = SessionKey("me", "a" * 16), SessionKey("me", "b" * 16)
+    yours, nobodys = SessionKey("you", "a" * 16), SessionKey("", "a" * 16)
+    for key in (mine, other_of_mine, yours, nobodys):
+        store.update(key, lambda session: replace(session, draft="hello"))
+
+    assert set(store.keys_of("me")) == {mine, other_of_mine}
+    assert store.keys_of("") == []
+    store.forget("me")
+    store.forget("")
+
+    assert store.get(mine) == store.get(other_of_mine) == Session()
+    assert store.get(yours).draft == store.get(nobodys).draft == "hello"
