@@ -34,10 +34,17 @@ from pydantic import (
     ValidationError,
 )
 
-from compeer_core.cer import CaseUtterance, StepLabels
+from compeer_core.cer import (
+    Candidate,
+    Case,
+    CaseUtterance,
+    CerRecord,
+    DecidedBy,
+    StepLabels,
+)
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import STEPS, Part
+from compeer_core.reasoning import STEPS, Part, SupportTurn, read, render_step
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.agreement import (
     Agreement,
@@ -119,6 +126,59 @@ class AnnotationItem(FrozenModel):
     replies: tuple[str, str] | None
     """In an order that was drawn; None where there is only one reply, and nothing to prefer."""
 
+    @classmethod
+    def of(
+        cls,
+        item_id: str,
+        case: Case,
+        turn: SupportTurn,
+        replies: tuple[str, str] | None,
+    ) -> "AnnotationItem":
+        """Return what is shown of a turn and the two replies that are compared, if there are two."""
+        reasoning = turn.reasoning
+        return cls(
+            id=item_id,
+            language=case.language,
+            history=case.history,
+            steps=(
+                render_step(reasoning.history),
+                render_step(reasoning.emotion),
+                render_step(reasoning.strategy),
+            ),
+            replies=replies,
+        )
+
+
+class ItemKey(FrozenModel):
+    """What an annotator must not see of an item."""
+
+    item_id: str
+    case: Case
+    author: str
+    """Who wrote the turn."""
+    turn: str
+    """In the output grammar."""
+    original: Literal["first", "second"] | None
+    """Which of the two replies is the corpus's; None where there is only the turn's."""
+
+    def record(self) -> CerRecord:
+        """Return the row of the item, its replies in the item's order, without labels.
+
+        Raises:
+            CompletionError: The turn is not complete.
+        """
+        written = Candidate(author=self.author, reply=read(self.turn).turn.reply, turn=self.turn)
+        candidates = [written]
+        if self.case.original is not None and self.original is not None:
+            original = Candidate(author="corpus", reply=self.case.original)
+            candidates = [original, written] if self.original == "first" else [written, original]
+        return CerRecord(
+            id=f"{self.case.id}@{self.item_id}",
+            case=self.case,
+            first=candidates[0],
+            second=candidates[1] if len(candidates) > 1 else None,
+        )
+
 
 # --- What several people said ------------------------------------------------------------------
 
@@ -171,6 +231,51 @@ def by_item(annotations: Iterable[Annotation]) -> dict[str, list[Annotation]]:
     return items
 
 
+def labelled(record: CerRecord, said: Mapping[Part, Opinions]) -> CerRecord | None:
+    """Return a row with what people agree on; None where they agree on nothing.
+
+    Each question is settled for itself: a row may have two steps and no preference.
+
+    Args:
+        record: The row without labels, its replies in the item's order. The steps are of the first
+            of them that has a turn.
+        said: What people said, by question; one that was not asked is left out.
+    """
+    settled = {
+        part: outcome
+        for part, each in said.items()
+        if isinstance(outcome := each.outcome, Consensus)
+    }
+    if not settled:
+        return None
+
+    def people(parts: Iterable[Part]) -> DecidedBy:
+        names = {
+            name
+            for part in parts
+            for name, answer in list(said[part].latest.items())[:3]
+            if answer == settled[part].label
+        }
+        return DecidedBy(kind="people", name=", ".join(sorted(names)))
+
+    fields: dict[str, object] = {name: getattr(record, name) for name in CerRecord.model_fields}
+    if Part.REPLY in settled:
+        fields["preference"] = settled[Part.REPLY].label
+        fields["preference_by"] = people([Part.REPLY])
+    steps = [part for part in STEPS if part in settled]
+    if steps:
+        judged = "first" if record.first.turn is not None else "second"
+        fields[judged] = Candidate.model_validate(
+            getattr(record, judged).model_dump()
+            | {
+                "steps": tuple(settled[part].label if part in settled else None for part in STEPS),
+                "steps_by": people(steps),
+            }
+        )
+    # model_copy would not look whether the parts fit
+    return CerRecord.model_validate(fields)
+
+
 def agreement(annotations: Iterable[Annotation], *, seed: int = 0) -> Mapping[Part, Agreement]:
     """Return how well the first two annotators of each item agree, question by question.
 
@@ -187,6 +292,34 @@ def agreement(annotations: Iterable[Annotation], *, seed: int = 0) -> Mapping[Pa
                 [opinions(item, question).independent for item in items], answers, seed=seed
             )
             for question, answers in QUESTIONS.items()
+        }
+    )
+
+
+def pair_agreement(
+    annotations: Iterable[Annotation], *, seed: int = 0
+) -> Mapping[tuple[str, str], Mapping[Part, Agreement]]:
+    """Return how well each two people agree on the items that both answered on their own.
+
+    Args:
+        annotations: Of any number of items, in any order.
+        seed: Of the bootstraps.
+    """
+    ratings: dict[tuple[str, str], dict[Part, list[Mapping[str, Answer]]]] = {}
+    for item in by_item(annotations).values():
+        for question in QUESTIONS:
+            said = opinions(item, question).independent
+            if len(said) == 2:
+                one, other = sorted(said)
+                of_pair = ratings.setdefault((one, other), {each: [] for each in QUESTIONS})
+                of_pair[question].append(said)
+    return MappingProxyType(
+        {
+            pair: {
+                question: measure_agreement(of_pair[question], answers, seed=seed)
+                for question, answers in QUESTIONS.items()
+            }
+            for pair, of_pair in sorted(ratings.items())
         }
     )
 

@@ -18,19 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from compeer_core.cer import Candidate, Case, CerRecord, DecidedBy
+from compeer_core.cer import Case, CerRecord
 from compeer_core.config import FrozenModel
-from compeer_core.reasoning import STEPS, Part, SupportTurn, read, render_step
-from compeer_core.taxonomy import Preference
+from compeer_core.reasoning import Part, SupportTurn, read
 from compeer_core.votes.agreement import Agreement, Consensus, Unsettled
 from compeer_core.votes.annotations import (
     QUESTIONS,
     Annotation,
     AnnotationItem,
-    Answer,
+    ItemKey,
     Opinions,
     agreement,
     by_item,
+    labelled,
     opinions,
     read_annotations,
 )
@@ -44,19 +44,6 @@ REPEATED = "the same turn for the same case again"
 NO_MAJORITY = "no two people agree"
 
 _log = logging.getLogger(__name__)
-
-
-class ItemKey(FrozenModel):
-    """What an annotator must not see of an item."""
-
-    item_id: str
-    case: Case
-    author: str
-    """Who wrote the turn."""
-    turn: str
-    """In the output grammar."""
-    original: Literal["first", "second"] | None
-    """Which of the two replies is the corpus's; None where there is only the turn's."""
 
 
 class Need(FrozenModel):
@@ -146,22 +133,11 @@ def _turn(text: str) -> SupportTurn:
 
 def _shown(key: ItemKey) -> AnnotationItem:
     turn = _turn(key.turn)
-    reasoning = turn.reasoning
     replies = None
     if key.original is not None and key.case.original is not None:
         pair = (key.case.original, turn.reply)
         replies = pair if key.original == "first" else pair[::-1]
-    return AnnotationItem(
-        id=key.item_id,
-        language=key.case.language,
-        history=key.case.history,
-        steps=(
-            render_step(reasoning.history),
-            render_step(reasoning.emotion),
-            render_step(reasoning.strategy),
-        ),
-        replies=replies,
-    )
+    return AnnotationItem.of(key.item_id, key.case, turn, replies)
 
 
 # --- From annotators ----------------------------------------------------------------------------
@@ -251,7 +227,7 @@ class _Settling:
         for part, consensus in settled.items():
             self._figures[f"{part}: settled"] += 1
             self._figures[f"{part}: adjudicated"] += consensus.adjudicated
-        return _record(item, said, settled) if settled else None
+        return labelled(item.record(), said)
 
     def _note_open(
         self, item: ItemKey, said: Mapping[Part, Opinions], answers: list[Annotation]
@@ -296,59 +272,6 @@ class _Settling:
             dropped=self._by_corpus,
             figures=figures,
         )
-
-
-def _record(
-    item: ItemKey, said: Mapping[Part, Opinions], settled: Mapping[Part, Consensus[Answer]]
-) -> CerRecord:
-    steps = [part for part in STEPS if part in settled]
-    written = Candidate(
-        author=item.author,
-        reply=_turn(item.turn).reply,
-        turn=item.turn,
-        steps=(
-            (
-                _step(settled, Part.HISTORY),
-                _step(settled, Part.EMOTION),
-                _step(settled, Part.STRATEGY),
-            )
-            if steps
-            else None
-        ),
-        steps_by=_people(said, settled, steps) if steps else None,
-    )
-    candidates = [written]
-    if item.case.original is not None and item.original is not None:
-        original = Candidate(author="corpus", reply=item.case.original)
-        candidates = [original, written] if item.original == "first" else [written, original]
-    preferred = settled.get(Part.REPLY)
-    return CerRecord(
-        id=f"{item.case.id}@{item.item_id}",
-        case=item.case,
-        first=candidates[0],
-        second=candidates[1] if len(candidates) > 1 else None,
-        preference=Preference(str(preferred.label)) if preferred else None,
-        preference_by=_people(said, settled, [Part.REPLY]) if preferred else None,
-    )
-
-
-def _step(settled: Mapping[Part, Consensus[Answer]], part: Part) -> bool | None:
-    return settled[part].label is True if part in settled else None
-
-
-def _people(
-    said: Mapping[Part, Opinions],
-    settled: Mapping[Part, Consensus[Answer]],
-    parts: Iterable[Part],
-) -> DecidedBy:
-    """Return the pseudonyms of those whose answers are the consensus on any of these questions."""
-    names = {
-        name
-        for part in parts
-        for name, answer in list(said[part].latest.items())[:3]
-        if answer == settled[part].label
-    }
-    return DecidedBy(kind="people", name=", ".join(sorted(names)))
 
 
 def _figures(part: Part, found: Agreement) -> dict[str, float | int | str | None]:

@@ -13,8 +13,8 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.agreement import Unsettled
-from compeer_core.votes.annotations import Annotation, AnnotationItem, write_annotations
-from training.cer.annotation import DroppedAnswer, ItemKey, Need, items, settle
+from compeer_core.votes.annotations import Annotation, AnnotationItem, ItemKey, write_annotations
+from training.cer.annotation import DroppedAnswer, Need, items, settle
 from training.samples import read_records, write_records
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
