@@ -79,6 +79,8 @@ class TurnRecord:
     scoring_seconds: float
     """From the last token to the last score."""
     tokens: int
+    controls: Controls = Controls()  # noqa: RUF009  (frozen)
+    """What was asked for, the seed that was drawn among it."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def take_turn(
             seconds=written - started,
             scoring_seconds=time.monotonic() - written,
             tokens=tokens,
+            controls=controls,
         )
     )
 

@@ -7,8 +7,15 @@ when its budget of tokens is spent, and the parser says what is missing.
 
 The strategy can be forced. Where the backend lets text be written for the model, the model reasons
 freely, and the label line is then written for it; elsewhere it is asked for in the prompt.
+
+The first steps can be given (`compeer_core.steering`), changed by a person or kept from an earlier
+turn. Where the backend lets text be written, the model goes on behind them as if they were its own.
+Elsewhere the prompt states them and asks for what follows, and what the model repeats of them is
+left out. Either way they stand in the turn word for word, their events come first, and say who
+wrote them.
 """
 
+import re
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +25,16 @@ from compeer_core.backends.protocol import Backend, Completion, Message, Samplin
 from compeer_core.dialogue import Dialogue, language_of
 from compeer_core.errors import BackendError, InputError
 from compeer_core.prompts import LANGUAGES, fill, load_prompt, policy_messages
-from compeer_core.reasoning import Event, Part, StreamingParser, label_line
+from compeer_core.reasoning import (
+    STEPS,
+    Event,
+    Part,
+    PartStarted,
+    StreamingParser,
+    Writer,
+    label_line,
+)
+from compeer_core.steering import GivenStep, check_given, check_strategy, render_given
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 
 Style = Literal["trained", "prompted"]
@@ -36,6 +52,8 @@ class Controls:
 
     strategy: str | None = None
     """A name of the policy's vocabulary that the model has to follow."""
+    given: tuple[GivenStep, ...] = ()
+    """The first steps of the turn; the model goes on behind them."""
     sampling: Sampling | None = None
     """None takes the policy's own; `replace(policy.sampling, seed=7)` changes one thing of it."""
 
@@ -59,14 +77,15 @@ class Policy:
         """Start a turn; nothing is asked of the model before the first event is.
 
         Raises:
-            InputError: The forced strategy is not in the vocabulary (code "strategy_unknown").
+            InputError: The forced strategy is not in the vocabulary (code "strategy_unknown"), the
+                given steps cannot begin a turn (see `check_given`), or they say already what the
+                strategy is ("strategy_given").
         """
-        if controls.strategy is not None and controls.strategy not in self.vocabulary.names:
-            raise InputError(
-                f"there is no strategy {controls.strategy!r}",
-                code="strategy_unknown",
-                values={"strategy": controls.strategy},
-            )
+        if controls.strategy is not None:
+            check_strategy(controls.strategy, self.vocabulary)
+            if len(controls.given) == len(STEPS):
+                raise InputError("the strategy step is given", code="strategy_given")
+        check_given(controls.given, self.vocabulary)
         return TurnStream(self, dialogue, controls, stop)
 
     def speaks(self, language: str) -> bool:
@@ -93,6 +112,8 @@ class TurnStream:
         self._sampling = policy.sampling if controls.sampling is None else controls.sampling
         self._stop = stop
         self._forced = controls.strategy
+        self._given = {one.part: one.writer for one in controls.given}
+        self._prefix = render_given(controls.given, policy.backend.reserved)
         self._messages = self._prompt(dialogue)
         self._completion: Completion | None = None
         self._tokens_before = 0  # of completions that were given up for one with a forced label
@@ -121,10 +142,9 @@ class TurnStream:
         parser = StreamingParser(self._policy.vocabulary)
         failure: BackendError | None = None
         try:
-            self._open(self._sampling)
-            for text in self._texts():
+            for text in self._beginning():
                 self._written += text
-                yield from parser.feed(text)
+                yield from map(self._signed, parser.feed(text))
         except BackendError as error:
             failure = error
         finally:
@@ -142,8 +162,34 @@ class TurnStream:
         self._completion = self._policy.backend.open(self._messages, sampling, self._stop)
         return self._completion
 
+    def _signed(self, event: Event) -> Event:
+        """Say of a part that begins who wrote it."""
+        if isinstance(event, PartStarted):
+            return replace(event, writer=self._given.get(event.part, Writer.MODEL))
+        return event
+
+    def _beginning(self) -> Iterator[str]:
+        """The given steps, then what the model writes behind them."""
+        if not self._prefix:
+            self._open(self._sampling)
+            yield from self._texts()
+        elif self._policy.backend.can_write:
+            text = self._prefix + self._ahead[0].opening
+            yield text
+            self._open(self._sampling).write(text)
+            yield from self._texts()
+        else:
+            yield self._prefix
+            self._open(self._sampling)
+            yield from self._without_given(self._texts())
+
+    @property
+    def _ahead(self) -> list[Part]:
+        """The parts that the model has to write."""
+        return [part for part in Part if part not in self._given]
+
     def _texts(self) -> Iterator[str]:
-        for part in Part:
+        for part in self._ahead:
             if part is Part.STRATEGY and self._forced and self._policy.backend.can_write:
                 yield from self._with_forced_label(self._forced)
             else:
@@ -169,6 +215,25 @@ class TurnStream:
                 return
             seen = window[-len(end) + 1 :]
             yield text
+
+    def _without_given(self, texts: Iterable[str]) -> Iterator[str]:
+        """What a model writes that was asked to go on, without what it repeats of the beginning.
+
+        Nothing passes before a part begins that was not given.
+        """
+        held, is_beyond = "", False
+        for text in texts:
+            if is_beyond:
+                yield text
+                continue
+            held += text
+            found = [at for part in self._ahead if (at := held.find(part.opening)) >= 0]
+            if found:
+                is_beyond = True
+                yield held[min(found) :]
+        if not is_beyond:
+            again = "|".join(f"{part.opening}.*?(?:{part.closing}|$)" for part in self._given)
+            yield re.sub(again, "", held, flags=re.DOTALL).lstrip()
 
     def _with_forced_label(self, strategy: str) -> Iterator[str]:
         """The strategy part: free text of the model's own, then the label that was asked for.
@@ -198,7 +263,7 @@ class TurnStream:
             if held:
                 yield held
             return
-        opening = "" if Part.STRATEGY.opening in passed else Part.STRATEGY.opening
+        opening = "" if Part.STRATEGY.opening in self._written else Part.STRATEGY.opening
         ending = f"{opening}{LABEL_START}{ending}"
         self._over = False
         self._open(replace(self._sampling, max_new_tokens=left)).write(self._written + ending)
@@ -214,11 +279,16 @@ class TurnStream:
         messages = policy_messages(
             dialogue, policy.style, language, policy.backend.reserved, policy.vocabulary
         )
-        if self._forced is None or policy.backend.can_write:
+        if policy.backend.can_write:
             return messages
-        return _asking(
-            messages, fill(load_prompt("policy_strategy", language), strategy=self._forced)
-        )
+        if self._forced is not None:
+            wish = fill(load_prompt("policy_strategy", language), strategy=self._forced)
+            messages = _asking(messages, wish)
+        if self._prefix:
+            steps, following = self._prefix.rstrip(), self._ahead[0].opening
+            wish = fill(load_prompt("policy_given", language), steps=steps, next=following)
+            messages = _asking(messages, wish)
+        return messages
 
 
 def _start_of_partial(tags: Sequence[str], text: str) -> int:

@@ -419,11 +419,23 @@ def parse(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Supp
 # --- Reading while it is written --------------------------------------------------------------
 
 
+class Writer(StrEnum):
+    """Who wrote a part of a turn."""
+
+    MODEL = "model"
+    """The model, in this turn."""
+    PERSON = "person"
+    """A person, who changed the model's reasoning before it went on."""
+    EARLIER = "earlier"
+    """The model, in an earlier turn from which the part is kept."""
+
+
 @dataclass(frozen=True)
 class PartStarted:
     """A part's opening tag was read."""
 
     part: Part
+    writer: Writer = Writer.MODEL
 
 
 @dataclass(frozen=True)
