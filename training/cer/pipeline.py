@@ -16,6 +16,7 @@ generate    steps/turns.jsonl                         turns with reasoning, by o
 items       annotation/items.jsonl                    people: what annotators see; here the run waits
 settle      steps/labelled.jsonl                      people: what two of two or three agree on
 silver      steps/labelled.jsonl                      silver: what the rule says
+mixed       mixed.jsonl                               silver: steps of other histories, for training
 split       train.jsonl, valid.jsonl, test.jsonl
 human       human.<split>.jsonl                       judgements that corpora hold already
 personality variants/duplicate.jsonl, rewrite.jsonl, persona.jsonl
@@ -56,6 +57,7 @@ from training.cer import (
     leaks,
     silver,
     silver_faithful,
+    silver_mixed,
     trial,
 )
 from training.cer.asking import Asker, Budget, BudgetSpentError, Counts
@@ -359,19 +361,41 @@ class _Pipeline:
             ),
             settings={
                 **_values(config.silver),
-                "rule": silver.VERSION,
-                "seed": config.seed,
-                "words": _texts(
-                    [
-                        *Path(silver.__file__).parent.glob("silver*.toml"),
-                        *VOCABULARIES.glob("strategy_signs.*.toml"),
-                        silver_faithful.WORDING,
-                    ]
-                ),
+                **self._rule(),
             },
             inputs=[path("cases"), path("turns")],
             outputs=[path("labelled"), path("judged")],
         )
+        if config.mixing is not None:
+            self._mix(config.mixing)
+
+    def _mix(self, mixing: silver_mixed.Mixing) -> None:
+        config, path = self.config, self.path
+        output = self.folder / "mixed.jsonl"
+        self.steps.run(
+            "mixed",
+            lambda: silver_mixed.mix(
+                path("cases"),
+                path("turns"),
+                output,
+                config.silver,
+                mixing,
+                config.seed,
+                engine=self.engine,
+            ),
+            settings={**_values(config.silver), "mixing": _values(mixing), **self._rule()},
+            inputs=[path("cases"), path("turns")],
+            outputs=[output],
+        )
+
+    def _rule(self) -> dict[str, Json]:
+        """What a row owes to the rule beside its settings."""
+        files = [
+            *Path(silver.__file__).parent.glob("silver*.toml"),
+            *VOCABULARIES.glob("strategy_signs.*.toml"),
+            silver_faithful.WORDING,
+        ]
+        return {"rule": silver.VERSION, "seed": self.config.seed, "words": _texts(files)}
 
     # --- What is handed on ---------------------------------------------------------------------
 
@@ -498,6 +522,8 @@ class _Pipeline:
         """Write the card of all rows."""
         config = self.config
         files = {f"{name}.jsonl": self.folder / f"{name}.jsonl" for name in SPLITS}
+        if config.mixing is not None and config.annotation.mode == "silver":
+            files["mixed.jsonl"] = self.folder / "mixed.jsonl"
         if config.judged:
             names = [f"human.{name}.jsonl" for name in SPLITS]
             files |= {name: self.folder / name for name in names}

@@ -26,6 +26,7 @@ from training.cer.personality.clusters import Settings as ClusterSettings
 from training.cer.personality.rewriting import Settings as RewritingSettings
 from training.cer.personality.traits import Settings as TraitSettings
 from training.cer.silver import Settings as SilverSettings
+from training.cer.silver_mixed import Mixing
 
 
 class Roles(FrozenModel):
@@ -119,6 +120,8 @@ class Config(FrozenModel):
     """People or the rule."""
     silver: SilverSettings = SilverSettings()
     """The rule's thresholds, for `annotation.mode = "silver"`."""
+    mixing: Mixing | None = None
+    """Turns for training that are put together from steps of other histories, in silver mode."""
     judged: tuple[JudgedCorpus, ...] = ()
     """Corpora in which people have judged replies already; their rows stand in files of their
     own."""

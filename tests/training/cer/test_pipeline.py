@@ -114,8 +114,8 @@ def test_what_is_done_is_left_alone(silver, endpoint):
     ("change", "again"),
     [
         ("card.title=Another title", ["card"]),
-        ("silver.replies.most_wrong_steps=0", ["silver", "split", "card"]),
-        ("generation.samples_per_case=3", ["generate", "silver", "split", "card"]),
+        ("silver.replies.most_wrong_steps=0", ["silver", "mixed", "split", "card"]),
+        ("generation.samples_per_case=3", ["generate", "silver", "mixed", "split", "card"]),
         ("human.votes_margin=2", ["human", "human_split", "card"]),
         ("engine=local", []),
         ("max_requests=100000", []),
