@@ -35,7 +35,7 @@ from training.cer.chance import generator_for
 from training.cer.engines import LOCAL, Engine
 from training.cer.generation import GeneratedTurn
 from training.cer.records import StepReport
-from training.cer.silver import LANGUAGE, Settings, judge, to_record
+from training.cer.silver import Settings, judge, to_record
 from training.cer.silver_steps import (
     Habits,
     Verdict,
@@ -44,7 +44,7 @@ from training.cer.silver_steps import (
     judge_history,
     judge_strategy,
 )
-from training.cer.silver_words import Heard, Words, words
+from training.cer.silver_words import LANGUAGE, Heard, Words, words
 from training.progress import track
 from training.samples import read_records, write_records
 
