@@ -8,10 +8,8 @@ yields at most `UPDATES_PER_SECOND`.
 import asyncio
 import contextlib
 import logging
-import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from typing import Any
 import gradio as gr
 
 from compeer_core.dialogue import Speaker, Utterance, check_message, language_of
-from compeer_core.errors import ImageError, InputError
-from compeer_core.images import Image, read_image
+from compeer_core.errors import InputError
+from compeer_core.images import Image
 from compeer_core.safety import find_risk
 from ui_components.conversation import conversation_html
 from ui_components.inspector import inspector_html
@@ -28,6 +26,8 @@ from ui_components.services import Services
 from ui_components.session import MAX_TURNS, UNDO_SECONDS, Session, SessionKey, Turn, Undo
 from ui_components.templating import render
 from ui_components.texts import Texts
+from ui_components.uploads import forget_upload, read_images
+from ui_components.visitors import conversation_of
 from ui_components.writing import Order
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,10 @@ logger = logging.getLogger(__name__)
 UPDATES_PER_SECOND = 12
 HEARTBEAT_SECONDS = 1.0
 """Gradio notices that a page was closed only when a handler yields."""
-MAX_IMAGES = 4
 MAX_SEED = 2**31 - 1
 OVER_SECONDS = 5.0
 """How long a stopped reply may take to end before the next one is refused."""
 STARTERS = (1, 2, 3)
-CONVERSATION_ID = re.compile(r"[\w-]{16,64}")
 
 Update = dict[Any, Any]
 
@@ -108,13 +106,13 @@ class Chat:
     ) -> AsyncIterator[Update]:
         """Keep a message, then show how the reply to it comes."""
         texts, parts = self._services.texts(request), self._parts
-        conversation = _conversation(conversation_id)
+        conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
         text = (message or {}).get("text") or ""
         files = [Path(path) for path in (message or {}).get("files") or ()]
         try:
             order = self._order(model, judge, seed)
-            images = await asyncio.to_thread(_read_images, files, alt or "")
+            images = await asyncio.to_thread(read_images, files, alt or "")
             before = self._services.store.get(key)
             kept_images = (
                 len(before.turns[before.editing].said.images) if before.editing is not None else 0
@@ -126,7 +124,7 @@ class Chat:
             yield {parts.error: error_html(error, texts)}
             return
         for path in files:
-            _forget(path)
+            forget_upload(path)
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(
@@ -149,7 +147,7 @@ class Chat:
     ) -> AsyncIterator[Update]:
         """Write another reply to the last message; the one before can be brought back."""
         texts, parts = self._services.texts(request), self._parts
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         index = _number(event)
         try:
             order = self._order(model, judge, seed)
@@ -167,7 +165,7 @@ class Chat:
 
     def stop(self, conversation_id: str | None, request: gr.Request) -> None:
         """Ask the reply on its way to end; whoever watches it shows that it did."""
-        self._services.writers.stop(self._services.key(request, _conversation(conversation_id)))
+        self._services.writers.stop(self._services.key(request, conversation_of(conversation_id)))
 
     # --- changing what was said ---
 
@@ -180,7 +178,7 @@ class Chat:
     ) -> Update:
         """Put an earlier message into the box; what stood there comes back afterwards."""
         texts, parts = self._services.texts(request), self._parts
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         index = _number(event)
         session = self._services.store.get(key)
         if not 0 <= index < len(session.turns):
@@ -200,7 +198,7 @@ class Chat:
     ) -> Update:
         """Leave the earlier message as it was."""
         texts, parts = self._services.texts(request), self._parts
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         draft = self._services.store.get(key).draft
         self._services.store.update(key, lambda now: replace(now, editing=None, draft=""))
         files = (message or {}).get("files") or []
@@ -208,7 +206,7 @@ class Chat:
 
     def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
         """Empty the conversation; for a while it can be brought back."""
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         self._services.writers.stop(key)
         until = self._services.store.now() + UNDO_SECONDS
         self._services.store.update(key, lambda session: _cleared(session, until))
@@ -217,7 +215,7 @@ class Chat:
     def undo(self, conversation_id: str | None, request: gr.Request) -> Update:
         """Bring back what the last change removed."""
         texts = self._services.texts(request)
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         undo = self._services.store.get(key).undo
         if undo is None or self._services.store.now() > undo.until:
             return {self._parts.error: error_line(texts("chat.undo_late"))} | self._screen(
@@ -231,7 +229,7 @@ class Chat:
 
     def pick(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
         """Show another turn in the inspector."""
-        key = self._services.key(request, _conversation(conversation_id))
+        key = self._services.key(request, conversation_of(conversation_id))
         index = _number(event)
         self._services.store.update(key, lambda session: _picked(session, index))
         return self._screen(key, self._services.texts(request))
@@ -264,7 +262,7 @@ class Chat:
     ) -> AsyncIterator[Update]:
         """Show the conversation of whoever came, and what is still on its way."""
         texts, parts = self._services.texts(request), self._parts
-        conversation = _conversation(conversation_id)
+        conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
         session = self._services.store.get(key)
         first = {
@@ -443,40 +441,7 @@ def _loading_seconds(session: Session) -> int:
 # --- what comes in -------------------------------------------------------------------------------
 
 
-def _conversation(claimed: object) -> str:
-    """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
-    if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):
-        return claimed
-    return secrets.token_urlsafe(24)
-
-
 def _number(event: gr.EventData) -> int:
     data = event._data
     value = data.get("turn") if isinstance(data, Mapping) else None
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def _read_images(files: Sequence[Path], alt: str) -> tuple[Image, ...]:
-    if len(files) > MAX_IMAGES:
-        raise ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
-    return tuple(_read_named(path, alt.strip()) for path in files)
-
-
-def _read_named(path: Path, alt: str) -> Image:
-    if not path.is_file():
-        raise ImageError("the upload is gone", code="image_gone")
-    try:
-        return read_image(path, alt=alt)
-    except ImageError as error:
-        megapixels = round(error.values.get("limit", 0) / 1e6)
-        values = error.values | {"name": path.name, "megapixels": megapixels}
-        raise ImageError(str(error), code=error.code, values=values) from error
-
-
-def _forget(path: Path) -> None:
-    """Delete an upload that is in memory now; gradio would keep it for an hour."""
-    try:
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
-    except OSError:
-        logger.debug("an upload's folder is still in use")

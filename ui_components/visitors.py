@@ -1,5 +1,6 @@
 """Who asks: a visitor without a name, known by a signed cookie that scripts cannot read."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from itsdangerous import BadSignature, Signer
 COOKIE = "compeer_visitor"
 LANGUAGE_COOKIE = "compeer_language"
 COOKIE_SECONDS = 30 * 24 * 3600
+CONVERSATION_ID = re.compile(r"[\w-]{16,64}")
 
 
 @dataclass(frozen=True)
@@ -31,3 +33,10 @@ class Visitors:
     @property
     def _signer(self) -> Signer:
         return Signer(self.secret, salt="visitor")
+
+
+def conversation_of(claimed: object) -> str:
+    """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
+    if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):
+        return claimed
+    return secrets.token_urlsafe(24)
