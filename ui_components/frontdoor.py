@@ -70,15 +70,13 @@ class Frontdoor:
 
     def _cookie(self, scope: Scope, headers: Headers) -> str:
         value = self._services.visitors.new_cookie()
-        return (
-            f"{COOKIE}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {_site(scope, headers)}"
-        )
+        return f"{COOKIE}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {cookie_reach(scope, headers)}"
 
     def _switch(self, language: str, scope: Scope) -> ASGIApp:
         """Remember the language that was picked, and show the page in it."""
         cookie = (
             f"{LANGUAGE_COOKIE}={language}; Path=/; Max-Age={COOKIE_SECONDS}; "
-            f"{_site(scope, Headers(scope=scope))}"
+            f"{cookie_reach(scope, Headers(scope=scope))}"
         )
         return Response(status_code=303, headers={"location": "./", "set-cookie": cookie} | HEADERS)
 
@@ -99,7 +97,7 @@ class Frontdoor:
         return f"<script>{script}</script>".encode()
 
 
-def _site(scope: Scope, headers: Headers) -> str:
+def cookie_reach(scope: Scope, headers: Headers) -> str:
     """Return how far a cookie travels: into a frame of another site only where the line is safe."""
     scheme = headers.get("x-forwarded-proto", scope.get("scheme", "http"))
     return "SameSite=None; Secure; Partitioned" if scheme == "https" else "SameSite=Lax"

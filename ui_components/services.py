@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field, replace
 
 import gradio as gr
+from fastapi import Request
 
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
+from ui_components.comparing import Comparing
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.session import SessionKey, SessionStore
@@ -29,13 +31,18 @@ class Services:
     visitors: Visitors = field(init=False)
     """Signed with the database's secret, so that a vote is its owner's after a restart."""
     writers: Writers = field(init=False)
+    comparing: Comparing = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
         writers = Writers(self.models, self.store, self.metrics, grace_seconds=self.grace_seconds)
         object.__setattr__(self, "writers", writers)
+        comparing = Comparing(
+            self.models, self.votes, self.metrics, grace_seconds=self.grace_seconds
+        )
+        object.__setattr__(self, "comparing", comparing)
 
-    def texts(self, request: gr.Request) -> Texts:
+    def texts(self, request: gr.Request | Request) -> Texts:
         """The words in the language of whoever asks."""
         chosen = request.cookies.get(LANGUAGE_COOKIE)
         accepted = request.headers.get("accept-language")
@@ -51,4 +58,5 @@ class Services:
         for key in self.store.keys_of(visitor):
             self.writers.stop(key)
         self.store.forget(visitor)
+        self.comparing.forget(visitor)
         return self.votes.delete_voter(visitor)
