@@ -678,6 +678,42 @@ def test_votes_are_not_lost_or_orphaned_when_their_owner_leaves_meanwhile(store)
     assert rows(store, VoteRecord) == rows(store, RevisionRow) == rows(store, VoterRow) == 0
 
 
+# --- a stamp of all votes -----------------------------------------------------------------------
+
+
+def test_a_stamp_changes_with_whatever_changes_votes(store, clock):
+    seen = [store.stamp()]
+
+    def changed():
+        seen.append(store.stamp())
+        return len(set(seen)) == len(seen)
+
+    battle = fought(store)
+    assert store.stamp() == seen[0]  # nobody has voted
+    store.cast(battle, "ann", "first")
+    assert changed()
+    store.revise(battle, "ann", "both")
+    assert changed()
+    store.record_verdict(battle, "judge", Preference.FIRST)
+    assert changed()
+    store.undo(battle, "ann")
+    assert changed()
+    store.close_battle(battle, "crisis")
+    assert changed()
+    store.delete_voter("ann")
+    assert changed()
+
+
+def test_a_stamp_of_a_moment_does_not_change_with_later_votes(store, clock):
+    store.cast(fought(store), "ann", "first")
+    before = store.stamp(as_of=clock())
+    clock.forward(seconds=1)
+    store.cast(fought(store), "ann", "second")
+
+    assert store.stamp(as_of=clock() - timedelta(seconds=1)) == before
+    assert store.stamp(as_of=clock()) != before
+
+
 # --- what servers share -------------------------------------------------------------------------
 
 
