@@ -1,8 +1,8 @@
 """One set of weights in memory for all that use it: policies and judges, with or without adapters.
 
 `load_transformers` and `load_label_scorer` are what the registry calls. Two models of the same
-checkpoint share its weights and the thread that runs them; LoRA adapters lie beside the weights and
-are switched from job to job. What cannot be loaded is a `CheckpointError` that names the file and
+checkpoint share its weights and the thread that runs them, and turns that are written at the same
+time are one batch; LoRA adapters lie beside the weights and are switched from job to job. What cannot be loaded is a `CheckpointError` that names the file and
 the way out. Weights are read from safetensors only, and code that comes with a checkpoint is
 never run.
 """
@@ -27,6 +27,7 @@ from transformers import (
 from compeer_core.backends.transformers_ import (
     ChatModel,
     OwnerThread,
+    Rounds,
     TransformersBackend,
     TransformersScorer,
 )
@@ -76,7 +77,7 @@ def load_transformers(
         ConfigError: There is no such device.
     """
     lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
-    return TransformersBackend(lease.name, lease.chat, lease.adapter, lease.release)
+    return TransformersBackend(lease.name, lease.rounds, lease.adapter, lease.release)
 
 
 def load_label_scorer(
@@ -107,6 +108,8 @@ class Lease:
 
     name: str
     chat: ChatModel
+    rounds: Rounds
+    """Writes the turns of all who use these weights."""
     adapter: str | None
     release: Callable[[], None]
 
@@ -114,6 +117,7 @@ class Lease:
 @dataclass
 class _Base:
     chat: ChatModel
+    rounds: Rounds
     adapters: dict[Path, str] = field(default_factory=dict)
     users: int = 0
 
@@ -135,7 +139,8 @@ class ModelPool:
         with self._lock:
             base = self._bases.get(key)
             if base is None:
-                base = _Base(_load_base(source, folder, quantize, place))
+                chat = _load_base(source, folder, quantize, place)
+                base = _Base(chat, Rounds(chat))
                 self._bases[key] = base
             try:
                 attached = None if adapter is None else _attached(base, Path(adapter).resolve())
@@ -144,7 +149,8 @@ class ModelPool:
                 raise
             base.users += 1
         name = base.chat.name if adapter is None else f"{base.chat.name}+{Path(adapter).name}"
-        return Lease(name, base.chat, attached, functools.cache(lambda: self._release(key)))
+        release = functools.cache(lambda: self._release(key))
+        return Lease(name, base.chat, base.rounds, attached, release)
 
     def _release(self, key: tuple[str, str | None, str]) -> None:
         with self._lock:

@@ -6,13 +6,14 @@ a `ChatModel`: one set of weights with its processor, shared by policies and jud
 
 From the bottom up: `owner_thread` and `track` are how visitors share a model; `chat_template`,
 `control_tokens` and `text_decoder` are what has to be known of a checkpoint's template and
-tokenizer; `chat_model` joins these to the weights; `choice` samples; `writing` and `scoring` are
-the two uses.
+tokenizer; `chat_model` joins these to the weights; `choice` samples; `rounds` lets turns share them,
+with `joined_cache`; `writing` and `scoring` are the two uses.
 """
 
 from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
+from compeer_core.backends.transformers_.rounds import Rounds
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.backends.transformers_.writing import TransformersBackend
 
-__all__ = ["ChatModel", "OwnerThread", "TransformersBackend", "TransformersScorer"]
+__all__ = ["ChatModel", "OwnerThread", "Rounds", "TransformersBackend", "TransformersScorer"]

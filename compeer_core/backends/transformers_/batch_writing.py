@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache, RepetitionPenaltyLogitsProcessor
-from transformers.cache_utils import DynamicLayer
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_.chat_model import ChatModel
+from compeer_core.backends.transformers_.joined_cache import is_plain, joined
 from compeer_core.backends.transformers_.text_decoder import TextDecoder
 from compeer_core.backends.transformers_.track import Encoded, Track
 from compeer_core.errors import BackendError, InputError
@@ -121,8 +121,8 @@ def write_encoded(
         for encoded, of_prompt in zip(prompts, seeds, strict=True):
             if of_prompt:
                 heads.append(_read(chat, adapter, encoded, of_prompt, sampling))
-        joined = all(head.is_plain for head in heads)
-        for batch in [heads] if joined else [[head] for head in heads]:
+        one_batch = all(is_plain(head.cache) for head in heads)
+        for batch in [heads] if one_batch else [[head] for head in heads]:
             if batch:
                 _Batch(chat, batch, sampling).write(stop)
     rows = iter(row for head in heads for row in head.rows)
@@ -150,23 +150,17 @@ class _Head:
     """Of that token, shape (1, vocabulary)."""
     rows: list[_Row]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the cache is one that `_joined` can put beside others."""
-        return all(type(layer) is DynamicLayer for layer in self.cache.layers)
-
 
 def _read(
     chat: ChatModel, adapter: str | None, encoded: Encoded, seeds: Sequence[int], sampling: Sampling
 ) -> _Head:
     track = Track(encoded, adapter)
     logits = chat.run(track, 1, logits=True).logits[0]
-    offset = next((int(o.flatten()[0]) for o in track.offsets if o is not None), 0)
     budget = sampling.max_new_tokens
     if chat.limit is not None:
         budget = min(budget, chat.limit - len(encoded.ids))
     rows = [_Row(seed, budget) for seed in seeds]
-    return _Head(encoded, track.cache, len(encoded.ids) + offset, logits, rows)
+    return _Head(encoded, track.cache, len(encoded.ids) + track.offset, logits, rows)
 
 
 class _Batch:
@@ -204,7 +198,7 @@ class _Batch:
                 mask[row, ..., :gap] = torch.finfo(dtype).min
             self._mask = _repeated(mask.to(device), copies)
         if len(heads) > 1:
-            self._cache: Any = _joined([head.cache for head in heads], copies, room)
+            self._cache: Any = joined([head.cache for head in heads], copies, room)
         else:
             self._cache = heads[0].cache
             self._cache.batch_repeat_interleave(copies[0])
@@ -260,56 +254,6 @@ class _Batch:
 
 def _repeated(values: torch.Tensor, copies: Sequence[int]) -> torch.Tensor:
     return values.repeat_interleave(torch.tensor(copies, device=values.device), dim=0)
-
-
-class _RoomyLayer(DynamicLayer):
-    """Keys and values of a layer, in memory that has room for what will be added."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:
-        super().__init__()
-        self.lazy_initialization(keys, values)
-        self._memory = (keys, values)
-        self._held = held
-        self._show()
-
-    def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = (memory[:, :, : self._held] for memory in self._memory)
-        self.keys, self.values = keys, values
-        return keys, values
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        behind = self._held + key_states.shape[2]
-        for memory, states in zip(self._memory, (key_states, value_states), strict=True):
-            memory[:, :, self._held : behind] = states
-        self._held = behind
-        return self._show()
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        keys, values = self._memory
-        self._memory = (keys[indices], values[indices])
-        self._show()
-
-
-def _joined(caches: Sequence[Any], copies: Sequence[int], room: int) -> Any:
-    """Put plain caches of one row each into one, padded on the left, each as often as is said."""
-    joined = DynamicCache()
-    for number in range(len(caches[0].layers)):
-        layers = [cache.layers[number] for cache in caches]
-        length = max(layer.keys.shape[2] for layer in layers)
-        memory = []
-        for name in ("keys", "values"):
-            parts = [getattr(layer, name) for layer in layers]
-            _, heads, _, size = parts[0].shape
-            whole = parts[0].new_zeros((sum(copies), heads, length + room, size))
-            begin = 0
-            for part, count in zip(parts, copies, strict=True):
-                whole[begin : begin + count, :, length - part.shape[2] : length] = part
-                begin += count
-            memory.append(whole)
-        joined.layers.append(_RoomyLayer(memory[0], memory[1], length))
-    return joined
 
 
 def _turn(chat: ChatModel, row: _Row) -> Turn:

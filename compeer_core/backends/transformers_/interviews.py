@@ -229,7 +229,7 @@ def _read(chat: ChatModel, rows: list[_Row], shared: int, track: Track, work: Wo
     cache = copy.deepcopy(track.cache)
     cache.batch_repeat_interleave(len(rows))
     # The tokens of the cache were read with this offset between places and positions.
-    offset = next((int(o.flatten()[0]) for o in track.offsets if o is not None), 0)
+    offset = track.offset
     for row in rows:
         row.next_node = shared
     while rows:

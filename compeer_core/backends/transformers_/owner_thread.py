@@ -2,7 +2,7 @@
 
 Everything that touches torch is a job on this thread, in the order of arrival: a model's adapter,
 its cache and its position offsets are changed by one job at a time. The thread also knows whether
-somebody waits, which is when a turn that is being written gives way (see `writing`).
+somebody waits, which is when the turns that are being written give way (see `rounds`).
 """
 
 import threading

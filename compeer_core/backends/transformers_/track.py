@@ -9,6 +9,7 @@ A `Shelf` keeps the tracks of the last few conversations, because the next turn 
 begins with what was read for the one before.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,8 @@ class Track:
     cache: Any = None
     offsets: list[Any] = field(default_factory=list)
     """Qwen's `rope_deltas`, one for each module that has them."""
+    origin: "Track | None" = None
+    """Stands at the same prompt for several turns: `begin` copies what it has read."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.encoded.ids)
@@ -52,6 +55,23 @@ class Track:
     def read(self) -> int:
         """Tokens that are in the cache."""
         return 0 if self.cache is None else int(self.cache.get_seq_length())
+
+    @property
+    def unread(self) -> int:
+        """Tokens that have to be read before the next one is known: 1 or more."""
+        return len(self.ids) - min(self.read, len(self.ids) - 1)
+
+    @property
+    def offset(self) -> int:
+        """How much further the positions of the tokens are than their places."""
+        return next((int(o.flatten()[0]) for o in self.offsets if o is not None), 0)
+
+    def begin(self) -> None:
+        """Take over what the origin has read; it is let go with the last turn that does so."""
+        if self.origin is not None:
+            self.cache = copy.deepcopy(self.origin.cache)
+            self.offsets = list(self.origin.offsets)
+            self.origin = None
 
     def become(self, encoded: Encoded) -> None:
         """Continue with other tokens, and keep of the cache what they share with the old ones."""
@@ -90,6 +110,7 @@ class Track:
         """Empty the cache; the next run reads everything again, pictures included."""
         self.cache = None
         self.offsets = []
+        self.origin = None
 
 
 class Shelf:

@@ -1,0 +1,82 @@
+"""Key-value caches of several rows in one, so that one forward pass serves them all.
+
+Rows of different lengths are padded on the left; what the padding holds has to be masked. The
+joined cache has room for what will be written: a cache that grows by copying itself costs more than
+the attention over it. Only plain caches can be joined, not a sliding window or a recurrent state.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+
+def is_plain(cache: Any) -> bool:
+    """Whether a cache is one that `joined` can put beside others."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def joined(caches: Sequence[Any], copies: Sequence[int], room: int) -> Any:
+    """Put plain caches of one row each into one, padded on the left, each as often as is said."""
+    whole = DynamicCache()
+    for number in range(len(caches[0].layers)):
+        layers = [cache.layers[number] for cache in caches]
+        length = max(layer.keys.shape[2] for layer in layers)
+        memory = []
+        for name in ("keys", "values"):
+            parts = [getattr(layer, name) for layer in layers]
+            _, heads, _, size = parts[0].shape
+            values = parts[0].new_zeros((sum(copies), heads, length + room, size))
+            begin = 0
+            for part, count in zip(parts, copies, strict=True):
+                values[begin : begin + count, :, length - part.shape[2] : length] = part
+                begin += count
+            memory.append(values)
+        whole.layers.append(_RoomyLayer(memory[0], memory[1], length))
+    return whole
+
+
+def hand_back(whole: Any, row: int, padding: int, cache: Any) -> None:
+    """Give a row's own cache all that its row of a joined cache has read by now.
+
+    Args:
+        whole: The joined cache.
+        row: The row's place in it.
+        padding: How many places before the row's first token are padding.
+        cache: The cache that the row brought along.
+    """
+    for own, layer in zip(cache.layers, whole.layers, strict=True):
+        own.keys = layer.keys[row : row + 1, :, padding:].clone()
+        own.values = layer.values[row : row + 1, :, padding:].clone()
+
+
+class _RoomyLayer(DynamicLayer):
+    """Keys and values of a layer, in memory that has room for what will be added."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self._memory = (keys, values)
+        self._held = held
+        self._show()
+
+    def _show(self) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = (memory[:, :, : self._held] for memory in self._memory)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        behind = self._held + key_states.shape[2]
+        for memory, states in zip(self._memory, (key_states, value_states), strict=True):
+            memory[:, :, self._held : behind] = states
+        self._held = behind
+        return self._show()
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        keys, values = self._memory
+        self._memory = (keys[indices], values[indices])
+        self._show()
