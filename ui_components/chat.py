@@ -22,8 +22,17 @@ from compeer_core.images import Image
 from compeer_core.safety import find_risk
 from ui_components.conversation import conversation_html
 from ui_components.inspector import inspector_html
+from ui_components.progress import Origin
 from ui_components.services import Services
-from ui_components.session import MAX_TURNS, UNDO_SECONDS, Session, SessionKey, Turn, Undo
+from ui_components.session import (
+    MAX_TURNS,
+    UNDO_SECONDS,
+    Session,
+    SessionKey,
+    Turn,
+    Undo,
+    way_back,
+)
 from ui_components.templating import render
 from ui_components.texts import Texts
 from ui_components.uploads import forget_upload, read_images
@@ -111,7 +120,7 @@ class Chat:
         text = (message or {}).get("text") or ""
         files = [Path(path) for path in (message or {}).get("files") or ()]
         try:
-            order = self._order(model, judge, seed)
+            order = self.order(model, judge, seed)
             images = await asyncio.to_thread(read_images, files, alt or "")
             before = self._services.store.get(key)
             kept_images = (
@@ -119,7 +128,7 @@ class Chat:
             )
             said = check_message(text, bool(images) or bool(kept_images))
             turn = _said(said, images)
-            await self._begin(key, _sending(turn, self._services.store.now()), order)
+            await self.begin(key, _sending(turn, self._services.store.now()), order)
         except InputError as error:
             yield {parts.error: error_html(error, texts)}
             return
@@ -145,22 +154,23 @@ class Chat:
         request: gr.Request,
         event: gr.EventData,
     ) -> AsyncIterator[Update]:
-        """Write another reply to the last message; the one before can be brought back."""
+        """Write another reply to the last message; the one before is kept beside it."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
         index = _number(event)
         try:
-            order = self._order(model, judge, seed)
+            order = self.order(model, judge, seed)
+            answered = self._services.store.get(key).turns[-1:]
+            shown = answered[0].progress if answered else None
+            origin = Origin()
+            if shown is not None and shown.has_words:
+                origin = Origin("again", parent=shown.number)
             change = _asking_again(index, self._services.store.now())
-            await self._begin(key, change, order)
+            await self.begin(key, change, replace(order, origin=origin))
         except InputError as error:
-            yield {parts.error: error_html(error, texts)} | self._screen(key, texts)
+            yield {parts.error: error_html(error, texts)} | self.screen(key, texts)
             return
-        yield {
-            parts.error: "",
-            parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True),
-        }
-        async for update in self._watch(key, texts):
+        async for update in self.shown_while_written(key, texts):
             yield update
 
     def stop(self, conversation_id: str | None, request: gr.Request) -> None:
@@ -188,7 +198,7 @@ class Chat:
         self._services.store.update(key, lambda now: replace(now, editing=index, draft=draft))
         text = session.turns[index].said.text
         files = (message or {}).get("files") or []
-        return {parts.message: {"text": text, "files": files}} | self._screen(key, texts)
+        return {parts.message: {"text": text, "files": files}} | self.screen(key, texts)
 
     def stop_edit(
         self,
@@ -202,7 +212,7 @@ class Chat:
         draft = self._services.store.get(key).draft
         self._services.store.update(key, lambda now: replace(now, editing=None, draft=""))
         files = (message or {}).get("files") or []
-        return {parts.message: {"text": draft, "files": files}} | self._screen(key, texts)
+        return {parts.message: {"text": draft, "files": files}} | self.screen(key, texts)
 
     def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
         """Empty the conversation; for a while it can be brought back."""
@@ -210,7 +220,7 @@ class Chat:
         self._services.writers.stop(key)
         until = self._services.store.now() + UNDO_SECONDS
         self._services.store.update(key, lambda session: _cleared(session, until))
-        return {self._parts.error: ""} | self._screen(key, self._services.texts(request))
+        return {self._parts.error: ""} | self.screen(key, self._services.texts(request))
 
     def undo(self, conversation_id: str | None, request: gr.Request) -> Update:
         """Bring back what the last change removed."""
@@ -218,12 +228,12 @@ class Chat:
         key = self._services.key(request, conversation_of(conversation_id))
         undo = self._services.store.get(key).undo
         if undo is None or self._services.store.now() > undo.until:
-            return {self._parts.error: error_line(texts("chat.undo_late"))} | self._screen(
+            return {self._parts.error: error_line(texts("chat.undo_late"))} | self.screen(
                 key, texts
             )
         self._services.writers.stop(key)
-        self._services.store.update(key, lambda _: Session(turns=undo.turns))
-        return {self._parts.error: ""} | self._screen(key, texts)
+        self._services.store.update(key, _undone)
+        return {self._parts.error: ""} | self.screen(key, texts)
 
     # --- looking ---
 
@@ -232,7 +242,7 @@ class Chat:
         key = self._services.key(request, conversation_of(conversation_id))
         index = _number(event)
         self._services.store.update(key, lambda session: _picked(session, index))
-        return self._screen(key, self._services.texts(request))
+        return self.screen(key, self._services.texts(request))
 
     def use_starter(
         self, message: Mapping[str, Any] | None, request: gr.Request, event: gr.EventData
@@ -268,7 +278,7 @@ class Chat:
         first = {
             parts.conversation_id: conversation,
             parts.note: self._note(model, texts),
-            **self._screen(key, texts),
+            **self.screen(key, texts),
         }
         if session.editing is not None:
             first[parts.message] = {"text": session.turns[session.editing].said.text, "files": []}
@@ -283,7 +293,19 @@ class Chat:
 
     # --- what they share ---
 
-    def _order(self, model: str, judge: str, seed: str | None) -> Order:
+    async def shown_while_written(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
+        """Yield the screen for as long as a reply to an earlier message of one's own is written."""
+        stop = gr.MultimodalTextbox(submit_btn=False, stop_btn=True)
+        yield {self._parts.error: "", self._parts.message: stop}
+        async for update in self._watch(key, texts):
+            yield update
+
+    def order(self, model: str, judge: str, seed: str | None) -> Order:
+        """Return what is asked for by the choices under the message box.
+
+        Raises:
+            InputError: There is no such model or judge, or the seed is none.
+        """
         models = self._services.models
         if models.entry("policy", model) is None:
             raise InputError("no such model", code="unknown_model")
@@ -291,13 +313,22 @@ class Chat:
             raise InputError("no such judge", code="unknown_judge")
         return Order(model, judge or None, read_seed(seed))
 
-    async def _begin(
-        self, key: SessionKey, change: Callable[[Session], Session], order: Order
+    async def begin(
+        self,
+        key: SessionKey,
+        change: Callable[[Session], Session],
+        order: Order,
+        index: int | None = None,
     ) -> None:
+        """Begin a reply as `Writers.begin` does, once one that was stopped has ended."""
+        await self.wait_for_stopped(key)
+        self._services.writers.begin(key, change, order, index)
+
+    async def wait_for_stopped(self, key: SessionKey) -> None:
+        """Let a reply that was stopped end first."""
         stopped = self._services.writers.job(key)
         if stopped is not None and stopped.stop.is_set():
             await asyncio.to_thread(stopped.over.wait, OVER_SECONDS)
-        self._services.writers.begin(key, change, order)
 
     async def _watch(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
         """Yield the screen whenever it changes, until the reply on its way is over."""
@@ -314,7 +345,7 @@ class Chat:
                 state = (session, _loading_seconds(session))
                 if over or shown is None or state[0] is not shown[0] or state[1] != shown[1]:
                     shown, last_yield = state, time.monotonic()
-                    yield self._screen(key, texts)
+                    yield self.screen(key, texts)
                 elif time.monotonic() - last_yield > HEARTBEAT_SECONDS:
                     last_yield = time.monotonic()
                     yield {parts.error: gr.skip()}
@@ -323,7 +354,14 @@ class Chat:
                 await asyncio.sleep(1 / UPDATES_PER_SECOND)
         yield {parts.message: gr.MultimodalTextbox(submit_btn=True, stop_btn=False)}
 
-    def _screen(self, key: SessionKey, texts: Texts) -> Update:
+    def screen(self, key: SessionKey, texts: Texts, sentence: str = "") -> Update:
+        """Draw the conversation and the inspector.
+
+        Args:
+            key: Whose conversation.
+            texts: The words.
+            sentence: What is wrong with what was asked for in the inspector.
+        """
         session = self._services.store.get(key)
         conversation = conversation_html(
             session,
@@ -334,7 +372,7 @@ class Chat:
         )
         return {
             self._parts.conversation: conversation,
-            self._parts.inspector: inspector_html(session, texts),
+            self._parts.inspector: inspector_html(session, texts, sentence=sentence),
         }
 
     def _note(self, model: str, texts: Texts) -> str:
@@ -410,13 +448,19 @@ def _asking_again(index: int, now: float) -> Callable[[Session], Session]:
     def change(session: Session) -> Session:
         if index != len(session.turns) - 1 or index < 0:
             raise InputError("not the last turn", code="turn_gone")
-        turn = session.turns[index]
-        again = Turn(turn.said, at_risk=turn.at_risk, language=turn.language)
-        has_reply = turn.progress is not None and turn.progress.reply.strip()
-        undo = Undo("retried", session.turns, index + 1, now + UNDO_SECONDS) if has_reply else None
-        return replace(session, turns=(*session.turns[:index], again), selected=None, undo=undo)
+        return replace(session, undo=way_back(session, index, "retried", now))
 
     return change
+
+
+def _undone(session: Session) -> Session:
+    """Bring back what was removed, or show again what was shown; nothing is lost by it."""
+    undo = session.undo
+    assert undo is not None
+    if not undo.back_to:
+        return Session(turns=undo.turns)
+    session = session.switched(undo.number - 1, undo.back_to)
+    return replace(session, undo=None)
 
 
 def _cleared(session: Session, until: float) -> Session:
@@ -432,10 +476,9 @@ def _picked(session: Session, index: int) -> Session:
 
 
 def _loading_seconds(session: Session) -> int:
-    newest = session.turns[-1].progress if session.turns else None
-    if newest is None or newest.phase != "loading":
-        return -1
-    return round(time.monotonic() - newest.since)
+    replies = session.turns[-1].replies if session.turns else ()
+    loading = [reply.since for reply in replies if reply.phase == "loading"]
+    return round(time.monotonic() - loading[0]) if loading else -1
 
 
 # --- what comes in -------------------------------------------------------------------------------
@@ -443,5 +486,10 @@ def _loading_seconds(session: Session) -> int:
 
 def _number(event: gr.EventData) -> int:
     data = event._data
-    value = data.get("turn") if isinstance(data, Mapping) else None
+    return number_in(data if isinstance(data, Mapping) else {}, "turn")
+
+
+def number_in(data: Mapping[str, Any], name: str) -> int:
+    """Return a whole number that a script sent, -1 for anything else."""
+    value = data.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else -1

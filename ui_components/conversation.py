@@ -54,7 +54,7 @@ def conversation_html(
         for index, turn in enumerate(session.turns)
     ]
     newest = session.turns[-1].progress if session.turns else None
-    running = newest is not None and newest.outcome == "running"
+    running = session.is_writing
     editing = session.editing
     return render(
         "conversation.html",
@@ -66,7 +66,7 @@ def conversation_html(
         editing=editing,
         editing_pictures=editing is not None and bool(session.turns[editing].said.images),
         hours=round(keep_seconds / 3600),
-        announced_key=f"{session.turns[-1].key}-{newest.seed}" if newest and not running else "",
+        announced_key=f"{session.turns[-1].key}-{newest.key}" if newest and not running else "",
         announced=_announced(newest, texts) if newest and not running else "",
     )
 

@@ -38,9 +38,20 @@ def build_inspector() -> gr.HTML:
 
 
 def inspector_html(
-    session: Session, texts: Texts, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
+    session: Session,
+    texts: Texts,
+    vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
+    *,
+    sentence: str = "",
 ) -> str:
-    """Draw the inspector for the selected turn."""
+    """Draw the inspector for the selected turn.
+
+    Args:
+        session: What there is.
+        texts: The words.
+        vocabulary: The strategies to choose from.
+        sentence: What is wrong with what was asked for here.
+    """
     shown = session.shown
     if shown is None:
         return render("inspector_empty.html", t=texts)

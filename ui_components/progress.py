@@ -21,6 +21,7 @@ from compeer_core.reasoning import (
     Reading,
     TextWritten,
     TurnFinished,
+    Writer,
 )
 from compeer_core.unifireward import ReplyOutcome, StepOutcome
 
@@ -28,6 +29,15 @@ PartState = Literal["ahead", "writing", "done", "missing"]
 Phase = Literal["waiting", "loading", "writing", "judging", "over"]
 Outcome = Literal["running", "finished", "stopped", "failed"]
 Failure = Literal["", "model", "line", "reply"]
+OriginKind = Literal["first", "again", "strategy", "edited", "kept", "sample"]
+"""
+- first: nothing was there before.
+- again: another reply was asked for.
+- strategy: another strategy.
+- edited: a step was changed.
+- kept: what follows a step was to be written again.
+- sample: it is one of several that were asked for at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,20 @@ class PartProgress:
     labels: Mapping[str, LabelValue] = field(default_factory=lambda: MappingProxyType({}))
     verdict: StepOutcome | None = None
     """None as long as nobody has judged the part."""
+    writer: Writer = Writer.MODEL
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a reply came to be asked for, when there was one already."""
+
+    kind: OriginKind = "first"
+    part: Part | None = None
+    """The step that was changed, or the last one that was kept."""
+    strategy: str = ""
+    """The one that was asked for."""
+    parent: int = 0
+    """The number of the reply that it goes out from; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +74,13 @@ class Progress:
     judge_failed: bool = False
     """A judge was asked for but could not be loaded."""
     seed: int | None = None
+    key: str = ""
+    """Names the reply among all of its conversation."""
+    number: int = 1
+    """Counts the replies to one message; it never changes."""
+    origin: Origin = Origin()
+    only_asked: bool = False
+    """The model cannot be written for: it was asked in the prompt to go on from what was given."""
     phase: Phase = "waiting"
     place: int = 0
     """Place in the line while waiting; 0 is next."""
@@ -70,6 +101,11 @@ class Progress:
         return self.parts[Part.REPLY].text
 
     @property
+    def has_words(self) -> bool:
+        """Whether the model has written anything."""
+        return any(part.text for part in self.parts.values())
+
+    @property
     def writing(self) -> Part | None:
         """The part that is being written."""
         for part, progress in self.parts.items():
@@ -80,8 +116,8 @@ class Progress:
     def after(self, event: TurnEvent) -> "Progress":
         """Return the progress once the event has happened."""
         match event:
-            case PartStarted(part=part):
-                return replace(self._with(part, state="writing"), phase="writing")
+            case PartStarted(part=part, writer=writer):
+                return replace(self._with(part, state="writing", writer=writer), phase="writing")
             case TextWritten(part=part, text=text):
                 return self._with(part, text=self.parts[part].text + text)
             case LabelKnown(part=part, name=name, value=value):
@@ -110,6 +146,7 @@ class Progress:
         text: str | None = None,
         labels: Mapping[str, LabelValue] | None = None,
         verdict: StepOutcome | None = None,
+        writer: Writer | None = None,
     ) -> "Progress":
         before = self.parts[part]
         now = PartProgress(
@@ -117,6 +154,7 @@ class Progress:
             text=before.text if text is None else text,
             labels=before.labels if labels is None else labels,
             verdict=before.verdict if verdict is None else verdict,
+            writer=before.writer if writer is None else writer,
         )
         return replace(self, parts=MappingProxyType({**self.parts, part: now}))
 
