@@ -26,6 +26,15 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     TOKENIZERS_PARALLELISM="false",
 )
+# No test may reach the votes of whoever runs it, or serve where a Space would.
+os.environ.pop("COMPEER_DATA_DIR", None)
+os.environ.pop("COMPEER_DATABASE_URL", None)
+os.environ.pop("GRADIO_SERVER_NAME", None)
+os.environ.pop("GRADIO_SERVER_PORT", None)
+os.environ.pop("SPACE_ID", None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: threads of one would only take them from another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The settings above must stand before any library reads them.
 import pytest
@@ -136,14 +145,27 @@ def _the_world_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run browser tests last: Playwright's event loop stays in the main thread once started."""
+    """Run browser tests last: Playwright's event loop stays in the main thread once started.
+
+    Workers of xdist are handed whole files in this order, so that in each of them too the browser
+    comes last; therefore a file holds either browser tests or others.
+    """
     for item in items:
         names = getattr(item, "fixturenames", ())
         if "browser" in names:
             item.add_marker(pytest.mark.browser)
         if "corpora" in names:
             item.add_marker(pytest.mark.corpora)
-    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
+    of_browser = {item.path for item in items if _needs_browser(item)}
+    mixed = of_browser & {item.path for item in items if not _needs_browser(item)}
+    if mixed:
+        names = ", ".join(sorted(path.name for path in mixed))
+        raise pytest.UsageError(f"browser tests belong into files of their own: {names}")
+    items.sort(key=_needs_browser)
+
+
+def _needs_browser(item: pytest.Item) -> bool:
+    return item.get_closest_marker("browser") is not None
 
 
 def _browser_tests(terminal: pytest.TerminalReporter, outcome: str) -> int:

@@ -43,7 +43,7 @@ def test_the_readme_opens_with_the_only_two_commands():
 
     assert first_block.splitlines()[1:] == [
         "pip install -e . && python app.py",
-        "pip install -e '.[dev]' && python -m pytest",
+        "pip install -e '.[dev]' && python -m pytest -n 2",
     ]
 
 
