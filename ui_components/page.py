@@ -6,6 +6,7 @@ import gradio as gr
 
 from ui_components.api import publish
 from ui_components.chat_screen import build_chat
+from ui_components.compare import build_compare
 from ui_components.help import build_top
 from ui_components.services import Services
 from ui_components.templating import render
@@ -29,6 +30,7 @@ def build_page(services: Services, version: str) -> gr.Blocks:
     )
     screens = {
         "chat": partial(build_chat, page=page),
+        "compare": partial(build_compare, page=page),
     }
     with page:
         build_top()

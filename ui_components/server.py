@@ -115,7 +115,9 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
     def picture(turn: str, index: int, request: Request) -> Response:
         """Show a visitor a picture of theirs; for anybody else there is none."""
         visitor = services.visitors.read(request.cookies)
-        image = services.store.picture(visitor, turn, index)
+        stores = (services.store, services.comparing.store)
+        found = (store.picture(visitor, turn, index) for store in stores)
+        image = next((each for each in found if each is not None), None)
         if image is None:
             return PlainTextResponse("not found", status_code=404)
         return Response(
@@ -149,6 +151,7 @@ async def _sweep(services: Services) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         services.store.sweep()
+        services.comparing.store.sweep()
 
 
 # --- serving -------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@
   };
   const label = () => {
     for (const [selector, text] of Object.entries(labels))
-      for (const button of document.querySelectorAll(`#message ${selector}`))
+      for (const button of document.querySelectorAll(`:is(#message, #compare-message) ${selector}`))
         if (button.getAttribute("aria-label") !== text) {
           button.setAttribute("aria-label", text);
           button.title = text;

@@ -1,0 +1,93 @@
+// Runs once for the rounds of a comparison: `element`, `trigger` and `watch` come from gradio.
+const acts = ["stop_side", "use_starter", "choose_side", "clear_all", "draw_again"];
+const phone = matchMedia("(max-width: 759px)");
+const shared = (window.compeerCompare ??= { opened: new Set(), seen: new Map(), round: "" });
+
+// Screen readers hear each reply once, when it is whole.
+const live = document.createElement("div");
+live.className = "vh";
+live.setAttribute("aria-live", "polite");
+(document.querySelector("main") || document.body).append(live);
+let announced = null;
+
+element.addEventListener("click", (event) => {
+  const side = event.target.closest(".switch [data-side]");
+  if (side) return show(Number(side.dataset.side));
+  const button = event.target.closest("[data-act]");
+  if (!button || !acts.includes(button.dataset.act)) return;
+  if (button.dataset.act === "use_starter")
+    setTimeout(() => document.querySelector("#compare-message textarea")?.focus(), 400);
+  trigger(button.dataset.act, { number: Number(button.dataset.number ?? -1) });
+});
+
+// On a phone one side is shown at a time. Which one stands on the element that is not drawn anew.
+function show(side) {
+  element.dataset.shown = String(side);
+  shared.opened.add(side);
+  for (const button of element.querySelectorAll(".switch [data-side]"))
+    button.setAttribute("aria-pressed", String(Number(button.dataset.side) === side));
+  look();
+}
+
+let touch = null;
+element.addEventListener("touchstart", (event) => {
+  touch = event.target.closest(".sides") ? event.changedTouches[0] : null;
+}, { passive: true });
+element.addEventListener("touchend", (event) => {
+  if (!touch || !phone.matches) return;
+  const across = event.changedTouches[0].clientX - touch.clientX;
+  const down = event.changedTouches[0].clientY - touch.clientY;
+  const sides = element.querySelectorAll(".side").length;
+  const next = Number(element.dataset.shown || 0) + (across < 0 ? 1 : -1);
+  if (Math.abs(across) > 60 && Math.abs(across) > 2 * Math.abs(down) && next >= 0 && next < sides) show(next);
+}, { passive: true });
+
+// A reply has been seen when its beginning and its end have both been on the screen.
+function look() {
+  const bar = document.querySelector("#compare-ballot .ballot.is-open");
+  const covered = bar && getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().top : innerHeight;
+  const floor = Math.min(innerHeight, covered);
+  for (const side of element.querySelectorAll('.side[data-state="done"]')) {
+    const reply = side.querySelector("[data-reply]");
+    if (!reply || reply.offsetParent === null) continue;
+    const box = reply.getBoundingClientRect();
+    const number = Number(side.dataset.side);
+    const seen = shared.seen.get(number) ?? { top: false, end: false };
+    seen.top ||= box.top >= -4 && box.top < floor;
+    seen.end ||= box.bottom > 0 && box.bottom <= floor + 4;
+    shared.seen.set(number, seen);
+  }
+  window.dispatchEvent(new Event("compeer-compare"));
+}
+addEventListener("scroll", look, { passive: true });
+addEventListener("resize", look, { passive: true });
+phone.addEventListener("change", look);
+
+function settle() {
+  const round = element.querySelector("[data-round]")?.dataset.round ?? "";
+  if (round !== shared.round) {
+    shared.round = round;
+    shared.opened.clear();
+    shared.seen.clear();
+    element.dataset.shown = "0";
+    if (round) element.querySelector(".asked")?.scrollIntoView({ block: "nearest" });
+  }
+  show(Number(element.dataset.shown || 0));
+  const whole = [...element.querySelectorAll("[data-announce]")];
+  const fresh = announced === null ? [] : whole.filter((each) => !announced.has(each.dataset.announce));
+  if (fresh.length) live.textContent = fresh.map((each) => each.textContent).join(" ");
+  announced = new Set(whole.map((each) => each.dataset.announce));
+}
+
+// Drawing anew takes the focus away; it goes back to the same button.
+let focused = null;
+element.addEventListener("focusin", (event) => (focused = event.target.dataset?.keep ?? null));
+element.addEventListener("focusout", (event) => {
+  if (event.relatedTarget) focused = null;
+});
+watch("value", () => {
+  settle();
+  if (focused && (document.activeElement === document.body || !document.activeElement))
+    element.querySelector(`[data-keep="${focused}"]`)?.focus({ preventScroll: true });
+});
+requestAnimationFrame(settle);

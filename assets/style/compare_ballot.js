@@ -1,0 +1,156 @@
+// Runs once for the ballot of a comparison: `element`, `trigger` and `watch` come from gradio.
+const shared = (window.compeerCompare ??= { opened: new Set(), seen: new Map(), round: "" });
+const phone = matchMedia("(max-width: 759px)");
+const over = new Map(); // battle -> when both replies were there
+const sent = new Set(); // what was sent and is not drawn yet
+const drafts = new Map(); // battle -> reasons that are not saved
+let undoing = null;
+
+const open = () => element.querySelector('.ballot[data-state="open"]');
+const battleOf = (node) => node.closest(".ballot").dataset;
+
+// --- voting ---
+element.addEventListener("click", (event) => {
+  const choice = event.target.closest("[data-vote]");
+  if (choice) return vote(choice);
+  const button = event.target.closest("[data-act]");
+  if (!button) return;
+  const { battle, revision } = battleOf(button);
+  const act = button.dataset.act;
+  if (act === "stop_all") return trigger("stop_all", {});
+  if (act === "explain") return explain(battle);
+  if (act === "reveal") return reveal(battle);
+  trigger(act, { battle, revision: Number(revision) });
+});
+element.addEventListener("submit", (event) => event.preventDefault());
+
+function vote(choice) {
+  const ballot = battleOf(choice);
+  const name = `${ballot.battle}-${ballot.revision}`;
+  if (choice.disabled || sent.has(name)) return;
+  sent.add(name);
+  setTimeout(() => sent.delete(name), 3000);
+  const seen = [ballot.first, ballot.second].map((side) => shared.seen.get(Number(side)));
+  const since = over.get(ballot.battle);
+  trigger("vote", {
+    battle: ballot.battle,
+    revision: Number(ballot.revision),
+    preference: choice.dataset.vote,
+    both_seen: seen.every((each) => each?.top && each?.end),
+    ...(since === undefined ? {} : { dwell_ms: Math.round(performance.now() - since) }),
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  const ballot = open();
+  if (!ballot || !ballot.getClientRects().length || event.repeat || event.isComposing) return;
+  if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
+  const at = event.target;
+  if (at.isContentEditable || at.closest?.("input:not([type=radio], [type=checkbox]), textarea, select")) return;
+  if (document.querySelector("dialog[open], [role=dialog], [role=alertdialog], [aria-modal=true]")) return;
+  const choice = ["1", "2", "3", "4"].includes(event.key) && ballot.querySelectorAll("[data-vote]")[Number(event.key) - 1];
+  if (!choice) return;
+  event.preventDefault();
+  if (choice.disabled) return blink(ballot.querySelector("[data-reason]"));
+  vote(choice);
+});
+
+// A key that cannot be used yet says why.
+function blink(reason) {
+  const said = reason.textContent;
+  reason.textContent = "";
+  requestAnimationFrame(() => (reason.textContent = said));
+}
+
+// --- reasons ---
+const why = (battle) => element.querySelector(`.ballot[data-battle="${battle}"] [data-why]`);
+function read(form) {
+  return {
+    tags: [...form.querySelectorAll("[name=tag]:checked")].map((tag) => tag.value),
+    note: form.querySelector("[data-note]").value,
+  };
+}
+const dirty = (battle) => drafts.has(battle);
+const fresh = () => `${Date.now().toString(36)}${Math.random().toString(36).slice(2)}`;
+function explain(battle) {
+  const form = why(battle);
+  if (form) trigger("explain", { battle, token: fresh(), ...read(form) });
+}
+function reveal(battle) {
+  // Reasons that were not saved yet travel along: after the names it would be too late for them.
+  const form = dirty(battle) && why(battle);
+  trigger("reveal", form ? { battle, token: fresh(), ...read(form) } : { battle });
+}
+element.addEventListener("input", (event) => {
+  const form = event.target.closest("[data-why]");
+  if (!form) return;
+  const { battle, revision } = battleOf(form);
+  drafts.set(battle, { revision, ...read(form) });
+});
+
+// --- the countdown: ten seconds to take the vote back, then the names ---
+function tick() {
+  const ballot = element.querySelector('.ballot:not([data-state="open"])[data-undo-seconds]:last-of-type');
+  if (!ballot || !undoing || undoing.battle !== ballot.dataset.battle) return;
+  const left = Math.max(0, Math.ceil((undoing.until - performance.now()) / 1000));
+  const count = ballot.querySelector("[data-countdown]");
+  if (count) count.textContent = left ? `(${left})` : "";
+  if (!left) ballot.querySelector("[data-undoing]")?.remove();
+  const soon = ballot.querySelector("[data-soon]");
+  if (!soon) return;
+  const form = ballot.querySelector("[data-why]");
+  const busy = dirty(ballot.dataset.battle) || form.querySelector("[data-note]") === document.activeElement;
+  soon.textContent = busy ? soon.dataset.wait : soon.dataset.text.replace("%s", left);
+  if (!left && !busy && ballot.getClientRects().length && !undoing.revealed) {
+    undoing.revealed = true;
+    reveal(ballot.dataset.battle);
+  }
+}
+setInterval(tick, 250);
+
+// --- what the page knows better than the server: which replies have been opened here ---
+function allow() {
+  const ballot = open();
+  if (!ballot || ballot.dataset.over !== "yes") return;
+  const unopened = [["first", "left"], ["second", "right"]].find(
+    ([side]) => phone.matches && !shared.opened.has(Number(ballot.dataset[side])));
+  for (const choice of ballot.querySelectorAll("[data-vote]")) choice.disabled = Boolean(unopened);
+  const reason = ballot.querySelector("[data-reason]");
+  const said = unopened ? ballot.dataset.openFirst.replace("%s", ballot.dataset[unopened[1]]) : reason.dataset.ready;
+  if (reason.textContent !== said) reason.textContent = said;
+}
+addEventListener("compeer-compare", allow);
+
+function settle() {
+  for (const ballot of element.querySelectorAll(".ballot")) {
+    const { battle, revision, state, undoSeconds } = ballot.dataset;
+    if (ballot.dataset.over === "yes" && !over.has(battle)) over.set(battle, performance.now());
+    const name = `${battle}-${revision}`;
+    if (state !== "open" && undoing?.name !== name)
+      undoing = { name, battle, until: performance.now() + 1000 * Number(undoSeconds), revealed: false };
+    if (drafts.has(battle) && drafts.get(battle).revision !== revision) drafts.delete(battle);
+    const draft = drafts.get(battle);
+    const form = ballot.querySelector("[data-why]");
+    if (draft && form) {
+      form.querySelector("[data-note]").value = draft.note;
+      for (const tag of form.querySelectorAll("[name=tag]")) tag.checked = draft.tags.includes(tag.value);
+    }
+  }
+  allow();
+  tick();
+}
+
+// Drawing anew takes the focus away; it goes back to the same place, or to what follows a vote.
+let focused = null;
+element.addEventListener("focusin", (event) => (focused = event.target.dataset?.keep ?? null));
+element.addEventListener("focusout", (event) => {
+  if (event.relatedTarget) focused = null;
+});
+watch("value", () => {
+  settle();
+  if (!focused || (document.activeElement && document.activeElement !== document.body)) return;
+  const place = element.querySelector(`[data-keep="${focused}"]`)
+    ?? element.querySelector('[data-keep="reveal"]') ?? element.querySelector("[data-vote]:enabled");
+  place?.focus({ preventScroll: true });
+});
+requestAnimationFrame(settle);
