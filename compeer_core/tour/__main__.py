@@ -1,0 +1,110 @@
+"""The command line of the tour's recordings.
+
+    python -m compeer_core.tour record                        all stages whose models are listed
+    python -m compeer_core.tour record --weights base=FOLDER  and one whose weights are not shipped
+    python -m compeer_core.tour check                         do the shipped models say the same again?
+
+A wrong flag or file is one sentence on stderr and exit code 2. `check` ends with 1 where a text
+differs: another version of torch or another processor may do that, and so does another checkpoint.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from compeer_core.config import load_toml
+from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.tour.plan import ASSETS, FOLDER, Plan
+from compeer_core.tour.recorder import Recorder, first_difference
+from compeer_core.tour.recordings import load_recording, save_recording
+
+PROGRAM = "python -m compeer_core.tour"
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaint is one sentence instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.prog} --help explains")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        options = _parser().parse_args(arguments)
+        plan = load_toml(options.folder / "plan.toml", Plan)
+        recorder = Recorder(plan, options.models, dict(options.weights), options.judge)
+        try:
+            return options.run(plan, recorder, options.folder)  # type: ignore[no-any-return]
+        finally:
+            recorder.close()
+    except (ConfigError, CheckpointError) as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 2
+    except CompeerError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+
+
+def _record(plan: Plan, recorder: Recorder, folder: Path) -> int:
+    for stage in plan.stages:
+        made = [save_recording(recording, folder) for recording in recorder.record(stage, folder)]
+        for path in made:
+            _say(f"{path.name}: recorded")
+        if not made:
+            _say(f"{stage.name}: no model {stage.model!r} is listed, so nothing is recorded")
+    return 0
+
+
+def _check(plan: Plan, recorder: Recorder, folder: Path) -> int:
+    differ = False
+    for stage in plan.stages:
+        for again in recorder.again(stage):
+            path = folder / again.file_name
+            at = first_difference(load_recording(path).raw, again.raw)
+            differ |= at is not None
+            told = "the same text" if at is None else f"another text from character {at} on"
+            _say(f"{path.name}: {told}")
+    return int(differ)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, allow_abbrev=False, description="record the turns of the tour")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, told in (
+        ("record", _record, "ask each model once, keep what it says, and let the judge look at it"),
+        ("check", _check, "ask the shipped models again and compare"),
+    ):
+        command = commands.add_parser(name, help=told, allow_abbrev=False)
+        command.set_defaults(run=run)
+        command.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
+        command.add_argument("--models", type=Path, default=ASSETS / "models.toml", metavar="FILE")
+        command.add_argument("--judge", default="", metavar="NAME", help="(the list's default)")
+        command.add_argument(
+            "--weights",
+            type=_weights,
+            action="append",
+            default=[],
+            metavar="STAGE=FOLDER",
+            help="the weights of a stage that the list of models does not hold",
+        )
+    return parser
+
+
+def _weights(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not equals or not name or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not STAGE=FOLDER with a folder that is there"
+        )
+    return name, Path(folder)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""All that the tour shows, read from its files at once and checked against each other."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compeer_core.config import load_toml
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import STEPS, Part
+from compeer_core.tour.figures import Figure, FigureList, PaperFigure, load_figures
+from compeer_core.tour.plan import ASSETS, FOLDER, Case, Note, Notes, Opinion, Plan, Stage, Words
+from compeer_core.tour.recordings import Recording, load_recordings
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a person and the judge said about the same steps."""
+
+    steps: int
+    wrong: int
+    """Steps that the person calls wrong."""
+    noticed: int
+    """Of those, how many the judge calls wrong too."""
+    false_alarms: int
+    """Steps that the judge alone calls wrong."""
+
+
+@dataclass(frozen=True)
+class Tour:
+    """The contents of the tour."""
+
+    plan: Plan
+    recordings: Mapping[tuple[str, str], Recording]
+    """By case and stage."""
+    notes: Mapping[tuple[str, str], Note]
+    """Those that are about the words that were recorded."""
+    read_by: Words
+    figures: Mapping[str, Figure]
+    paper: Mapping[str, PaperFigure]
+    paper_address: str
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of which every case is recorded, in the order of training."""
+        return [
+            stage
+            for stage in self.plan.stages
+            if all((case.name, stage.name) in self.recordings for case in self.plan.cases)
+        ]
+
+    def missing_stages(self) -> list[Stage]:
+        """Return the stages that are planned and not recorded."""
+        there = self.stages()
+        return [stage for stage in self.plan.stages if stage not in there]
+
+    def recording(self, case: Case, stage: str) -> Recording:
+        """Return what was recorded.
+
+        Raises:
+            ConfigError: Nothing was.
+        """
+        found = self.recordings.get((case.name, stage))
+        if found is None:
+            raise ConfigError(f"the tour has no recording of case {case.name!r}, stage {stage!r}")
+        return found
+
+    def opinion(self, recording: Recording, part: Part) -> Opinion | None:
+        """Return what a person said about a recorded step."""
+        note = self.notes.get((recording.case, recording.stage))
+        steps: Iterable[Opinion] = note.steps if note else ()
+        return next((opinion for opinion in steps if opinion.part == part), None)
+
+    def tally(self, stage: str) -> Tally:
+        """Count over the cases of a stage how often the judge saw what a person saw."""
+        both = [
+            (opinion.right, judged.correct)
+            for case in self.plan.cases
+            for recording in [self.recording(case, stage)]
+            for part in STEPS
+            if (opinion := self.opinion(recording, part)) is not None
+            and recording.judged is not None
+            and (judged := recording.judged.step(part)) is not None
+        ]
+        return Tally(
+            steps=len(both),
+            wrong=sum(not right for right, _ in both),
+            noticed=sum(not right and correct is False for right, correct in both),
+            false_alarms=sum(right and correct is False for right, correct in both),
+        )
+
+
+def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
+    """Read the tour.
+
+    Raises:
+        ConfigError: A file is missing or wrong, or they do not fit each other.
+    """
+    plan = load_toml(folder / "plan.toml", Plan)
+    notes = load_toml(folder / "notes.toml", Notes)
+    listed = load_toml(folder / "figures.toml", FigureList)
+    recordings = {(one.case, one.stage): one for one in load_recordings(folder)}
+    for case in plan.cases:
+        for stage in plan.stages:
+            one = recordings.get((case.name, stage.name))
+            if one is not None and one.said != case.said.en:
+                raise ConfigError(f"{folder / one.file_name}: plan.toml now says another message")
+        if (case.name, plan.shown) not in recordings:
+            raise ConfigError(f"{folder}: there is no recording {case.name}.{plan.shown}.json")
+    return Tour(
+        plan=plan,
+        recordings=recordings,
+        notes={
+            (note.case, note.stage): note
+            for note in notes.notes
+            if (one := recordings.get((note.case, note.stage))) is not None
+            and one.text_hash == note.text
+        },
+        read_by=notes.by,
+        figures=load_figures(listed, assets),
+        paper={figure.name: figure for figure in listed.paper},
+        paper_address=listed.paper_address,
+    )

@@ -1,0 +1,121 @@
+"""What the tour records, and what a person has said about it: `plan.toml` and `notes.toml`."""
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from compeer_core.config import FrozenModel
+from compeer_core.reasoning import STEPS, Part
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+FOLDER = ASSETS / "tour"
+
+Name = r"^[a-z][a-z0-9_]*$"
+
+
+class Words(FrozenModel):
+    """The same words in the languages of the page."""
+
+    en: str = Field(min_length=1)
+    zh: str = Field(min_length=1)
+
+    def in_language(self, language: str) -> str:
+        """Return them in one language."""
+        return self.zh if language == "zh" else self.en
+
+
+class Case(FrozenModel):
+    """What a seeker says. Written for the tour: no person's words."""
+
+    name: str = Field(pattern=Name)
+    title: Words
+    said: Words
+    """Models are given the English words; the Chinese ones are for readers."""
+
+
+class Stage(FrozenModel):
+    """A model on its way through training."""
+
+    name: str = Field(pattern=Name)
+    model: str
+    """Its name in the list of models, if it is shipped."""
+    shipped: bool = True
+    """Whether the weights are part of this repository; others are named by ``--weights``."""
+    title: Words
+    what: Words
+    """One sentence on what was done to it."""
+
+
+class Choice(FrozenModel):
+    """A step of a recorded turn."""
+
+    case: str
+    stage: str
+    part: Part
+
+
+class Plan(FrozenModel):
+    """`plan.toml`."""
+
+    seed: int = Field(ge=0)
+    """For every turn, set before the first one was recorded."""
+    cases: tuple[Case, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """In the order of training."""
+    shown: str
+    """The stage whose turns are looked at closely."""
+    close_up: Choice
+    """The wrong step that is explained at length."""
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> "Plan":
+        cases = [case.name for case in self.cases]
+        stages = [stage.name for stage in self.stages]
+        for names in (cases, stages):
+            if len(set(names)) != len(names):
+                raise ValueError(f"a name stands twice: {', '.join(names)}")
+        if self.shown not in stages:
+            raise ValueError(f"shown: there is no stage {self.shown!r}")
+        if self.close_up.case not in cases or self.close_up.stage not in stages:
+            raise ValueError("close_up: there is no such case or stage")
+        if self.close_up.part not in STEPS:
+            raise ValueError(f"close_up: {self.close_up.part} is no step of the reasoning")
+        return self
+
+    def case(self, name: str) -> Case:
+        """Return the case of that name."""
+        return next(case for case in self.cases if case.name == name)
+
+    def stage(self, name: str) -> Stage:
+        """Return the stage of that name."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+
+class Opinion(FrozenModel):
+    """What a person says about one step."""
+
+    part: Part
+    right: bool
+    why: Words
+
+
+class Note(FrozenModel):
+    """What a person has written about one recorded turn, and about no other text."""
+
+    case: str
+    stage: str
+    text: str = Field(pattern=r"^[0-9a-f]{16}$")
+    """`Recording.text_hash` of the turn that was read. A note about other words is not shown."""
+    summary: Words
+    """The turn in plain words."""
+    steps: tuple[Opinion, ...] = ()
+    reply: Words | None = None
+    """What is to be said about the reply."""
+
+
+class Notes(FrozenModel):
+    """`notes.toml`."""
+
+    by: Words
+    """Who has read the turns."""
+    notes: tuple[Note, ...] = ()
