@@ -4,7 +4,7 @@
     python -m compeer_core.votes board --as-of 2026-11-21T12:00:00Z --format json --output board.json
     python -m compeer_core.votes board --votes votes.jsonl --language zh --format csv --table pairs
 
-`compeer_core.votes.commands` has the others: export, import, delete, annotator, migrate.
+`compeer_core.votes.commands` has the others: export, import, delete, annotator, items, migrate.
 
 The same votes, moment, options and code give the same bytes. A wrong command, option or file is one
 sentence on stderr and exit code 2; another failure that a person can cure is exit code 1.

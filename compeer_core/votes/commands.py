@@ -5,6 +5,8 @@ python -m compeer_core.votes export rows.jsonl --what votes --as-of 2026-11-21T1
 python -m compeer_core.votes import votes.jsonl --database-url postgresql://USER@HOST/NAME
 python -m compeer_core.votes delete PSEUDONYM
 python -m compeer_core.votes annotator NAME --may-adjudicate
+python -m compeer_core.votes items rows.jsonl --pictures FOLDER
+python -m compeer_core.votes export answers.csv --what annotations
 python -m compeer_core.votes migrate
 """
 
@@ -35,12 +37,13 @@ def add_commands(commands: "argparse._SubParsersAction[Any]", moment: Moment) ->
 
 
 def _add_export(parser: Parser, moment: Moment) -> None:
-    parser.add_argument("file", type=Path, help=".jsonl, or .csv of rows of CER")
+    parser.add_argument("file", type=Path, help=".jsonl, or .csv of rows of CER or annotations")
     parser.add_argument(
         "--what",
-        choices=("cer", "votes"),
+        choices=("cer", "votes", "desk", "annotations"),
         default="cer",
-        help="rows of CER for training, or votes without words for `board --votes` (default: cer)",
+        help="votes as rows of CER for training; votes without words for `board --votes`; what "
+        "annotators agree on as rows of CER; all that annotators answered (default: cer)",
     )
     parser.add_argument("--as-of", type=moment, metavar="TIME", help="as votes stood then")
     parser.add_argument(
@@ -49,7 +52,9 @@ def _add_export(parser: Parser, moment: Moment) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from compeer_core.votes.export import export_cer
+    from compeer_core.votes.annotations import write_annotations
+    from compeer_core.votes.desk import Desk
+    from compeer_core.votes.export import export_cer, write_cer
     from compeer_core.votes.rows import write_votes
     from compeer_core.votes.store import VoteStore
 
@@ -57,6 +62,11 @@ def _export(options: argparse.Namespace) -> None:
         if options.what == "cer":
             moved = export_cer(options.file, store, doubtful=options.doubtful, as_of=options.as_of)
             _say(f"{moved.rows} rows", moved.left_out)
+        elif options.what == "desk":
+            _say(f"{write_cer(options.file, Desk(store).settled())} rows", {})
+        elif options.what == "annotations":
+            count = write_annotations(options.file, Desk(store).annotations())
+            _say(f"{count} annotations", {})
         elif options.file.suffix != ".jsonl":
             raise ConfigError(f"{options.file}: votes are written as .jsonl")
         else:
@@ -90,6 +100,24 @@ def _delete(options: argparse.Namespace) -> None:
             raise ConfigError(f"there is nobody with the pseudonym {options.pseudonym!r}")
         deletion = store.delete_voter(voter)
     _say(f"{deletion.battles} battles and {deletion.votes} votes deleted", {})
+
+
+def _add_items(parser: Parser, _: Moment) -> None:
+    parser.add_argument("file", type=Path, help="rows of CER, or items of the pipeline, .jsonl")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the pipeline's items")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="of histories, default: the file's own"
+    )
+
+
+def _items(options: argparse.Namespace) -> None:
+    from compeer_core.votes.desk import Desk
+    from compeer_core.votes.desk_items import add_items
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(options.database_url) as store:
+        added = add_items(Desk(store), options.file, key=options.key, pictures=options.pictures)
+    _say(f"{added.items} items", added.left_out)
 
 
 def _add_annotator(parser: Parser, _: Moment) -> None:
@@ -134,6 +162,7 @@ _COMMANDS: Mapping[
         "import": ("read rows of CER as votes", _add_import, _import),
         "delete": ("delete all that is of a person", _add_delete, _delete),
         "annotator": ("add an annotator and show the token", _add_annotator, _annotator),
+        "items": ("put items before annotators", _add_items, _items),
         "migrate": ("make a database, or bring it up to date", _add_nothing, _migrate),
     }
 )

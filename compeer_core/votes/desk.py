@@ -6,47 +6,58 @@ Nobody is given an item twice, or sees what others said before answering; `confl
 to the third, without names.
 
 An answer is never changed: a second thought is another answer, and the last one counts
-(`compeer_core.votes.annotations.opinions`). Drafts are kept as they are typed. Of two tabs with the
-same item only one may write, until it has been silent for `TAB_SECONDS`.
+(`compeer_core.votes.annotations.opinions`). To take an answer back is to give an empty one. Neither
+is done any more once a third person has the item, who has seen what was said. Drafts are kept as they
+are typed. Of two tabs with the same item only one may write, until it has been silent for
+`TAB_SECONDS`.
+
+What all together said is told only about items that nobody answers on their own any more
+(`Desk.report`, `Desk.annotations`).
 
 People come in by a token, which is shown once; the database has its hash.
 """
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ValidationError
 from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
-from compeer_core.cer import Candidate, CerRecord, DecidedBy, StepLabels
+from compeer_core.cer import CerRecord, StepLabels
 from compeer_core.errors import ConfigError, InputError
-from compeer_core.reasoning import STEPS, Part
-from compeer_core.votes.agreement import Consensus, Unsettled
+from compeer_core.images import Image, read_image
+from compeer_core.reasoning import Part
+from compeer_core.votes.agreement import Unsettled
 from compeer_core.votes.annotations import (
     QUESTIONS,
     Annotation,
     AnnotationItem,
+    labelled,
     opinions,
 )
+from compeer_core.votes.desk_queue import Queue, annotation_of, is_empty, said, standing
+from compeer_core.votes.desk_report import Report, report
 from compeer_core.votes.reading import storable
 from compeer_core.votes.schema import (
     AnnotatorRow,
     AnswerRow,
     AssignmentRow,
     DeletionRow,
+    DeskPictureRow,
     ItemRow,
 )
 from compeer_core.votes.store import VoteStore
 
 TAB_SECONDS = 30.0
 """So long a tab may be silent before another one may write."""
-ASSIGNED_HOURS = 24.0
-"""So long an item without an answer waits for whom it was given to."""
+_LOCK = 0x4445534B
+"""Names the lock under which PostgreSQL gives items to people and takes their answers."""
 
 Order = Literal["first", "second"]
 
@@ -65,8 +76,14 @@ class Work:
     """An item before somebody: what is shown, in which order, and what they have typed so far."""
 
     item: AnnotationItem
+    number: int
+    """Its place in the queue, from 1."""
     shown_first: Order
     """Which of the item's two replies stands first; drawn once for each person."""
+    decides: bool
+    """Whether the person is the third, who sees what the first two said (`Desk.conflict`)."""
+    answered: Annotation | None
+    """What they answered before, if that still stands."""
     draft: Mapping[str, Any] | None
     saved_at: datetime | None
     may_write: bool
@@ -74,15 +91,30 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """An item of somebody that has a draft or an answer."""
+
+    item_id: str
+    number: int
+    state: Literal["draft", "done"]
+    at: datetime
+    """When it was saved."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far somebody is."""
 
+    items: int
+    """In the queue, for anybody."""
     to_do: int
     """Items that could still be given to them."""
     drafts: int
     done: int
     conflicts: int
     """Items that wait for a third person, if they may be it."""
+    is_over: bool
+    """Whether nobody is asked about anything any more."""
 
 
 class Desk:
@@ -125,6 +157,24 @@ class Desk:
             return None
         return Annotator(row.id, row.name, row.may_adjudicate)
 
+    def pass_of(self, annotator: Annotator) -> str:
+        """Return what stands for somebody's token, for a signed cookie. `let_in` reads it."""
+        with self._database.reading() as session:
+            return _pass_of(session.get_one(AnnotatorRow, annotator.id))
+
+    def let_in(self, given: str) -> Annotator | None:
+        """Return whose pass it is; None where the token behind it was revoked, or is no more."""
+        number = given.partition(".")[0]
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            return None
+        with self._database.reading() as session:
+            row = session.get(AnnotatorRow, int(number))
+        if row is None or row.revoked_at is not None:
+            return None
+        if not secrets.compare_digest(_pass_of(row).encode(), given.encode("utf-8", "replace")):
+            return None
+        return Annotator(row.id, row.name, row.may_adjudicate)
+
     def revoke(self, name: str) -> None:
         """Let nobody in with somebody's token any more; their answers stay.
 
@@ -151,12 +201,17 @@ class Desk:
 
     # --- items ----------------------------------------------------------------------------------
 
-    def add_items(self, items: Iterable[tuple[AnnotationItem, CerRecord | None]]) -> int:
-        """Put items at the end of the queue; return how many were new.
+    def add_items(
+        self,
+        items: Iterable[tuple[AnnotationItem, CerRecord | None]],
+        pictures: Callable[[str], Image] | None = None,
+    ) -> int:
+        """Put items at the end of the queue, all or none; return how many were new.
 
         Args:
             items: Each with the row that its answers will be the labels of, if there is one: the
                 same replies in the same order, one of them with a turn. Annotators never see it.
+            pictures: Opens a picture of a history by its name; without it there are none to see.
         """
         count = 0
         with self._database.writing() as session:
@@ -175,7 +230,34 @@ class Desk:
                         record=None if record is None else record.model_dump(mode="json"),
                     )
                 )
+                names = {name for each in item.history for name in each.images}
+                if pictures is not None and names:
+                    session.flush()
+                    session.add_all(
+                        DeskPictureRow(item_id=item.id, name=name, data=pictures(name).data)
+                        for name in sorted(names)
+                    )
         return count
+
+    def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
+        """Return a picture of an item that somebody was given; None where there is none.
+
+        Args:
+            annotator: Who looks.
+            item_id: The item.
+            index: Which of all pictures of the history, in order, from 0.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.reading() as session:
+            _assignment(session, annotator, item_id, lock=False)
+            item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
+            names = [name for each in item.history for name in each.images]
+            if not 0 <= index < len(names):
+                return None
+            row = session.get(DeskPictureRow, (item_id, names[index]))
+            return None if row is None else read_image(row.data)
 
     def next_item(self, annotator: Annotator, tab: str, *, conflicts: bool = False) -> Work | None:
         """Give somebody an item; None where there is none left for them.
@@ -189,21 +271,66 @@ class Desk:
             conflicts: Only items that wait for a third person.
         """
         with self._database.writing() as session:
-            if not self._database.is_sqlite:  # whose writers take turns anyway
-                session.execute(text("LOCK TABLE desk_assignments IN SHARE ROW EXCLUSIVE MODE"))
-            queue = _Queue(session, self._now())
-            item_id = queue.next_for(annotator, conflicts=conflicts)
+            self._alone(session)
+            queue = Queue(session, self._now())
+            item_id = (
+                queue.next_for(annotator.name, annotator.id, conflicts=conflicts)
+                if annotator.may_adjudicate or not conflicts
+                else None
+            )
             return None if item_id is None else self._opened(session, annotator, item_id, tab)
 
     def open_item(self, annotator: Annotator, item_id: str, tab: str) -> Work:
         """Open an item that somebody was given before, also to answer it again.
 
         Raises:
-            InputError: ``item_not_yours``.
+            InputError: ``item_not_yours``, or ``item_closed`` (others have answered it meanwhile).
         """
         with self._database.writing() as session:
             _assignment(session, annotator, item_id)
             return self._opened(session, annotator, item_id, tab)
+
+    def hold(self, annotator: Annotator, item_id: str, tab: str) -> bool:
+        """Say that a tab still has an item open; return whether it may write.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.writing() as session:
+            return _take(_assignment(session, annotator, item_id), tab, self._now())
+
+    def release(self, annotator: Annotator, item_id: str, tab: str) -> None:
+        """Let another tab write at once, if this one could.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.writing() as session:
+            assignment = _assignment(session, annotator, item_id)
+            if assignment.tab == storable(tab):
+                assignment.tab = assignment.tab_until = None
+
+    def begun(self, annotator: Annotator) -> list[Begun]:
+        """Return somebody's drafts, then what they have answered, each from the last one back."""
+        with self._database.reading() as session:
+            numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
+            mine = select(AssignmentRow).filter_by(annotator_id=annotator.id)
+            drafts = [
+                Begun(row.item_id, numbers[row.item_id], "draft", row.saved_at)
+                for row in session.scalars(mine)
+                if row.draft is not None and row.saved_at is not None
+            ]
+            last = _last_answers(session, annotator)
+        drafted = {each.item_id for each in drafts}
+        done = [
+            Begun(item, numbers[item], "done", each.date)
+            for item, each in last.items()
+            if not is_empty(each) and item not in drafted
+        ]
+        return [
+            *sorted(drafts, key=lambda each: each.at, reverse=True),
+            *sorted(done, key=lambda each: each.at, reverse=True),
+        ]
 
     def save_draft(
         self, annotator: Annotator, item_id: str, tab: str, draft: Mapping[str, Any]
@@ -239,9 +366,18 @@ class Desk:
             session.add(assignment)
         may_write = _take(assignment, tab, now)
         item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
+        of_item = list(said(session, item_id))
+        own = [each for each in of_item if each.annotator == annotator.name and not is_empty(each)]
+        stands = annotator.name in standing(of_item)
+        is_third = annotator.name not in standing(of_item)[:2] and len(standing(of_item)) >= 2
+        if is_third and not stands and not _may_decide(annotator, of_item):
+            raise InputError("others have answered the item", "item_closed")
         return Work(
             item=item,
+            number=_item_ids(session).index(item_id) + 1,
             shown_first="first" if assignment.shown_first == "first" else "second",
+            decides=is_third,
+            answered=own[-1] if stands else None,
             draft=assignment.draft,
             saved_at=assignment.saved_at,
             may_write=may_write,
@@ -260,6 +396,7 @@ class Desk:
         note: str = "",
         seconds: float | None = None,
         token: str = "",
+        tab: str | None = None,
     ) -> Annotation:
         """Write down an answer. It is on the disk when this returns, and the draft is gone.
 
@@ -273,12 +410,16 @@ class Desk:
             note: See `Annotation`.
             seconds: See `Annotation`.
             token: The page's name for this request; sent again, it is the same answer.
+            tab: The page's name for the tab; None asks for no tab.
 
         Raises:
-            InputError: ``item_not_yours``, or ``answer_unusable`` with what is wrong.
+            InputError: ``item_not_yours``, ``item_open_elsewhere``, ``item_closed`` (two others have
+                answered, and this person is not the one to decide), ``item_decided`` (a third person
+                has the item), or ``answer_unusable`` with what is wrong.
         """
         key = storable(token) or None
         with self._database.writing() as session:
+            self._alone(session)
             assignment = _assignment(session, annotator, item_id)
             earlier = session.scalars(
                 select(AnswerRow)
@@ -287,7 +428,10 @@ class Desk:
             ).all()
             for row in earlier:
                 if key is not None and row.token == key:
-                    return _annotation(row, annotator.name)
+                    return annotation_of(row, annotator.name)
+            if tab is not None and not _take(assignment, tab, self._now()):
+                raise InputError("another tab has the item", "item_open_elsewhere")
+            _check_open(session, annotator, item_id)
             has_replies = session.get_one(ItemRow, item_id).item["replies"] is not None
             at = max([self._now(), *(row.at for row in earlier)])
             try:
@@ -327,6 +471,45 @@ class Desk:
             assignment.draft = assignment.saved_at = assignment.tab = assignment.tab_until = None
         return annotation
 
+    def take_back(self, annotator: Annotator) -> str:
+        """Take back the last answer of somebody that still stands; return the item.
+
+        What was said is the draft again, and the item waits for them.
+
+        Raises:
+            InputError: ``nothing_to_take_back``, or ``item_decided`` (a third person has the item).
+        """
+        with self._database.writing() as session:
+            self._alone(session)
+            last = _last_answers(session, annotator)
+            item_id = next((id_ for id_, each in last.items() if not is_empty(each)), None)
+            if item_id is None:
+                raise InputError("there is no answer to take back", "nothing_to_take_back")
+            _check_open(session, annotator, item_id)
+            answer = last[item_id]
+            number = select(func.max(AnswerRow.number)).filter_by(
+                item_id=item_id, annotator_id=annotator.id
+            )
+            now = max(self._now(), answer.date)
+            session.add(
+                AnswerRow(
+                    item_id=item_id,
+                    annotator_id=annotator.id,
+                    number=(session.scalar(number) or 0) + 1,
+                    at=now,
+                    steps=[None, None, None],
+                    shown_first=answer.shown_first,
+                    note="",
+                )
+            )
+            assignment = _assignment(session, annotator, item_id)
+            assignment.draft = answer.model_dump(
+                mode="json", include={"steps", "preference", "confidence", "note", "seconds"}
+            )
+            assignment.saved_at = now
+            assignment.tab = assignment.tab_until = None
+        return item_id
+
     def conflict(self, annotator: Annotator, item_id: str) -> tuple[Annotation, Annotation]:
         """Return what the first two said, to the third, in the item's order and without names.
 
@@ -334,30 +517,60 @@ class Desk:
             InputError: ``item_not_yours``, or ``not_a_conflict``.
         """
         with self._database.reading() as session:
-            _assignment(session, annotator, item_id)
-            said = [each for each in _said(session, item_id) if each.annotator != annotator.name]
-        latest = {each.annotator: each for each in said}
-        if not annotator.may_adjudicate or len(latest) < 2:
+            _assignment(session, annotator, item_id, lock=False)
+            of_item = list(said(session, item_id))
+        latest = {each.annotator: each for each in of_item}
+        people = standing(of_item)[:2]
+        if not annotator.may_adjudicate or len(people) < 2 or annotator.name in people:
             raise InputError("the item waits for no third person", "not_a_conflict")
-        first, second = list(latest.values())[:2]
-        return _unnamed(first, "1"), _unnamed(second, "2")
+        first, second = people
+        return _unnamed(latest[first], "1"), _unnamed(latest[second], "2")
 
-    def annotations(self) -> Iterator[Annotation]:
-        """Yield all answers, revised ones too, in the order in which they were given."""
+    # --- what all said ---------------------------------------------------------------------------
+
+    def annotations(self, *, closed: bool = False) -> Iterator[Annotation]:
+        """Yield all answers, revised ones too, in the order in which they were given.
+
+        Args:
+            closed: Only about items that nobody answers on their own any more, so that whoever
+                reads them can still annotate.
+        """
         with self._database.reading() as session:
-            yield from _said(session)
+            wanted = set(Queue(session, self._now()).closed) if closed else None
+            for each in said(session):
+                if wanted is None or each.item_id in wanted:
+                    yield each
+
+    def report(self, *, seed: int = 0) -> Report:
+        """Return how well people agree on the items that nobody answers on their own any more.
+
+        Args:
+            seed: Of the intervals.
+        """
+        with self._database.reading() as session:
+            queue = Queue(session, self._now())
+            numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
+            closed = {item: queue.said[item] for item in queue.closed}
+            with_replies = {
+                row.id
+                for row in session.scalars(select(ItemRow))
+                if row.item["replies"] is not None
+            }
+        return report(closed, numbers, with_replies, seed=seed)
 
     def progress(self, annotator: Annotator) -> Progress:
         """Return how far somebody is."""
         with self._database.reading() as session:
-            queue = _Queue(session, self._now())
+            queue = Queue(session, self._now())
             mine = session.scalars(select(AssignmentRow).filter_by(annotator_id=annotator.id)).all()
-            done = {item for item, people in queue.answered.items() if annotator.name in people}
+            open_for = partial(queue.open_for, annotator.name, annotator.id)
             return Progress(
-                to_do=len(queue.open_for(annotator, conflicts=False)),
+                items=len(queue.ids),
+                to_do=len(open_for(conflicts=False)),
                 drafts=sum(row.draft is not None for row in mine),
-                done=len(done),
-                conflicts=len(queue.open_for(annotator, conflicts=True)),
+                done=sum(annotator.name in people for people in queue.answered.values()),
+                conflicts=len(open_for(conflicts=True)) if annotator.may_adjudicate else 0,
+                is_over=queue.is_over,
             )
 
     # --- rows of CER ----------------------------------------------------------------------------
@@ -370,131 +583,72 @@ class Desk:
         """
         with self._database.reading() as session:
             answers: dict[str, list[Annotation]] = {}
-            for annotation in _said(session):
+            for annotation in said(session):
                 answers.setdefault(annotation.item_id, []).append(annotation)
             rows = select(ItemRow).where(ItemRow.record.is_not(None)).order_by(ItemRow.position)
             for row in session.scalars(rows):
-                record = _labelled(
-                    CerRecord.model_validate(row.record), answers.get(row.id, []), row.item
+                asked = (
+                    part
+                    for part in QUESTIONS
+                    if part is not Part.REPLY or row.item["replies"] is not None
+                )
+                of_item = answers.get(row.id, [])
+                record = labelled(
+                    CerRecord.model_validate(row.record),
+                    {part: opinions(of_item, part) for part in asked},
                 )
                 if record is not None:
                     yield record
 
-
-class _Queue:
-    """Which items wait for whom, at one time."""
-
-    def __init__(self, session: Session, now: datetime) -> None:
-        self._ids = list(session.scalars(select(ItemRow.id).order_by(ItemRow.position)))
-        self._given: dict[str, list[AssignmentRow]] = {}
-        held = now - timedelta(hours=ASSIGNED_HOURS)
-        self._ended: set[tuple[int, str]] = set()
-        for row in session.scalars(select(AssignmentRow).order_by(AssignmentRow.assigned_at)):
-            self._given.setdefault(row.item_id, []).append(row)
-            if max(row.assigned_at, row.saved_at or row.assigned_at) < held:
-                self._ended.add((row.annotator_id, row.item_id))
-        self._answers: dict[str, list[Annotation]] = {}
-        for annotation in _said(session):
-            self._answers.setdefault(annotation.item_id, []).append(annotation)
-        self.answered = {
-            item: {each.annotator for each in said} for item, said in self._answers.items()
-        }
-        self._names = {row.id: row.name for row in session.scalars(select(AnnotatorRow))}
-
-    def next_for(self, annotator: Annotator, *, conflicts: bool) -> str | None:
-        """Return what somebody has begun, or else the first item that is open for them."""
-        ids = self.open_for(annotator, conflicts=conflicts)
-        begun = [item for item in ids if self._is_given(item, annotator)]
-        return next(iter(begun or ids), None)
-
-    def open_for(self, annotator: Annotator, *, conflicts: bool) -> list[str]:
-        """Return the items that could be given to somebody, in the queue's order."""
-        if conflicts and not annotator.may_adjudicate:
-            return []
-        return [item for item in self._ids if self._is_open(item, annotator, conflicts=conflicts)]
-
-    def _is_given(self, item: str, annotator: Annotator) -> bool:
-        return any(row.annotator_id == annotator.id for row in self._given.get(item, ()))
-
-    def _is_open(self, item: str, annotator: Annotator, *, conflicts: bool) -> bool:
-        answered = self.answered.get(item, set())
-        if annotator.name in answered:
-            return False
-        is_conflict = len(answered) >= 2
-        if is_conflict != conflicts or (is_conflict and not self._needs_third(item)):
-            return False
-        others = {
-            self._names[row.annotator_id]
-            for row in self._given.get(item, ())
-            if row.annotator_id != annotator.id and (row.annotator_id, item) not in self._ended
-        }
-        return len(answered | others) < (3 if conflicts else 2)
-
-    def _needs_third(self, item: str) -> bool:
-        said = self._answers[item]
-        return any(opinions(said, part).outcome is Unsettled.NEEDS_THIRD for part in QUESTIONS)
+    def _alone(self, session: Session) -> None:
+        """Let nobody else be given an item, answer or take back until the transaction ends."""
+        if not self._database.is_sqlite:  # whose writers take turns anyway
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
-def _labelled(
-    record: CerRecord, said: list[Annotation], item: Mapping[str, Any]
-) -> CerRecord | None:
-    asked = [part for part in QUESTIONS if part is not Part.REPLY or item["replies"] is not None]
-    settled: dict[Part, tuple[bool | str, DecidedBy]] = {}
-    for part in asked:
-        found = opinions(said, part)
-        outcome = found.outcome
-        if isinstance(outcome, Consensus):
-            agreeing = [
-                name for name, given in list(found.latest.items())[:3] if given == outcome.label
-            ]
-            by = DecidedBy(kind="people", name=", ".join(sorted(agreeing)))
-            settled[part] = (outcome.label, by)
-    if not settled:
-        return None
-    changes: dict[str, Any] = {}
-    if Part.REPLY in settled:
-        changes["preference"], changes["preference_by"] = settled[Part.REPLY]
-    labels = [settled[part] for part in STEPS if part in settled]
-    if labels:
-        names = sorted({name for _, by in labels for name in by.name.split(", ")})
-        judged = "first" if record.first.turn is not None else "second"
-        candidate = getattr(record, judged)
-        changes[judged] = Candidate.model_validate(
-            candidate.model_dump()
-            | {
-                "steps": tuple(settled[part][0] if part in settled else None for part in STEPS),
-                "steps_by": DecidedBy(kind="people", name=", ".join(names)),
-            }
+def _item_ids(session: Session) -> list[str]:
+    return list(session.scalars(select(ItemRow.id).order_by(ItemRow.position)))
+
+
+def _last_answers(session: Session, annotator: Annotator) -> dict[str, Annotation]:
+    """Return somebody's last answer about each item, the newest first."""
+    rows = session.scalars(
+        select(AnswerRow)
+        .filter_by(annotator_id=annotator.id)
+        .order_by(AnswerRow.at.desc(), AnswerRow.id.desc())
+    )
+    last: dict[str, Annotation] = {}
+    for row in rows:
+        last.setdefault(row.item_id, annotation_of(row, annotator.name))
+    return last
+
+
+def _check_open(session: Session, annotator: Annotator, item_id: str) -> None:
+    """Refuse an answer that would not be given on one's own, nor to decide.
+
+    Raises:
+        InputError: ``item_closed`` or ``item_decided``.
+    """
+    of_item = list(said(session, item_id))
+    people = standing(of_item)
+    if len(people) < 2:
+        return
+    if annotator.name in people[:2]:
+        names = select(AnnotatorRow.name).join(
+            AssignmentRow, AssignmentRow.annotator_id == AnnotatorRow.id
         )
-    # model_copy would not look whether the parts fit
-    return CerRecord.model_validate(
-        {name: getattr(record, name) for name in CerRecord.model_fields} | changes
-    )
+        given = session.scalars(
+            names.where(AssignmentRow.item_id == item_id, AnnotatorRow.may_adjudicate)
+        )
+        if set(given) - set(people[:2]):
+            raise InputError("a third person has the item", "item_decided")
+    elif annotator.name not in people and not _may_decide(annotator, of_item):
+        raise InputError("others have answered the item", "item_closed")
 
 
-def _said(session: Session, item_id: str | None = None) -> Iterator[Annotation]:
-    query = select(AnswerRow, AnnotatorRow.name).join(
-        AnnotatorRow, AnnotatorRow.id == AnswerRow.annotator_id
-    )
-    if item_id is not None:
-        query = query.where(AnswerRow.item_id == item_id)
-    for row, name in session.execute(query.order_by(AnswerRow.at, AnswerRow.id)):
-        yield _annotation(row, name)
-
-
-def _annotation(row: AnswerRow, name: str) -> Annotation:
-    return Annotation.model_validate(
-        {
-            "item_id": row.item_id,
-            "annotator": name,
-            "steps": tuple(row.steps),
-            "preference": row.preference,
-            "shown_first": row.shown_first,
-            "confidence": row.confidence,
-            "note": row.note,
-            "seconds": row.seconds,
-            "date": row.at,
-        }
+def _may_decide(annotator: Annotator, of_item: list[Annotation]) -> bool:
+    return annotator.may_adjudicate and any(
+        opinions(of_item, part).outcome is Unsettled.NEEDS_THIRD for part in QUESTIONS
     )
 
 
@@ -505,11 +659,12 @@ def _unnamed(annotation: Annotation, name: str) -> Annotation:
     )
 
 
-def _assignment(session: Session, annotator: Annotator, item_id: str) -> AssignmentRow:
+def _assignment(
+    session: Session, annotator: Annotator, item_id: str, *, lock: bool = True
+) -> AssignmentRow:
     known = storable(item_id) == item_id
-    found = (
-        session.get(AssignmentRow, (annotator.id, item_id), with_for_update=True) if known else None
-    )
+    key = (annotator.id, item_id)
+    found = session.get(AssignmentRow, key, with_for_update=lock) if known else None
     if found is None:
         raise InputError("the item was not given to this person", "item_not_yours")
     return found
@@ -532,6 +687,11 @@ def _named(session: Session, name: str) -> AnnotatorRow:
     if row is None:
         raise ConfigError(f"there is no annotator {name!r}")
     return row
+
+
+def _pass_of(row: AnnotatorRow) -> str:
+    # The hash is in it since the number of somebody deleted may be given to somebody else.
+    return f"{row.id}.{_hash(row.token_hash)[:32]}"
 
 
 def _hash(token: str) -> str:

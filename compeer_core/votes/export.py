@@ -88,21 +88,29 @@ def export_cer(
     if store is None:
         with VoteStore() as own:
             return export_cer(path, own, doubtful=doubtful, as_of=as_of, licence=licence)
-    encoding, write = _writer(path)
     left_out: Counter[str] = Counter()
+    with store.database.reading() as session:
+        records = _records(session, path, as_of, licence, left_out, doubtful=doubtful)
+        count = write_cer(path, records)
+    return Moved(count, dict(sorted(left_out.items())))
+
+
+def write_cer(path: Path, records: Iterable[CerRecord]) -> int:
+    """Write rows of CER into a .jsonl or .csv file, under a temporary name first; return how many.
+
+    Raises:
+        ConfigError: The name ends in neither, or the file cannot be written.
+    """
+    encoding, write = _writer(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.new")
-        with (
-            store.database.reading() as session,
-            fresh.open("w", encoding=encoding, newline="") as f,
-        ):
-            records = _records(session, path, as_of, licence, left_out, doubtful=doubtful)
+        with fresh.open("w", encoding=encoding, newline="") as f:
             count = write(f, records)
         fresh.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return Moved(count, dict(sorted(left_out.items())))
+    return count
 
 
 def import_cer(path: Path, store: VoteStore, *, blind: bool = True) -> Moved:

@@ -251,6 +251,18 @@ class ItemRow(Base):
     """The `CerRecord` without labels that the answers are for; annotators never see it."""
 
 
+class DeskPictureRow(Base):
+    """A picture in the history of what is annotated."""
+
+    __tablename__ = "desk_pictures"
+
+    item_id: Mapped[str] = mapped_column(
+        ForeignKey("desk_items.id", ondelete="CASCADE"), primary_key=True
+    )
+    name: Mapped[str] = mapped_column(primary_key=True)
+    data: Mapped[bytes]
+
+
 class AssignmentRow(Base):
     """That somebody works on an item: the draft, and the order of replies that was drawn."""
 

@@ -1,12 +1,16 @@
 """The annotation desk: a blind queue, drafts, answers, and the third person."""
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 
+import PIL.Image
 import pytest
 
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError, InputError, StoreError
+from compeer_core.images import read_image
+from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.annotations import AnnotationItem
 from compeer_core.votes.desk import Desk
@@ -245,9 +249,9 @@ def test_the_database_refuses_to_change_an_answer(desk, people, store):
 def test_a_preference_between_one_reply_and_none_is_dropped(desk, people):
     desk.add_items([(item(9, replies=None), None)])
     for number in range(3):
-        answered(desk, people[0], number)
+        answered(desk, people[0], number, steps=RIGHT)
 
-    assert answered(desk, people[0], 9, preference="first").preference is None
+    assert answered(desk, people[0], 9, steps=RIGHT, preference="first").preference is None
 
 
 def test_somebody_can_be_deleted_with_all_answers(desk, people):
@@ -313,3 +317,179 @@ def test_where_three_people_give_three_answers_there_is_no_row(desk, people):
 
     assert list(desk.settled()) == []
     assert desk.progress(people[2]).conflicts == 0
+
+
+def test_the_third_person_answers_only_where_two_differ(desk, people):
+    ann, bo, cy = people
+    dee = desk.log_in(desk.add_annotator("dee"))
+    desk.next_item(dee, "tab")  # and never answers
+    desk._now.forward(hours=25)
+    for person, step in ((ann, True), (bo, False)):
+        answered(desk, person, steps=(step, True, True))
+
+    assert code_of(desk.open_item, dee, "i0", "tab") == "item_closed"
+    assert code_of(desk.answer, dee, "i0", steps=RIGHT) == "item_closed"
+    work = desk.next_item(cy, "tab", conflicts=True)
+    assert (work.decides, work.answered) == (True, None)
+    desk.answer(cy, "i0", steps=(True, None, None), note="clear")
+    again = desk.open_item(cy, "i0", "tab")
+    assert (again.decides, again.answered.note) == (True, "clear")
+
+
+def test_who_answered_first_never_sees_the_others(desk, people):
+    cy, ann, bo = people[2], *people[:2]
+    answered(desk, cy, steps=RIGHT)
+    answered(desk, ann, steps=(False, True, True))
+    dee = desk.log_in(desk.add_annotator("dee", may_adjudicate=True))
+    answered(desk, dee, conflicts=True, steps=(True, None, None))
+
+    assert code_of(desk.conflict, cy, "i0") == "not_a_conflict"
+    assert not desk.open_item(cy, "i0", "tab").decides
+    assert desk.conflict(dee, "i0")[0].steps == RIGHT
+    assert code_of(desk.conflict, bo, "i0") == "item_not_yours"
+
+
+# --- second thoughts ----------------------------------------------------------------------------
+
+
+def test_the_last_answer_can_be_taken_back_and_is_the_draft_again(desk, people):
+    ann, bo, cy = people
+    answered(desk, ann, 0, steps=RIGHT, in_item_order="both", confidence=4, note="n", seconds=3.0)
+    answered(desk, bo, 0, steps=(False, True, True), in_item_order="both")
+    answered(desk, ann, 1, steps=RIGHT)
+    assert desk.take_back(ann) == "i1"
+    assert desk.take_back(ann) == "i0"
+    assert code_of(desk.take_back, ann) == "nothing_to_take_back"
+
+    assert (desk.progress(ann).done, desk.progress(cy).conflicts) == (0, 0)
+    work = desk.next_item(ann, "tab")
+    assert (work.item.id, work.answered) == ("i0", None)
+    assert work.draft == {
+        "steps": [True, True, True],
+        "preference": "both",
+        "confidence": 4,
+        "note": "n",
+        "seconds": 3.0,
+    }
+    answered(desk, ann, 0, steps=(False, True, True), in_item_order="both")
+    assert [record.second.steps for record in desk.settled()] == [(False, True, True)]
+
+
+def test_nothing_is_changed_once_a_third_person_has_the_item(desk, people):
+    ann, bo, cy = people
+    answered(desk, ann, steps=RIGHT)
+    answered(desk, bo, steps=(False, True, True))
+    desk.next_item(cy, "tab", conflicts=True)
+
+    assert code_of(desk.take_back, bo) == "item_decided"
+    assert code_of(desk.answer, ann, "i0", steps=(False, True, True)) == "item_decided"
+    assert len(list(desk.annotations())) == 2
+
+
+def test_one_sees_what_one_has_begun_and_nobody_elses(desk, people, clock):
+    ann, bo, _ = people
+    answered(desk, ann, 0, steps=RIGHT)
+    clock.forward(minutes=1)
+    answered(desk, ann, 1, steps=RIGHT)
+    answered(desk, bo, 0, steps=RIGHT)
+    work = desk.next_item(ann, "tab")
+    desk.save_draft(ann, work.item.id, "tab", {"note": "x"})
+
+    begun = [(each.item_id, each.number, each.state) for each in desk.begun(ann)]
+    assert begun == [("i2", 3, "draft"), ("i1", 2, "done"), ("i0", 1, "done")]
+
+
+# --- tabs and passes ----------------------------------------------------------------------------
+
+
+def test_a_tab_that_is_left_lets_the_next_one_in(desk, people):
+    ann = people[0]
+    desk.next_item(ann, "one")
+    assert not desk.hold(ann, "i0", "two")
+    assert code_of(desk.answer, ann, "i0", steps=RIGHT, tab="two") == "item_open_elsewhere"
+    desk.release(ann, "i0", "two")
+    assert not desk.hold(ann, "i0", "two")
+    desk.release(ann, "i0", "one")
+    assert desk.hold(ann, "i0", "two")
+
+
+def test_a_pass_is_good_as_long_as_the_token(desk, people):
+    ann = people[0]
+    given = desk.pass_of(ann)
+
+    assert desk.let_in(given) == ann
+    for wrong in ("", given[:-1], given + "x", "1", ".", "٣.x", "9" * 30, "\ud800.x"):
+        assert desk.let_in(wrong) is None
+    desk.revoke("ann")
+    assert desk.let_in(given) is None
+
+
+def test_a_pass_of_somebody_deleted_is_not_the_next_persons(desk):
+    old = desk.pass_of(desk.log_in(desk.add_annotator("ann")))
+    desk.delete_annotator("ann")
+    bo = desk.log_in(desk.add_annotator("bo"))
+
+    assert desk.let_in(old) is None
+    assert desk.let_in(desk.pass_of(bo)) == bo
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def test_a_picture_is_shown_to_whom_the_item_was_given(desk, people):
+    picture = read_image(png())
+    said = CaseUtterance(speaker=Speaker.SEEKER, text="Look.", images=("a/b.png",))
+    pictured = item(8).model_copy(update={"history": (said,)})
+    opened = []
+    desk.add_items([(pictured, None)], lambda name: opened.append(name) or picture)
+    desk.add_items([(pictured, None)], lambda name: opened.append(name) or picture)
+    ann = people[0]
+
+    assert code_of(desk.picture, ann, "i8", 0) == "item_not_yours"
+    for number in range(3):
+        answered(desk, ann, number, steps=RIGHT)
+    assert desk.next_item(ann, "tab").item.id == "i8"
+    assert desk.picture(ann, "i8", 0).data == picture.data
+    assert [desk.picture(ann, "i8", index) for index in (1, -1)] == [None, None]
+    assert opened == ["a/b.png"]
+
+
+def png():
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (4, 3), "teal").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+# --- what all said ------------------------------------------------------------------------------
+
+
+def test_what_all_said_is_told_only_about_items_that_two_have_answered(desk, people):
+    ann, bo, cy = people
+    answered(desk, ann, 0, steps=RIGHT, in_item_order="first")
+    answered(desk, bo, 0, steps=RIGHT, in_item_order="second")
+    answered(desk, ann, 1, steps=RIGHT, in_item_order="first")
+
+    assert [said.item_id for said in desk.annotations(closed=True)] == ["i0", "i0"]
+    found = desk.report()
+    assert (found.items, found.answered) == (3, 1)
+    assert found.questions[Part.REPLY].waiting == 1
+    assert found.questions[Part.HISTORY].settled == 1
+    assert found.questions[Part.HISTORY].agreement.n_items == 1
+    assert [pair.names for pair in found.pairs] == [("ann", "bo")]
+    assert not desk.progress(cy).is_over
+
+    answered(desk, cy, 0, conflicts=True, in_item_order="neither")
+    [dropped] = desk.report().dropped
+    assert (dropped.number, dropped.question) == (1, Part.REPLY)
+    assert dropped.answers == ("first", "second", "neither")
+    assert desk.report().questions[Part.REPLY].agreement.n_ratings == 2
+
+
+def test_a_question_that_all_answer_alike_is_called_skewed(desk, people):
+    for number in range(3):
+        for person in people[:2]:
+            answered(desk, person, number, steps=(True, number < 2, True))
+
+    questions = desk.report().questions
+    assert (questions[Part.HISTORY].skewed, questions[Part.EMOTION].skewed) == ("True", None)
+    assert desk.progress(people[0]).is_over
