@@ -58,10 +58,16 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         settings["sft"].output / "model"
     )
     assert last.prompts == (settings["sft"].output / "samples.train.jsonl",)
-    assert last.judge.adapter == judges[0].output / "adapter"
-    assert last.judge.reply_adapter == (judges[1].output / "adapter" if judges[1:] else None)
-    assert all(Path(judge.base) == Path(last.judge.source) for judge in judges)
-    assert all(judge.records[0] == settings["cer"].output / "train.jsonl" for judge in judges)
+    asked = [last.judge.source, last.judge.reply_source]
+    assert [source for source in asked if source] == [
+        str(judge.output / "model") for judge in judges
+    ]
+    assert all(Path(judge.base) == settings["sft"].output / "model" for judge in judges)
+    assert settings["cer"].mixing is not None
+    for judge in judges:
+        silver = settings["cer"].output
+        rows = (silver / "train.jsonl", silver / "train.jsonl", silver / "mixed.jsonl")
+        assert judge.records[:3] == rows
     assert last.output == Path("runs/nano") / name
     last.training.check_batches(1)
 
