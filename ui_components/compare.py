@@ -122,11 +122,13 @@ def build_compare(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
                         label=i18n("compare.with_reasoning"),
                         info=i18n("compare.with_reasoning_info"),
                         elem_id="compare-with-reasoning",
+                        min_width=280,
                     )
                     keep_words = gr.Checkbox(
                         label=i18n("compare.keep_words"),
                         info=i18n("compare.keep_words_info"),
                         elem_id="compare-keep-words",
+                        min_width=280,
                     )
     parts = CompareParts(
         talk, ballot, error, message, alt, mode, models, with_reasoning, keep_words, conversation_id
@@ -251,9 +253,8 @@ class Compare:
     async def load(self, conversation_id: str | None, request: gr.Request) -> AsyncIterator[Update]:
         """Show the comparison of whoever came, and what is still on its way."""
         texts, parts = self._services.texts(request), self._parts
-        conversation = conversation_of(conversation_id)
-        key = self._services.key(request, conversation)
-        yield {parts.conversation_id: conversation, **self._screen(key, texts)}
+        key = self._services.key(request, conversation_of(conversation_id))
+        yield self._screen(key, texts)
         if self._comparing.match(key) is not None:
             yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
             async for update in self._watch(key, texts):

@@ -35,7 +35,7 @@ from ui_components.comparison import Ballot, Comparison, Comparisons, Pair, Roun
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Phase, Progress
-from ui_components.session import SessionKey
+from ui_components.session import MAX_TURNS, SessionKey
 from ui_components.waiting import Line, LineFullError
 from ui_components.writing import GRACE_SECONDS, Job
 
@@ -94,6 +94,11 @@ class Comparing:
         """The round on its way in a comparison, if there is one."""
         with self._lock:
             return self._matches.get(key)
+
+    def count(self) -> int:
+        """How many rounds are on their way, those in line among them."""
+        with self._lock:
+            return len(self._matches)
 
     def stop(self, key: SessionKey, side: int | None = None) -> None:
         """End one side of the round on its way, or all of them."""
@@ -164,6 +169,8 @@ class Comparing:
                 said = last.said
             elif before.at_risk:
                 before = Comparison()
+            elif len(before.rounds) >= MAX_TURNS:
+                raise InputError("too many", code="too_many_turns", values={"limit": MAX_TURNS})
             elif last is not None and last.goes_on is None:
                 raise InputError("there is no vote", code="compare_vote_first")
             assert said is not None

@@ -20,9 +20,10 @@ element.addEventListener("click", (event) => {
   trigger(button.dataset.act, { number: Number(button.dataset.number ?? -1) });
 });
 
-// On a phone one side is shown at a time. Which one stands on the element that is not drawn anew.
+// On a phone one side is shown at a time. Which one stands outside of what is drawn anew.
+const frame = element.closest("#compare-talk") ?? element;
 function show(side) {
-  element.dataset.shown = String(side);
+  frame.dataset.shown = String(side);
   shared.opened.add(side);
   for (const button of element.querySelectorAll(".switch [data-side]"))
     button.setAttribute("aria-pressed", String(Number(button.dataset.side) === side));
@@ -38,7 +39,7 @@ element.addEventListener("touchend", (event) => {
   const across = event.changedTouches[0].clientX - touch.clientX;
   const down = event.changedTouches[0].clientY - touch.clientY;
   const sides = element.querySelectorAll(".side").length;
-  const next = Number(element.dataset.shown || 0) + (across < 0 ? 1 : -1);
+  const next = Number(frame.dataset.shown || 0) + (across < 0 ? 1 : -1);
   if (Math.abs(across) > 60 && Math.abs(across) > 2 * Math.abs(down) && next >= 0 && next < sides) show(next);
 }, { passive: true });
 
@@ -69,10 +70,10 @@ function settle() {
     shared.round = round;
     shared.opened.clear();
     shared.seen.clear();
-    element.dataset.shown = "0";
+    frame.dataset.shown = "0";
     if (round) element.querySelector(".asked")?.scrollIntoView({ block: "nearest" });
   }
-  show(Number(element.dataset.shown || 0));
+  show(Number(frame.dataset.shown || 0));
   const whole = [...element.querySelectorAll("[data-announce]")];
   const fresh = announced === null ? [] : whole.filter((each) => !announced.has(each.dataset.announce));
   if (fresh.length) live.textContent = fresh.map((each) => each.textContent).join(" ");

@@ -116,7 +116,7 @@ function allow() {
     ([side]) => phone.matches && !shared.opened.has(Number(ballot.dataset[side])));
   for (const choice of ballot.querySelectorAll("[data-vote]")) choice.disabled = Boolean(unopened);
   const reason = ballot.querySelector("[data-reason]");
-  const said = unopened ? ballot.dataset.openFirst.replace("%s", ballot.dataset[unopened[1]]) : reason.dataset.ready;
+  const said = unopened ? ballot.dataset.openFirst.replace("%s", ballot.dataset[unopened[1]]) : phone.matches ? "" : reason.dataset.ready;
   if (reason.textContent !== said) reason.textContent = said;
 }
 addEventListener("compeer-compare", allow);

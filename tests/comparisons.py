@@ -1,0 +1,59 @@
+"""Scripted models to compare, for the tests of the screen Compare."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from compeer_core.registry import Registry
+from compeer_core.votes.database import default_url
+from compeer_core.votes.store import VoteStore
+from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, script
+from ui_components.models import Models
+from ui_components.services import Services
+
+MODELS = {"maple-1": "Maple the First", "cedar-2": "Cedar the Second", "willow-3": ""}
+LEAK = COMPLETE.replace(REPLY, "I am maple-1, and I am glad that you are here.")
+LONG, SECOND_LONG = " ".join([REPLY] * 4), " ".join([SECOND_REPLY] * 4)
+SLOWLY = {"when": "slowly", "delay_seconds": 0.03, "chunk_characters": 12}
+ENDLESS = {"when": "for ever", "delay_seconds": 0.02, "ending": "endless"}
+TURNS: dict[str, list[dict[str, Any]]] = {
+    "maple-1": [
+        {**SLOWLY, "text": COMPLETE.replace(REPLY, LONG)},
+        {**ENDLESS, "text": COMPLETE},
+        {"when": "who are you", "text": LEAK},
+        {"when": "break", "text": COMPLETE[:150], "ending": "failed"},
+        {"text": COMPLETE},
+    ],
+    "cedar-2": [
+        {**SLOWLY, "text": SECOND.replace(SECOND_REPLY, SECOND_LONG)},
+        {**ENDLESS, "text": SECOND},
+        {"text": SECOND},
+    ],
+    "willow-3": [{"text": SECOND.replace("courage", "patience")}],
+}
+JUDGE = 'answers = ["True", "True", "False", "Both"]\n'
+
+
+def write_list(folder: Path, names: Sequence[str] = ("maple-1", "cedar-2")) -> Path:
+    """Write a list of scripted models with a judge."""
+    entries = ['[[models]]\nname = "oracle"\nkind = "judge"\nsource = "scripted:oracle.toml"\n']
+    (folder / "oracle.toml").write_text(JUDGE, encoding="utf-8")
+    for name in names:
+        (folder / f"{name}.toml").write_text(
+            script(TURNS[name]) if name in TURNS else "turns = 3\n", encoding="utf-8"
+        )
+        entries.append(
+            f'[[models]]\nname = "{name}"\nkind = "policy"\ntitle = "{MODELS.get(name, "")}"\n'
+            f'source = "scripted:{name}.toml"\nlanguages = ["en"]\n'
+        )
+    path = folder / "models.toml"
+    path.write_text("\n".join(entries), encoding="utf-8")
+    return path
+
+
+def make(
+    folder: Path, names: Sequence[str] = ("maple-1", "cedar-2"), *, grace_seconds: float = 0.2
+) -> Services:
+    """Return the services of a server that compares scripted models."""
+    registry = Registry.from_toml(write_list(folder, names))
+    return Services(Models(registry), VoteStore(default_url(folder)), grace_seconds=grace_seconds)
