@@ -6,6 +6,10 @@ python app.py --policy hf:Qwen/Qwen2.5-VL-7B-Instruct --quantize 4bit
 python app.py --policy "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 python app.py --reward "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 ```
+
+Where no flag says otherwise, the environment does: ``GRADIO_SERVER_NAME`` and ``GRADIO_SERVER_PORT`` (as
+gradio's own servers read them), ``COMPEER_DATA_DIR`` and ``COMPEER_DATABASE_URL``. In a Hugging Face
+Space, which sets ``SPACE_ID``, the page is served at 0.0.0.0:7860, since nothing else is passed on there.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from compeer_core.data_folder import default_data_folder
+from compeer_core.data_folder import DATA_DIR, DATABASE_URL, default_data_folder
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
 from compeer_core.votes.database import default_url
@@ -23,6 +27,7 @@ from compeer_core.votes.store import VoteStore
 from ui_components.listening import listen, upload_folder
 
 MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
+LOCAL = "127.0.0.1"
 PORT = 7860
 PORTS_TRIED = 100
 WRONG_USAGE = 2
@@ -40,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         votes = VoteStore(flags.database_url or default_url(flags.data_dir))
     except (ConfigError, CheckpointError) as error:
         return _wrong(error)
+    if _votes_get_lost(flags):
+        sys.stderr.write(
+            "app.py: votes are kept in a file of this Space, which is lost when it restarts; the "
+            f"secret {DATABASE_URL} names a PostgreSQL database that keeps them\n"
+        )
     with bound, uploads, votes:
         _prepare_environment(uploads.name)
         # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
@@ -94,6 +104,16 @@ def _preferred(registry: Registry, kind: Kind, named: str | None) -> tuple[Regis
     return registry.adding(entry), entry.name
 
 
+def _votes_get_lost(flags: argparse.Namespace) -> bool:
+    """Tell whether votes go to the disk of a Space, and nobody has named a place for them."""
+    named = flags.database_url or os.environ.get(DATA_DIR)
+    return _in_a_space() and not named and flags.data_dir == default_data_folder()
+
+
+def _in_a_space() -> bool:
+    return bool(os.environ.get("SPACE_ID"))
+
+
 def _prepare_environment(uploads: str) -> None:
     os.environ["GRADIO_TEMP_DIR"] = uploads
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -111,8 +131,17 @@ def _flags() -> argparse.ArgumentParser:
         description="Chat with a supporter that shows its reasoning, and see a judge score it.",
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (%(default)s)")
-    add("--port", type=int, help=f"port to listen on (without it {PORT} or the next free one)")
+    add(
+        "--host",
+        default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if _in_a_space() else LOCAL),
+        help="address to listen on, 0.0.0.0 for all (%(default)s)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=os.environ.get("GRADIO_SERVER_PORT") or (PORT if _in_a_space() else None),
+        help=f"port to listen on (without it {PORT} or the next free one)",
+    )
     add(
         "--models",
         type=Path,
@@ -145,9 +174,10 @@ def _flags() -> argparse.ArgumentParser:
     )
     add(
         "--database-url",
+        default=os.environ.get(DATABASE_URL),
         metavar="URL",
-        help="where votes are kept, for example postgresql+psycopg://user@host/name (a file in the data "
-        "folder)",
+        help="where votes are kept, for example postgresql://user:password@host/name (what "
+        f"{DATABASE_URL} names, else a file in the data folder)",
     )
     add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
     add("--api-only", action="store_true", help="serve the API without the page")

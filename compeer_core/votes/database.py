@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from compeer_core.data_folder import default_data_folder
+from compeer_core.data_folder import DATABASE_URL, default_data_folder
 from compeer_core.errors import ConfigError, StoreError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -39,7 +39,14 @@ _WRITES = "compeer_writes"
 
 
 def default_url(folder: Path | None = None) -> str:
-    """Return where votes are kept when nobody says: a file in the user's data folder, or another."""
+    """Return where votes are kept when no URL is given.
+
+    In a file of the folder, if one is given; else in the database that the environment names; else in
+    a file of the user's data folder.
+    """
+    named = os.environ.get(DATABASE_URL)
+    if folder is None and named:
+        return named
     path = (folder or default_data_folder()) / "compeer.sqlite3"
     return URL.create("sqlite", database=str(path)).render_as_string()
 

@@ -99,6 +99,66 @@ def test_the_folder_for_uploads_is_private_and_gone_in_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("environment", "flags", "expected"),
+    [
+        ({}, [], ("127.0.0.1", None)),
+        ({"SPACE_ID": "someone/compeer"}, [], ("0.0.0.0", 7860)),
+        ({"GRADIO_SERVER_NAME": "::1", "GRADIO_SERVER_PORT": "80"}, [], ("::1", 80)),
+        ({"SPACE_ID": "a/b", "GRADIO_SERVER_PORT": "80"}, [], ("0.0.0.0", 80)),
+        ({"GRADIO_SERVER_NAME": "", "GRADIO_SERVER_PORT": ""}, [], ("127.0.0.1", None)),
+        ({"GRADIO_SERVER_NAME": "::1"}, ["--host", "10.0.0.1"], ("10.0.0.1", None)),
+        ({"SPACE_ID": "a/b"}, ["--port", "81"], ("0.0.0.0", 81)),
+    ],
+)
+def test_where_to_listen_is_said_by_flags_then_the_environment_then_a_space(
+    monkeypatch, environment, flags, expected
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    read = app._flags().parse_args(flags)
+
+    assert (read.host, read.port) == expected
+
+
+def test_a_port_of_the_environment_that_is_no_number_is_exit_code_2(monkeypatch, capsys):
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "http")
+
+    with pytest.raises(SystemExit) as stopped:
+        run()
+
+    assert stopped.value.code == 2
+    assert "'http'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "lost"),
+    [
+        ({}, [], False),
+        ({"SPACE_ID": "a/b"}, [], True),
+        ({"SPACE_ID": "a/b", "COMPEER_DATABASE_URL": "postgresql://h/n"}, [], False),
+        ({"SPACE_ID": "a/b", "COMPEER_DATABASE_URL": ""}, [], True),
+        ({"SPACE_ID": "a/b", "COMPEER_DATA_DIR": "kept"}, [], False),
+        ({"SPACE_ID": "a/b"}, ["--data-dir", "kept"], False),
+        ({"SPACE_ID": "a/b"}, ["--database-url", "postgresql://h/n"], False),
+    ],
+)
+def test_votes_get_lost_in_a_space_unless_a_place_is_named(monkeypatch, environment, flags, lost):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    assert app._votes_get_lost(app._flags().parse_args(flags)) is lost
+
+
+def test_a_password_of_the_environment_is_not_shown_by_help(monkeypatch, capsys):
+    monkeypatch.setenv("COMPEER_DATABASE_URL", "postgresql://user:hush@host/name")
+    with pytest.raises(SystemExit):
+        run("--help")
+
+    assert "hush" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ([], (None, None)),
