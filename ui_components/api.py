@@ -1,4 +1,4 @@
-"""The endpoints for programs: ``/chat``, ``/score`` and ``/models``, with plain types only.
+"""The endpoints for programs: ``/chat``, ``/score``, ``/models`` and ``/leaderboard``, with plain types only.
 
 A wrong value gives one clear sentence as a `gradio.Error`, which clients raise, and the server goes
 on. Sentences are English here. Nothing that is said here is kept.
@@ -23,6 +23,7 @@ from compeer_core.images import Image, read_image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
+from compeer_core.votes.board import Filters
 from ui_components.services import Services
 from ui_components.waiting import Line, LineFullError
 
@@ -40,7 +41,7 @@ Messages = list[dict[str, Any]]
 def publish(services: Services) -> None:
     """Add the endpoints to the `gradio.Blocks` that is open."""
     program = Program(services)
-    for endpoint in (program.chat, program.score, program.models):
+    for endpoint in (program.chat, program.score, program.models, program.leaderboard):
         api(
             endpoint,
             api_name=endpoint.__name__,
@@ -129,6 +130,16 @@ class Program:
     def models(self) -> list[dict[str, Any]]:
         """List the models: policies that reply and judges that score."""
         return self._services.models.public()
+
+    def leaderboard(self) -> list[dict[str, Any]]:
+        """List the models as people rank them, best first, with 95 % intervals.
+
+        Where too few people voted, ``rank`` and ``score`` are null; ``/results/board.json`` says why, and
+        has all else that the results show.
+        """
+        with _one_sentence():
+            standing = self._services.boards.current(Filters()).result()
+            return [row.model_dump(mode="json") for row in standing.board.models]
 
 
 # --- what comes in -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from ui_components.api import publish
 from ui_components.chat_screen import build_chat
 from ui_components.compare import build_compare
 from ui_components.help import build_top
+from ui_components.results import build_results
 from ui_components.services import Services
 from ui_components.templating import render
 from ui_components.texts import LANGUAGES, gradio_texts, load_texts
@@ -31,6 +32,7 @@ def build_page(services: Services, version: str) -> gr.Blocks:
     screens = {
         "chat": partial(build_chat, page=page),
         "compare": partial(build_compare, page=page),
+        "results": build_results,
     }
     with page:
         build_top()

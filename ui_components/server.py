@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from ui_components import results_routes
 from ui_components.frontdoor import Frontdoor
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
@@ -136,14 +137,16 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
         deleted = services.forget(visitor)
         return JSONResponse({"battles": deleted.battles, "votes": deleted.votes})
 
+    results_routes.add_routes(app, services)
+
     if api_only:
 
         @app.get("/")
         def welcome() -> PlainTextResponse:
             """Say what there is instead of a page."""
             return PlainTextResponse(
-                "COMPEER without a page. With gradio_client: /chat, /score, /models. "
-                "Over HTTP: /healthz, /metrics.\n"
+                "COMPEER without a page. With gradio_client: /chat, /score, /models, /leaderboard. "
+                "Over HTTP: /healthz, /metrics, /results/board.json.\n"
             )
 
 

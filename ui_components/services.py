@@ -10,6 +10,7 @@ from compeer_core.votes.store import VoteStore
 from ui_components.comparing import Comparing
 from ui_components.metrics import Metrics
 from ui_components.models import Models
+from ui_components.results_boards import Boards
 from ui_components.session import SessionKey, SessionStore
 from ui_components.texts import Texts, choose_language, load_texts, region_of
 from ui_components.visitors import LANGUAGE_COOKIE, Visitors
@@ -32,6 +33,7 @@ class Services:
     """Signed with the database's secret, so that a vote is its owner's after a restart."""
     writers: Writers = field(init=False)
     comparing: Comparing = field(init=False)
+    boards: Boards = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
@@ -41,6 +43,7 @@ class Services:
             self.models, self.votes, self.metrics, grace_seconds=self.grace_seconds
         )
         object.__setattr__(self, "comparing", comparing)
+        object.__setattr__(self, "boards", Boards(self.votes))
 
     def texts(self, request: gr.Request | Request) -> Texts:
         """The words in the language of whoever asks."""

@@ -533,7 +533,8 @@ class VoteStore:
         """Return numbers of which one changes whenever a vote is given, changed, judged or deleted.
 
         Takes milliseconds where `votes` takes a second, so a board can be kept as long as they stay.
-        Two changes do not show: a verdict in the place of another, and somebody's new group.
+        Two changes do not show: a verdict in the place of another, and somebody's new group. The last
+        number changes when something is deleted, and only then.
         """
         given = select(func.count(), func.max(RevisionRow.id)).select_from(RevisionRow)
         if as_of is not None:

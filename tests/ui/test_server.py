@@ -140,10 +140,10 @@ def test_gradio_keeps_and_publishes_nothing(client):
     assert settings["max_file_size"] == 8 * 1024 * 1024
 
 
-def test_programs_see_three_endpoints_and_none_of_the_page(client):
+def test_programs_see_four_endpoints_and_none_of_the_page(client):
     named = client.get("/gradio_api/info").json()
 
-    assert set(named["named_endpoints"]) == {"/chat", "/score", "/models"}
+    assert set(named["named_endpoints"]) == {"/chat", "/score", "/models", "/leaderboard"}
     assert named["unnamed_endpoints"] == {}
 
 

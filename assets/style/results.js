@@ -1,0 +1,76 @@
+// Runs once for the form of the results: `element`, `trigger` and `watch` come from gradio.
+// The page asks anew when it is shown, when a filter changes, and when somebody wants to try again.
+const board = () => document.querySelector("#results-board [data-state]");
+const form = () => element.querySelector("form");
+
+// Not part of the page: what is drawn anew would be said twice, or not at all.
+const live = document.createElement("div");
+live.className = "vh";
+live.setAttribute("aria-live", "polite");
+(document.querySelector("main") || document.body).append(live);
+
+let asked = null;
+let shown = false;
+let announced = "";
+
+function query() {
+  const drawn = form();
+  if (!drawn) return new URLSearchParams(location.search).get("filters") ?? "";
+  const chosen = [...new FormData(drawn)].filter(([name, value]) => value && !(name === "kind" && value === "blind"));
+  return new URLSearchParams(chosen).toString();
+}
+
+function ask() {
+  asked = query();
+  trigger("look", { query: asked, form: form()?.dataset.key ?? "" });
+}
+
+function choose() {
+  const address = new URL(location.href);
+  if (query()) address.searchParams.set("filters", query());
+  else address.searchParams.delete("filters");
+  history.replaceState(history.state, "", address);
+  ask();
+}
+
+element.addEventListener("change", choose);
+element.addEventListener("submit", (event) => event.preventDefault());
+element.addEventListener("click", (event) => {
+  if (!event.target.closest("[data-reset]")) return;
+  for (const select of element.querySelectorAll("select")) select.selectedIndex = 0;
+  for (const box of element.querySelectorAll("input[type=checkbox]")) box.checked = false;
+  choose();
+});
+
+document.addEventListener("click", async (event) => {
+  if (event.target.closest("#results-board [data-again]")) ask();
+  const copy = event.target.closest("#results-board [data-copy]");
+  if (!copy) return;
+  const text = copy.parentElement.querySelector("pre");
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    copy.textContent = live.textContent = copy.dataset.done;
+  } catch {
+    getSelection().selectAllChildren(text); // then the keyboard copies it
+  }
+});
+
+// A tab that is not shown has no size. Coming back asks again, since others may have voted.
+const panel = element.closest("[role=tabpanel]") ?? element;
+new IntersectionObserver(([entry]) => {
+  const now = entry.isIntersecting;
+  if (now && !shown) ask();
+  if (panel.offsetParent === null || now) shown = now;
+}).observe(panel);
+
+function settle() {
+  const drawn = board();
+  if (!drawn || drawn.dataset.query === undefined) return;
+  // A filter that was changed while a board was on its way.
+  if (asked !== null && form() && query() !== asked) ask();
+  const said = drawn.querySelector("[data-announce]")?.textContent ?? "";
+  if (announced && said !== announced) live.textContent = said;
+  announced = said;
+}
+const drawing = document.getElementById("results-board");
+if (drawing) new MutationObserver(settle).observe(drawing, { childList: true, subtree: true });
