@@ -4,9 +4,10 @@ from functools import partial
 
 import gradio as gr
 
+from ui_components.annotate_screen import build_annotate
 from ui_components.api import publish
 from ui_components.chat_screen import build_chat
-from ui_components.compare import build_compare
+from ui_components.compare import build_compare, remember_comparison
 from ui_components.help import build_top
 from ui_components.results import build_results
 from ui_components.services import Services
@@ -29,13 +30,16 @@ def build_page(services: Services, version: str) -> gr.Blocks:
         delete_cache=(FORGET_UPLOADS_SECONDS, FORGET_UPLOADS_SECONDS),
         fill_width=True,
     )
+    comparison = remember_comparison()
     screens = {
         "chat": partial(build_chat, page=page),
-        "compare": partial(build_compare, page=page),
+        "compare": partial(build_compare, page=page, conversation_id=comparison),
         "results": build_results,
+        "annotate": build_annotate,
     }
     with page:
         build_top()
+        comparison.render()
         with gr.Tabs(elem_id="screens"):
             for name, build in screens.items():
                 with gr.Tab(i18n(f"page.{name}"), id=name, elem_id=f"screen-{name}"):

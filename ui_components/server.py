@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from ui_components import results_routes
+from ui_components import annotate_routes, results_routes
 from ui_components.frontdoor import Frontdoor
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
@@ -136,6 +136,9 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
             return JSONResponse({"error": "not the visitor's own page"}, status_code=403)
         deleted = services.forget(visitor)
         return JSONResponse({"battles": deleted.battles, "votes": deleted.votes})
+
+    if not api_only:
+        annotate_routes.add_routes(app, services)
 
     results_routes.add_routes(app, services)
 
