@@ -65,10 +65,20 @@ class CompareParts:
     conversation_id: gr.BrowserState
 
 
-def build_compare(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
-    """Lay out the screen and wire it."""
+def remember_comparison() -> gr.BrowserState:
+    """Add what holds the id in the browser.
+
+    It belongs outside of the tabs: within one that was not opened yet it would have read nothing
+    from the browser's storage when the page asks for it.
+    """
     # The secret keeps nothing secret; without one the entry would be unreadable after a restart.
-    conversation_id = gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
+    return gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
+
+
+def build_compare(
+    services: Services, i18n: gr.I18n, page: gr.Blocks, conversation_id: gr.BrowserState
+) -> None:
+    """Lay out the screen and wire it."""
     policies = [
         (entry.title or entry.name, entry.name) for entry in services.models.entries("policy")
     ]
@@ -431,21 +441,28 @@ class Compare:
         """Yield what has changed on the screen, until all sides and the judge are done."""
         parts = self._parts
         match = self._comparing.match(key)
-        shown: dict[Any, str] = {}
-        box_is_open = match is None
-        last_yield = 0.0
         if match is None:
             yield self._screen(key, texts)
             return
+        shown: Comparison | None = None
+        talk = ballot = ""
+        box_is_open = False
+        last_yield = 0.0
         with match.watched():
             while True:
                 over = match.over.is_set()
-                screen = self._screen(key, texts)
-                update: Update = {
-                    part: html for part, html in screen.items() if shown.get(part) != html
-                }
-                shown |= screen
-                last = self._comparing.store.get(key).last
+                comparison = self._comparing.store.get(key)
+                update: Update = {}
+                # The ballot, with its seconds for taking a vote back, is left alone as long as nothing
+                # has happened: somebody may be writing a note in it.
+                if comparison is not shown:
+                    shown, drawn = comparison, self._ballot(comparison, texts)
+                    if drawn != ballot:
+                        update[parts.ballot] = ballot = drawn
+                drawn = self._talk(comparison, texts)
+                if drawn != talk:
+                    update[parts.talk] = talk = drawn
+                last = comparison.last
                 if not box_is_open and (over or last is None or last.is_over):
                     # The judge may still be reading; the person need not wait for that.
                     box_is_open = True
@@ -459,21 +476,25 @@ class Compare:
                     return
                 await asyncio.sleep(1 / UPDATES_PER_SECOND)
 
-    def _screen(self, key: SessionKey, texts: Texts) -> dict[Any, str]:
+    def _screen(self, key: SessionKey, texts: Texts) -> Update:
         comparison = self._comparing.store.get(key)
-        models = self._services.models
         return {
-            self._parts.talk: talk_html(
-                comparison,
-                texts,
-                models,
-                now=time.monotonic(),
-                keep_seconds=self._comparing.store.keep_seconds,
-            ),
-            self._parts.ballot: ballot_html(
-                comparison, texts, models, now=self._comparing.store.now()
-            ),
+            self._parts.talk: self._talk(comparison, texts),
+            self._parts.ballot: self._ballot(comparison, texts),
         }
+
+    def _talk(self, comparison: Comparison, texts: Texts) -> str:
+        return talk_html(
+            comparison,
+            texts,
+            self._services.models,
+            now=time.monotonic(),
+            keep_seconds=self._comparing.store.keep_seconds,
+        )
+
+    def _ballot(self, comparison: Comparison, texts: Texts) -> str:
+        now = self._comparing.store.now()
+        return ballot_html(comparison, texts, self._services.models, now=now)
 
 
 def refusal_html(error: InputError | StoreError, texts: Texts) -> str:

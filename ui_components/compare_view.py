@@ -48,6 +48,7 @@ def talk_html(
         "compare.html",
         t=texts,
         missing=len(models.entries("policy")) < 2,
+        nano=all("nano" in entry.name for entry in models.entries("policy")),
         hours=round(keep_seconds / 3600),
         starters=STARTERS,
         risk=card_lines(texts) if comparison.at_risk else [],

@@ -1,5 +1,6 @@
 """The page: the frame around all screens, one tab for each."""
 
+from collections.abc import Callable
 from functools import partial
 
 import gradio as gr
@@ -30,16 +31,15 @@ def build_page(services: Services, version: str) -> gr.Blocks:
         delete_cache=(FORGET_UPLOADS_SECONDS, FORGET_UPLOADS_SECONDS),
         fill_width=True,
     )
-    comparison = remember_comparison()
-    screens = {
-        "chat": partial(build_chat, page=page),
-        "compare": partial(build_compare, page=page, conversation_id=comparison),
-        "results": build_results,
-        "annotate": build_annotate,
-    }
     with page:
         build_top()
-        comparison.render()
+        comparison = remember_comparison()
+        screens: dict[str, Callable[[Services, gr.I18n], None]] = {
+            "chat": partial(build_chat, page=page),
+            "compare": partial(build_compare, page=page, conversation_id=comparison),
+            "results": build_results,
+            "annotate": build_annotate,
+        }
         with gr.Tabs(elem_id="screens"):
             for name, build in screens.items():
                 with gr.Tab(i18n(f"page.{name}"), id=name, elem_id=f"screen-{name}"):

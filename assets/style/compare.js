@@ -10,15 +10,24 @@ live.setAttribute("aria-live", "polite");
 (document.querySelector("main") || document.body).append(live);
 let announced = null;
 
+// While a reply is written, what is under the pointer is drawn anew many times a second, so a click
+// may never come about. These act when they are pressed; a click without a pointer is the keyboard's.
+const pressed = ".switch [data-side], [data-act=stop_side]";
+element.addEventListener("pointerdown", (event) => {
+  const target = event.button === 0 && event.target.closest(pressed);
+  if (target) act(target);
+});
 element.addEventListener("click", (event) => {
-  const side = event.target.closest(".switch [data-side]");
-  if (side) return show(Number(side.dataset.side));
-  const button = event.target.closest("[data-act]");
-  if (!button || !acts.includes(button.dataset.act)) return;
+  const target = event.target.closest(".switch [data-side], [data-act]");
+  if (target && !(target.matches(pressed) && event.detail)) act(target);
+});
+function act(button) {
+  if (button.matches(".switch [data-side]")) return show(Number(button.dataset.side));
+  if (!acts.includes(button.dataset.act)) return;
   if (button.dataset.act === "use_starter")
     setTimeout(() => document.querySelector("#compare-message textarea")?.focus(), 400);
   trigger(button.dataset.act, { number: Number(button.dataset.number ?? -1) });
-});
+}
 
 // On a phone one side is shown at a time. Which one stands outside of what is drawn anew.
 const frame = element.closest("#compare-talk") ?? element;

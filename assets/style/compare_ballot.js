@@ -4,7 +4,7 @@ const phone = matchMedia("(max-width: 759px)");
 const over = new Map(); // battle -> when both replies were there
 const sent = new Set(); // what was sent and is not drawn yet
 const drafts = new Map(); // battle -> reasons that are not saved
-let undoing = null;
+const undoing = new Map(); // battle -> until when the vote can be taken back
 
 const open = () => element.querySelector('.ballot[data-state="open"]');
 const battleOf = (node) => node.closest(".ballot").dataset;
@@ -85,24 +85,26 @@ element.addEventListener("input", (event) => {
   const form = event.target.closest("[data-why]");
   if (!form) return;
   const { battle, revision } = battleOf(form);
-  drafts.set(battle, { revision, ...read(form) });
+  drafts.set(battle, { revision, caret: form.querySelector("[data-note]").selectionEnd, ...read(form) });
 });
 
 // --- the countdown: ten seconds to take the vote back, then the names ---
 function tick() {
-  const ballot = element.querySelector('.ballot:not([data-state="open"])[data-undo-seconds]:last-of-type');
-  if (!ballot || !undoing || undoing.battle !== ballot.dataset.battle) return;
-  const left = Math.max(0, Math.ceil((undoing.until - performance.now()) / 1000));
-  const count = ballot.querySelector("[data-countdown]");
-  if (count) count.textContent = left ? `(${left})` : "";
-  if (!left) ballot.querySelector("[data-undoing]")?.remove();
-  const soon = ballot.querySelector("[data-soon]");
-  if (!soon) return;
-  const form = ballot.querySelector("[data-why]");
-  const busy = dirty(ballot.dataset.battle) || form.querySelector("[data-note]") === document.activeElement;
-  soon.textContent = busy ? soon.dataset.wait : soon.dataset.text.replace("%s", left);
-  if (!left && !busy && ballot.getClientRects().length && !undoing.revealed) {
-    undoing.revealed = true;
+  for (const ballot of element.querySelectorAll('.ballot:not([data-state="open"])')) {
+    const time = undoing.get(ballot.dataset.battle);
+    if (!time) continue;
+    const left = Math.max(0, Math.ceil((time.until - performance.now()) / 1000));
+    const count = ballot.querySelector("[data-countdown]");
+    if (count) count.textContent = left ? `(${left})` : "";
+    if (!left) ballot.querySelector("[data-undoing]")?.remove();
+    const soon = ballot.querySelector("[data-soon]");
+    if (!soon) continue;
+    const at = document.activeElement;
+    const busy = dirty(ballot.dataset.battle) || (ballot.querySelector("[data-why]").contains(at) && at.dataset.keep !== "reveal");
+    const said = busy ? soon.dataset.wait : soon.dataset.text.replace("%s", left);
+    if (soon.textContent !== said) soon.textContent = said;
+    if (left || busy || time.revealed || !ballot.getClientRects().length) continue;
+    time.revealed = true;
     reveal(ballot.dataset.battle);
   }
 }
@@ -126,8 +128,8 @@ function settle() {
     const { battle, revision, state, undoSeconds } = ballot.dataset;
     if (ballot.dataset.over === "yes" && !over.has(battle)) over.set(battle, performance.now());
     const name = `${battle}-${revision}`;
-    if (state !== "open" && undoing?.name !== name)
-      undoing = { name, battle, until: performance.now() + 1000 * Number(undoSeconds), revealed: false };
+    if (state !== "open" && undoing.get(battle)?.name !== name)
+      undoing.set(battle, { name, until: performance.now() + 1000 * Number(undoSeconds), revealed: false });
     if (drafts.has(battle) && drafts.get(battle).revision !== revision) drafts.delete(battle);
     const draft = drafts.get(battle);
     const form = ballot.querySelector("[data-why]");
@@ -152,5 +154,7 @@ watch("value", () => {
   const place = element.querySelector(`[data-keep="${focused}"]`)
     ?? element.querySelector('[data-keep="reveal"]') ?? element.querySelector("[data-vote]:enabled");
   place?.focus({ preventScroll: true });
+  const caret = place?.matches?.("[data-note]") && drafts.get(battleOf(place).battle)?.caret;
+  if (caret) place.setSelectionRange(caret, caret);
 });
 requestAnimationFrame(settle);
