@@ -100,11 +100,11 @@ class Recorder:
                 yield self._judged(kept)
 
     def again(self, stage: Stage) -> Iterator[Recording]:
-        """Write all cases of a shipped stage anew, unjudged, to compare with what is kept."""
+        """Record all cases of a shipped stage anew, to compare with what is kept."""
         writer = self._writer(stage)
         if writer is not None:
             for case in self._plan.cases:
-                yield self._written(case, stage, writer)
+                yield self._judged(self._written(case, stage, writer))
 
     def close(self) -> None:
         """Free the models."""

@@ -160,17 +160,17 @@ def origin_of(entry: ModelEntry, folder: Path, *, shipped: bool) -> Origin:
     """Describe a model of a list by the bytes of its files.
 
     Args:
-        entry: The model; a checkpoint on this machine.
+        entry: The model; a checkpoint or a script on this machine.
         folder: What its paths are relative to.
         shipped: Whether the files are part of this repository.
     """
-    folders = [folder / entry.where.location]
+    places = [folder / entry.where.location]
     if entry.adapter is not None:
-        folders.append(folder / entry.adapter)
+        places.append(folder / entry.adapter)
     files = {
-        f"{each.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
-        for each in folders
-        for path in sorted(each.iterdir())
+        f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        for place in places
+        for path in ([place] if place.is_file() else sorted(place.iterdir()))
         if path.is_file() and path.name != CARD
     }
     return Origin(
