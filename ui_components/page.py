@@ -14,6 +14,7 @@ from ui_components.results import build_results
 from ui_components.services import Services
 from ui_components.templating import render
 from ui_components.texts import LANGUAGES, gradio_texts, load_texts
+from ui_components.tour import build_tour
 
 FORGET_UPLOADS_SECONDS = 3600
 
@@ -39,6 +40,7 @@ def build_page(services: Services, version: str) -> gr.Blocks:
             "compare": partial(build_compare, page=page, conversation_id=comparison),
             "results": build_results,
             "annotate": build_annotate,
+            "tour": partial(build_tour, page=page),
         }
         with gr.Tabs(elem_id="screens"):
             for name, build in screens.items():

@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from ui_components import annotate_routes, results_routes
+from ui_components import annotate_routes, results_routes, tour_routes
 from ui_components.frontdoor import Frontdoor
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
@@ -139,6 +139,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
 
     if not api_only:
         annotate_routes.add_routes(app, services)
+        tour_routes.add_routes(app, services)
 
     results_routes.add_routes(app, services)
 

@@ -1,0 +1,141 @@
+// Runs once for the tour: `element` and `watch` come from gradio. Everything is in the page already; a step is
+// shown by hiding the others. Only the count of votes is fetched, and the tour does without it.
+const kept = { step: Number(new URLSearchParams(location.search).get("step")) || 1, pick: null };
+const tour = () => element.querySelector(".t-tour");
+const count = () => Number(tour()?.dataset.count ?? 0);
+const visible = () => Boolean(tour()) && tour().offsetParent !== null;
+const isFull = () => Boolean(document.fullscreenElement) && document.fullscreenElement === element.closest("#tour");
+
+function remember() {
+  if (!visible()) return;
+  const address = new URL(location.href);
+  address.searchParams.set("screen", "tour");
+  address.searchParams.set("step", kept.step);
+  history.replaceState(history.state, "", address);
+}
+
+function show(step, { announce = true } = {}) {
+  const root = tour();
+  if (!root) return;
+  kept.step = Math.min(Math.max(step, 1), count());
+  let title = "";
+  for (const slide of root.querySelectorAll(".t-slide")) {
+    slide.hidden = Number(slide.dataset.step) !== kept.step;
+    if (!slide.hidden) title = slide.querySelector("h2").textContent;
+  }
+  for (const dot of root.querySelectorAll("[data-go]")) {
+    const number = Number(dot.dataset.go);
+    if (number === kept.step) dot.setAttribute("aria-current", "step");
+    else dot.removeAttribute("aria-current");
+    dot.classList.toggle("is-past", number < kept.step);
+  }
+  const current = root.querySelector("[aria-current=step]");
+  const strip = current.closest("ol");
+  strip.scrollLeft = current.offsetLeft - strip.clientWidth / 2 + current.offsetWidth / 2;
+  for (const move of root.querySelectorAll("[data-move]")) {
+    const to = kept.step + Number(move.dataset.move);
+    move.setAttribute("aria-disabled", String(to < 1 || to > count()));
+  }
+  root.querySelector(".t-where").textContent = root.dataset.where.replace("%n", kept.step);
+  if (announce) {
+    root.querySelector("[data-said]").textContent = root.dataset.announce.replace("%n", kept.step).replace("%t", title);
+    const top = root.getBoundingClientRect().top;
+    if (isFull()) element.closest("#tour").scrollTop = 0;
+    else if (top < 0) window.scrollBy(0, top - 60);
+  }
+  remember();
+  if (root.querySelector(`.t-slide[data-step="${kept.step}"] [data-live]`)) askForVotes(root);
+}
+
+async function askForVotes(root) {
+  const place = root.querySelector("[data-live]");
+  try {
+    const answer = await fetch(root.dataset.liveAddress);
+    if (!answer.ok) throw new Error(answer.status);
+    place.innerHTML = await answer.text(); // made by the server's template, which escapes
+  } catch {
+    place.textContent = root.dataset.liveFailed;
+  }
+}
+
+function pick(name) {
+  kept.pick = name;
+  for (const button of tour().querySelectorAll("[data-pick]"))
+    button.setAttribute("aria-pressed", String(button.dataset.pick === name));
+  for (const section of tour().querySelectorAll("[data-case]")) section.hidden = section.dataset.case !== name;
+}
+
+async function toggleFull() {
+  const root = element.closest("#tour");
+  try {
+    if (document.fullscreenElement) await document.exitFullscreen();
+    else await root.requestFullscreen();
+  } catch {
+    // Where the browser refuses, the tour stays as it is.
+  }
+}
+
+const acts = {
+  full: toggleFull,
+  keys: () => tour().querySelector("dialog").showModal(),
+  close: () => tour().querySelector("dialog").close(),
+};
+
+element.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-go], [data-move], [data-pick], [data-act]");
+  if (!button || button.getAttribute("aria-disabled") === "true") return;
+  if (button.dataset.go) show(Number(button.dataset.go));
+  else if (button.dataset.move) show(kept.step + Number(button.dataset.move));
+  else if (button.dataset.pick) pick(button.dataset.pick);
+  else acts[button.dataset.act]?.();
+});
+
+document.addEventListener("fullscreenchange", () => {
+  const button = tour()?.querySelector("[data-act=full]");
+  if (button) button.textContent = isFull() ? button.dataset.on : button.dataset.off;
+});
+
+const keys = {
+  ArrowRight: () => show(kept.step + 1),
+  ArrowLeft: () => show(kept.step - 1),
+  Home: () => show(1),
+  End: () => show(count()),
+  f: toggleFull,
+  p: () => tour().querySelector("[data-act=print]").click(),
+  "?": acts.keys,
+};
+const pages = { PageDown: keys.ArrowRight, PageUp: keys.ArrowLeft };
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !visible()) return;
+  // Whoever types means letters; what can be scrolled sideways keeps its arrows.
+  if (event.target.closest("input, textarea, select, [contenteditable=true], [role=combobox], .t-scroll")) return;
+  if (document.querySelector("dialog[open]")) return;
+  const name = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const act = keys[name] ?? (isFull() ? pages[name] : undefined);
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+// The address names the step while the tour is open, and no longer than that.
+document.addEventListener("click", (event) => {
+  const tab = event.target.closest("#screens button[role=tab]");
+  if (!tab && !event.target.closest("[data-screen]")) return;
+  setTimeout(() => {
+    if (visible()) show(kept.step, { announce: false });
+    else {
+      const address = new URL(location.href);
+      address.searchParams.delete("step");
+      history.replaceState(history.state, "", address);
+    }
+  });
+});
+
+function settle() {
+  if (!tour()) return;
+  if (kept.pick) pick(kept.pick);
+  show(kept.step, { announce: false });
+}
+watch("value", settle);
+requestAnimationFrame(settle);
