@@ -354,13 +354,14 @@ class Chat:
                 await asyncio.sleep(1 / UPDATES_PER_SECOND)
         yield {parts.message: gr.MultimodalTextbox(submit_btn=True, stop_btn=False)}
 
-    def screen(self, key: SessionKey, texts: Texts, sentence: str = "") -> Update:
+    def screen(self, key: SessionKey, texts: Texts, sentence: str = "", place: str = "") -> Update:
         """Draw the conversation and the inspector.
 
         Args:
             key: Whose conversation.
             texts: The words.
             sentence: What is wrong with what was asked for in the inspector.
+            place: The card of the inspector where it was asked for.
         """
         session = self._services.store.get(key)
         conversation = conversation_html(
@@ -372,7 +373,7 @@ class Chat:
         )
         return {
             self._parts.conversation: conversation,
-            self._parts.inspector: inspector_html(session, texts, sentence=sentence),
+            self._parts.inspector: inspector_html(session, texts, sentence=sentence, place=place),
         }
 
     def _note(self, model: str, texts: Texts) -> str:
@@ -394,8 +395,13 @@ class Chat:
 
 def error_html(error: InputError, texts: Texts) -> str:
     """Draw what is wrong with what a visitor sent, in the visitor's language."""
+    return error_line(error_sentence(error, texts))
+
+
+def error_sentence(error: InputError, texts: Texts) -> str:
+    """Say what is wrong with what a visitor sent."""
     key = f"errors.{error.code}"
-    return error_line(texts(key, **error.values) if key in texts.words else texts("errors.other"))
+    return texts(key, **error.values) if key in texts.words else texts("errors.other")
 
 
 def error_line(sentence: str) -> str:

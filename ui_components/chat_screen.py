@@ -8,6 +8,7 @@ from ui_components.events import on
 from ui_components.inspector import build_inspector
 from ui_components.models import Models
 from ui_components.services import Services
+from ui_components.steering import Steering
 
 STORAGE_KEY = "compeer-conversation"
 
@@ -27,7 +28,9 @@ def build_chat(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
     parts = ChatParts(
         conversation, inspector, message, alt, error, policy, judge, seed, note, conversation_id
     )
-    _wire(page, Chat(services, parts), parts)
+    chat = Chat(services, parts)
+    _wire(page, chat, parts)
+    _wire_steering(Steering(services, parts, chat), parts)
 
 
 def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropdown, gr.Textbox]:
@@ -85,3 +88,16 @@ def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
     on(talk.pick_turn, chat.pick, [conversation], everything)
     on(talk.use_starter, chat.use_starter, [message], [message])
     on(parts.inspector.pick_turn, chat.pick, [conversation], everything)
+
+
+def _wire_steering(steering: Steering, parts: ChatParts) -> None:
+    inspector, conversation = parts.inspector, parts.conversation_id
+    order = [parts.policy, parts.judge, parts.seed, conversation]
+    drawn = [parts.conversation, inspector, parts.error]
+    streamed = [*drawn, parts.message]
+    on(inspector.edit_step, steering.edit_step, order, streamed, streams=True)
+    on(inspector.keep_step, steering.keep_step, order, streamed, streams=True)
+    on(inspector.try_strategy, steering.try_strategy, order, streamed, streams=True)
+    on(inspector.best_of, steering.best_of, order, streamed, streams=True)
+    on(inspector.switch_reply, steering.switch, [conversation], drawn)
+    on(inspector.compare_reply, steering.compare, [conversation], drawn)

@@ -8,15 +8,10 @@ import gradio as gr
 
 from compeer_core.reasoning import Part
 from ui_components.help import card_lines
-from ui_components.inspector import (
-    picture_address,
-    reward_of,
-    status_line,
-    summary,
-    total_in_words,
-)
+from ui_components.inspector import picture_address
 from ui_components.models import Models
 from ui_components.progress import Progress
+from ui_components.reply_words import reward_of, status_line, summary, total_in_words
 from ui_components.session import Session, Turn
 from ui_components.templating import render
 from ui_components.texts import ASSETS, Texts

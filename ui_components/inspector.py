@@ -18,8 +18,17 @@ from compeer_core.unifireward import (
     StepVerdict,
     Unscorable,
 )
+from ui_components.best_of import best_of_view
+from ui_components.branches import branches_view
 from ui_components.progress import PartProgress, Progress
+from ui_components.reply_words import readable, reward_of, signed, status_line, total_in_words
 from ui_components.session import Session
+from ui_components.steering_view import (
+    card_controls,
+    contradiction_words,
+    signature,
+    steering_notes,
+)
 from ui_components.templating import render
 from ui_components.texts import ASSETS, Texts
 
@@ -43,6 +52,7 @@ def inspector_html(
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
     *,
     sentence: str = "",
+    place: str = "",
 ) -> str:
     """Draw the inspector for the selected turn.
 
@@ -51,6 +61,7 @@ def inspector_html(
         texts: The words.
         vocabulary: The strategies to choose from.
         sentence: What is wrong with what was asked for here.
+        place: The card where it was asked for.
     """
     shown = session.shown
     if shown is None:
@@ -64,7 +75,15 @@ def inspector_html(
         }
         for index, image in enumerate(turn.said.images)
     ]
-    cards = [_card(part, progress, texts, vocabulary, pictures) for part in STEPS]
+    cards = [
+        _card(part, progress, texts, vocabulary, pictures)
+        | {
+            "controls": card_controls(part, session, shown, texts, vocabulary),
+            "signature": signature(part, progress, texts),
+            "sentence": sentence if place == part.value else "",
+        }
+        for part in STEPS
+    ]
     return render(
         "inspector.html",
         t=texts,
@@ -73,6 +92,12 @@ def inspector_html(
         cards=cards,
         status=status_line(progress, texts),
         problems=_problems(progress, texts),
+        reply=progress.number if progress else 0,
+        branches=branches_view(session, shown, texts),
+        best_of=best_of_view(session, shown, texts),
+        best_of_sentence=sentence if place == "best_of" else "",
+        conflicts=contradiction_words(session, shown, texts),
+        steering_notes=steering_notes(progress, texts),
         error=progress.record.error if progress and progress.record else None,
         score=_score(progress, texts),
         sparkline=_sparkline(session, texts, shown),
@@ -85,94 +110,6 @@ def inspector_html(
 def picture_address(turn_key: str, index: int) -> str:
     """Where the server shows a picture of a turn, relative to the page."""
     return f"pictures/{turn_key}/{index}"
-
-
-# --- the state of a reply in words ---------------------------------------------------------------
-
-
-def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -> str:
-    """Return one calm sentence on how a reply stands; empty if it is there and whole."""
-    if progress is None:
-        return texts("status.unfinished")
-    if progress.outcome == "running":
-        return _running_line(progress, texts, seconds)
-    if progress.outcome == "stopped":
-        return texts("status.stopped")
-    if progress.outcome == "failed":
-        if progress.failure == "model":
-            return texts("model.failed", model=progress.model)
-        if progress.failure == "line":
-            return texts("errors.too_many_waiting")
-        return texts("status.failed")
-    return "" if progress.reply.strip() else texts("status.empty_reply")
-
-
-def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
-    if progress.phase == "waiting":
-        if progress.place:
-            return texts("status.waiting", place=progress.place)
-        return texts("status.waiting_first")
-    if progress.phase == "loading":
-        return texts("status.loading", model=progress.model, seconds=round(seconds))
-    if progress.phase == "judging":
-        return texts("status.judging")
-    if progress.writing is not None:
-        return texts(f"status.{progress.writing}")
-    done = [part for part, now in progress.parts.items() if now.state == "done"]
-    if not done:
-        return texts("status.thinking")
-    if progress.judge is not None and progress.parts[done[-1]].verdict is None:
-        return texts("status.judging")
-    ahead = [part for part, now in progress.parts.items() if now.state == "ahead"]
-    return texts(f"status.{ahead[0]}" if ahead else "status.thinking")
-
-
-def summary(progress: Progress, texts: Texts) -> list[str]:
-    """Return the labels of a reply in a few words, for the chip under it."""
-    words: list[str] = []
-    stage = _readable(progress.parts[Part.HISTORY].labels.get("stage"))
-    emotion = _readable(progress.parts[Part.EMOTION].labels.get("emotion"))
-    intensity = _readable(progress.parts[Part.EMOTION].labels.get("intensity"))
-    strategy = _readable(progress.parts[Part.STRATEGY].labels.get("strategy"))
-    if stage is not None:
-        words.append(texts.label("stages", str(stage)))
-    if emotion is not None:
-        word = texts.label("emotions", str(emotion))
-        words.append(word if intensity is None else f"{word} {intensity}/5")
-    if strategy is not None:
-        words.append(texts.label("strategies", str(strategy)))
-    return words
-
-
-def reward_of(progress: Progress | None) -> Reward | None:
-    """Return what a reply is worth, None where nobody judged it."""
-    if progress is None or progress.record is None or progress.record.judgement is None:
-        return None
-    return progress.record.judgement.reward()
-
-
-def total_in_words(progress: Progress | None, texts: Texts) -> str:
-    """Return the total with its maximum, or that there is none."""
-    reward = reward_of(progress)
-    if reward is None or reward.total is None:
-        return texts("inspector.not_scored")
-    return texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
-
-
-def signed(value: float) -> str:
-    """Return a number with its sign, a real minus sign among them.
-
-    Example:
-        >>> signed(1.0), signed(-4.0), signed(0.0), signed(0.25)
-        ('+1', '−4', '0', '+0.25')
-    """
-    if value == 0:
-        return "0"
-    return f"{value:+.3g}".replace("-", "−")
-
-
-def _readable(value: LabelValue | None) -> str | int | None:
-    return None if isinstance(value, Unreadable) else value
 
 
 # --- the cards -----------------------------------------------------------------------------------
@@ -273,7 +210,7 @@ def _labels(now: PartProgress, texts: Texts) -> list[dict[str, str]]:
             "kind": name,
         }
         for name, vocabulary, title in shown
-        if (value := _readable(now.labels.get(name))) is not None
+        if (value := readable(now.labels.get(name))) is not None
     ]
 
 

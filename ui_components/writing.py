@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -248,13 +249,18 @@ class Writers:
                 if policy is None:
                     return
                 judge = self._judge(job, order)
-                self._phase(job, "waiting")
-                for sample in samples:
-                    if job.stop.is_set():
-                        return
-                    self._phase(job, "writing", sample)
-                    words = reference.reply.strip() if reference and judge else None
-                    self._take_turn(job, sample, policy, judge, dialogue, order, words)
+                self._phase(job, "writing")
+                words = reference.reply.strip() if reference and judge else None
+                # Replies that are on their way at the same time are written in one batch.
+                with ThreadPoolExecutor(len(samples), thread_name_prefix="sample") as pool:
+                    begun = [
+                        pool.submit(
+                            self._take_turn, job, sample, policy, judge, dialogue, order, words
+                        )
+                        for sample in samples
+                    ]
+                for each in begun:
+                    each.result()
         finally:
             self._change(job, _ended)
             self._rank(job, dialogue, turn, best_of)

@@ -1,11 +1,34 @@
 // Runs once for the inspector: `element`, `trigger` and `watch` come from gradio.
-const acts = ["pick_turn"];
+const acts = ["pick_turn", "keep_step", "try_strategy", "switch_reply", "compare_reply"];
 const open = new Set();
+const drafts = new Map();
+const away = ["keep_step", "try_strategy", "switch_reply", "compare_reply"];
+let held = null;
+let scrolled = 0;
+
+// An update draws the panel anew, and it would begin at its top.
+element.addEventListener("scroll", (event) => {
+  if (event.target.classList.contains("inspector")) scrolled = event.target.scrollTop;
+}, true);
+// What comes next is seen from the top: which reply it is, and how it differs.
+const fromTheTop = () => {
+  scrolled = 0;
+  if (element.getBoundingClientRect().top < 0) element.scrollIntoView({ block: "start" });
+};
+
+// What a button or a form says about itself, numbers as numbers.
+const told = (data) => {
+  const said = { turn: Number(data.turn), reply: Number(data.reply ?? 0) };
+  for (const name of ["part", "strategy"]) if (data[name] !== undefined) said[name] = data[name];
+  return said;
+};
 
 element.addEventListener("click", (event) => {
   const button = event.target.closest("[data-act]");
   if (button && !button.disabled && acts.includes(button.dataset.act)) {
-    trigger(button.dataset.act, { turn: Number(button.dataset.turn) });
+    if (button.dataset.act === "try_strategy") open.delete("strategy");
+    if (away.includes(button.dataset.act)) fromTheTop();
+    trigger(button.dataset.act, told(button.dataset));
     return;
   }
   const summary = event.target.closest("summary");
@@ -16,7 +39,59 @@ element.addEventListener("click", (event) => {
   else open.add(fold.dataset.fold);
 });
 
+element.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = event.target;
+  const { text, ...labels } = Object.fromEntries(new FormData(form));
+  if (form.dataset.form === "best_of") {
+    trigger("best_of", { turn: Number(form.dataset.turn), size: Number(labels.size) });
+  } else if (form.dataset.form === "edit_step") {
+    open.delete(form.closest("details").dataset.fold);
+    fromTheTop();
+    trigger("edit_step", { ...told(form.dataset), text, labels });
+  }
+});
+
+// What is being typed outlives an update of the page.
+element.addEventListener("input", (event) => {
+  const form = event.target.form;
+  if (form?.dataset.key) drafts.set(form.dataset.key, Object.fromEntries(new FormData(form)));
+});
+element.addEventListener("reset", (event) => drafts.delete(event.target.dataset.key));
+
+// The focus stays where it was, as far as that is still there.
+const nameOf = (target) => {
+  const { act, turn, reply, part, strategy } = target.dataset;
+  if (act) return `[data-act="${act}"]` + Object.entries({ turn, reply, part, strategy })
+    .filter(([, value]) => value !== undefined && !(act === "pick_turn"))
+    .map(([name, value]) => `[data-${name}="${CSS.escape(value)}"]`).join("");
+  const fold = target.closest("details");
+  if (target.tagName === "SUMMARY" && fold) return `details[data-fold="${fold.dataset.fold}"] > summary`;
+  const form = target.closest("form");
+  if (form && target.name) return `form[data-form="${form.dataset.form}"]${form.dataset.part ? `[data-part="${form.dataset.part}"]` : ""} [name="${target.name}"]`;
+  return form ? "h2" : null;
+};
+element.addEventListener("focusin", (event) => { held = nameOf(event.target); });
+element.addEventListener("focusout", (event) => {
+  const left = event.target;
+  setTimeout(() => { if (left.isConnected && document.activeElement !== left) held = null; });
+});
+
 // An update draws every fold closed; those that the reader opened are opened again.
 watch("value", () => {
-  for (const fold of element.querySelectorAll("details[data-fold]")) fold.open = open.has(fold.dataset.fold);
+  for (const fold of element.querySelectorAll("details[data-fold]")) {
+    if (fold.open) open.add(fold.dataset.fold);
+    fold.open = open.has(fold.dataset.fold);
+  }
+  for (const form of element.querySelectorAll("form[data-key]")) {
+    for (const [name, value] of Object.entries(drafts.get(form.dataset.key) ?? {}))
+      if (form.elements[name]) form.elements[name].value = value;
+  }
+  const panel = element.querySelector(".inspector");
+  if (panel) panel.scrollTop = scrolled;
+  if (held && (document.activeElement === document.body || !document.activeElement)) {
+    const found = element.querySelector(held);
+    const target = found && !found.disabled ? found : element.querySelector("h2");
+    target?.focus({ preventScroll: true });
+  }
 });

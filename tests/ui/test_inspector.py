@@ -15,8 +15,9 @@ from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Part, PartStarted
 from compeer_core.unifireward import Judge
 from tests.pages import BROKEN, COMPLETE, HOSTILE, SECOND
-from ui_components.inspector import inspector_html, signed
+from ui_components.inspector import inspector_html
 from ui_components.progress import Progress
+from ui_components.reply_words import signed
 from ui_components.session import Session, Turn
 from ui_components.texts import load_texts
 
@@ -73,7 +74,7 @@ def test_the_labels_are_shown_as_a_stepper_a_bar_and_one_of_eight():
     assert "3 of 5" in html
     assert html.count('class="is-other"') == 7
     assert html.count('class="is-chosen"') == 1
-    assert html.count("<dt>Providing Suggestions</dt>") == 1
+    assert html.count('data-strategy="Providing Suggestions"') == 1
 
 
 def test_a_turn_that_lacks_a_part_shows_its_text_what_is_missing_and_the_penalty():
