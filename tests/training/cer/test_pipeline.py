@@ -1,7 +1,9 @@
 """Stage `cer` on the silver route: what is done, what is left alone, and what its config says."""
 
+import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from tests.training.cer.endpoint import Endpoint
 from tests.training.cer.whole_route import answer
 from training.__main__ import main
 from training.cer import pipeline
+from training.cer.engines import LocalEngine
 from training.cer.pipeline import Config
 from training.samples import read_records
 from training.stages import StoppedEarly
@@ -240,6 +243,32 @@ def test_what_is_missing_is_named_before_anything_is_written(silver, change, say
     assert not config.output.exists()
 
 
+class Pieces(LocalEngine):
+    """Ray's way without its processes: a few items at a time, each of them a copy."""
+
+    def __init__(self, workers: int) -> None:
+        self.pieces: list[int] = []
+
+    def map(self, function, items):
+        stream = iter(items)
+        while copies := pickle.loads(pickle.dumps(list(itertools.islice(stream, 4)))):
+            self.pieces.append(len(copies))
+            yield from function(iter(copies))
+
+
+def test_an_engine_that_cuts_the_stream_gives_the_same_rows(silver, tmp_path, monkeypatch):
+    used: list[Pieces] = []
+    monkeypatch.setattr(pipeline, "RayEngine", lambda n: used.append(Pieces(n)) or used[-1])
+    local, other = silver(), silver("engine=ray", f"output={tmp_path / 'pieces'}")
+    pipeline.run(local)
+
+    pipeline.run(other)
+
+    assert sum(map(len, (engine.pieces for engine in used))) > 10
+    same_rows(local, other)
+
+
+@pytest.mark.slow  # the whole route in processes; test_steps_on_ray.py takes the steps one by one
 @pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
 def test_the_same_rows_come_from_ray(silver, tmp_path):
     ray = pytest.importorskip("ray")
@@ -252,6 +281,10 @@ def test_the_same_rows_come_from_ray(silver, tmp_path):
     finally:
         ray.shutdown()  # other modules start one of their own
 
+    same_rows(local, other)
+
+
+def same_rows(local: Config, other: Config) -> None:
     names = ["train.jsonl", "valid.jsonl", "test.jsonl", "steps/turns.jsonl", "README.md"]
     for name in names:
         assert (other.output / name).read_bytes() == (local.output / name).read_bytes(), name
