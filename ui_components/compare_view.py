@@ -71,6 +71,11 @@ def _earlier(one: Round, texts: Texts) -> dict[str, object]:
 def _round(one: Round, texts: Texts, models: Models, now: float) -> dict[str, object]:
     goes_on = one.goes_on
     has_failed = any(side.has_failed for side in one.sides)
+    leaked = any(side.leaked for side in one.sides)
+    again = ""
+    if one.is_over and not one.has_vote and (has_failed or leaked):
+        kind = "leaked" if not has_failed else "failed" if one.active is None else "partly_failed"
+        again = texts(f"compare.{kind}_round")
     return {
         "key": one.key,
         "said": one.said.text,
@@ -78,11 +83,8 @@ def _round(one: Round, texts: Texts, models: Models, now: float) -> dict[str, ob
         "blind": one.blind,
         "kept": one.keep_words,
         "running": not one.is_over,
-        "failed": has_failed,
         "notice": _language_notice(one, texts, models),
-        "draw_again": one.is_over
-        and not one.has_vote
-        and (has_failed or any(side.leaked for side in one.sides)),
+        "draw_again": again,
         "sides": [
             _side(one, number, texts, models, goes_on=goes_on, now=now)
             for number in range(len(one.sides))
@@ -213,7 +215,6 @@ def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: fl
         "compare_ballot.html",
         t=texts,
         pairs=[_pair(last, pair, texts, models, now) for pair in shown],
-        undecided=not any(side.has_failed for side in last.sides),
         several=len(last.pairs) > 1,
         count=len(last.pairs),
     )

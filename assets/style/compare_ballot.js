@@ -41,9 +41,27 @@ function vote(choice) {
   });
 }
 
+// A single key that acts can be in the way of speech input, so it can be switched off.
+const KEYS = "compeer-vote-keys";
+let keys = true;
+try {
+  keys = localStorage.getItem(KEYS) !== "off";
+} catch {
+  // A browser that keeps nothing has them on.
+}
+element.addEventListener("change", (event) => {
+  if (!event.target.matches("[data-keys]")) return;
+  keys = event.target.checked;
+  try {
+    if (keys) localStorage.removeItem(KEYS);
+    else localStorage.setItem(KEYS, "off");
+  } catch {
+    // The choice holds until the page is left.
+  }
+});
 document.addEventListener("keydown", (event) => {
   const ballot = open();
-  if (!ballot || !ballot.getClientRects().length || event.repeat || event.isComposing) return;
+  if (!ballot || !keys || !ballot.getClientRects().length || event.repeat || event.isComposing) return;
   if (event.ctrlKey || event.altKey || event.metaKey || event.shiftKey) return;
   const at = event.target;
   if (at.isContentEditable || at.closest?.("input:not([type=radio], [type=checkbox]), textarea, select")) return;
@@ -118,12 +136,13 @@ function allow() {
     ([side]) => phone.matches && !shared.opened.has(Number(ballot.dataset[side])));
   for (const choice of ballot.querySelectorAll("[data-vote]")) choice.disabled = Boolean(unopened);
   const reason = ballot.querySelector("[data-reason]");
-  const said = unopened ? ballot.dataset.openFirst.replace("%s", ballot.dataset[unopened[1]]) : phone.matches ? "" : reason.dataset.ready;
+  const said = unopened ? ballot.dataset.openFirst.replace("%s", ballot.dataset[unopened[1]]) : reason.dataset.ready;
   if (reason.textContent !== said) reason.textContent = said;
 }
 addEventListener("compeer-compare", allow);
 
 function settle() {
+  for (const box of element.querySelectorAll("[data-keys]")) box.checked = keys;
   for (const ballot of element.querySelectorAll(".ballot")) {
     const { battle, revision, state, undoSeconds } = ballot.dataset;
     if (ballot.dataset.over === "yes" && !over.has(battle)) over.set(battle, performance.now());

@@ -620,6 +620,21 @@ def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
     assert not row.blind
 
 
+def test_where_one_of_three_fails_the_others_are_voted_on(tmp_path):
+    anna = Guest(make(tmp_path, tuple(MODELS)))
+    anna.send("break, please", "named", list(MODELS))
+    able = [n for n in range(3) if n != anna.left("maple-1")]
+
+    assert "One side has nothing to compare." in anna.talk
+    active = anna.round.active
+    assert active is not None
+    assert list(active.sides) == able
+    anna.vote("both", battle=active.battle)
+    assert anna.error == ""
+    assert "You said: Both are good." in anna.ballot
+    assert anna.round.goes_on in able
+
+
 def test_blind_draws_two_of_those_that_were_ticked(tmp_path):
     anna = Guest(make(tmp_path, tuple(MODELS)))
     drawn = set()
