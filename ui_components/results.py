@@ -50,7 +50,7 @@ def build_results(services: Services, i18n: gr.I18n) -> None:
         show_progress="hidden",
         api_visibility="private",
         concurrency_limit=None,
-        trigger_mode="always_last",  # of filters that are changed quickly the last one is shown
+        trigger_mode="multiple",  # otherwise what is asked while a board is on its way is lost
     )
 
 

@@ -402,9 +402,10 @@ def _effects(effects: Effects, influence: Influence | None, texts: Texts) -> lis
 
 def _left_out(board: Board, texts: Texts) -> list[dict[str, object]]:
     counts = {name: getattr(board.left_out, name) for name in LeftOut.model_fields}
+    other = "names_known" if board.filters.kind == "blind" else "names_hidden"
     return [
         {
-            "reason": texts(f"results.left_{name}"),
+            "reason": texts(f"results.left_{other if name == 'other_kind' else name}"),
             "votes": votes,
             "flags": [
                 {"reason": _flag(flag, texts), "votes": number}

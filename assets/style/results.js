@@ -9,8 +9,8 @@ live.className = "vh";
 live.setAttribute("aria-live", "polite");
 (document.querySelector("main") || document.body).append(live);
 
-let asked = null;
 let shown = false;
+let later = 0;
 let announced = "";
 
 function query() {
@@ -21,8 +21,7 @@ function query() {
 }
 
 function ask() {
-  asked = query();
-  trigger("look", { query: asked, form: form()?.dataset.key ?? "" });
+  trigger("look", { query: query(), form: form()?.dataset.key ?? "" });
 }
 
 function choose() {
@@ -63,11 +62,21 @@ new IntersectionObserver(([entry]) => {
   if (panel.offsetParent === null || now) shown = now;
 }).observe(panel);
 
+// Of boards that are asked for in a row, another than the last may come last: then it is asked again.
+const sorted = (text) => [...new URLSearchParams(text)].map(String).sort().join("&");
+function insist(wait) {
+  clearTimeout(later);
+  const drawn = board()?.dataset.query;
+  if (drawn === undefined || !form() || sorted(drawn) === sorted(query())) return;
+  ask();
+  later = setTimeout(() => insist(Math.min(2 * wait, 5000)), wait);
+}
+
 function settle() {
   const drawn = board();
   if (!drawn || drawn.dataset.query === undefined) return;
-  // A filter that was changed while a board was on its way.
-  if (asked !== null && form() && query() !== asked) ask();
+  clearTimeout(later);
+  later = setTimeout(() => insist(500), 50);
   const said = drawn.querySelector("[data-announce]")?.textContent ?? "";
   if (announced && said !== announced) live.textContent = said;
   announced = said;

@@ -174,6 +174,10 @@ def test_an_upload_that_is_no_picture_is_refused(client, tmp_path: Path):
         client.predict("look", image=handle_file(tmp_path / "notes.png"), api_name="/chat")
 
 
+def test_where_nobody_has_voted_the_leaderboard_is_empty(client):
+    assert client.predict(api_name="/leaderboard") == []
+
+
 def test_several_programs_are_served_one_after_the_other(client):
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(client.predict, f"hello {n}", api_name="/chat") for n in range(4)]
