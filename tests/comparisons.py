@@ -15,18 +15,19 @@ MODELS = {"maple-1": "Maple the First", "cedar-2": "Cedar the Second", "willow-3
 LEAK = COMPLETE.replace(REPLY, "I am maple-1, and I am glad that you are here.")
 LONG, SECOND_LONG = " ".join([REPLY] * 4), " ".join([SECOND_REPLY] * 4)
 SLOWLY = {"when": "slowly", "delay_seconds": 0.03, "chunk_characters": 12}
-ENDLESS = {"when": "for ever", "delay_seconds": 0.02, "ending": "endless"}
+ENDLESS = {"when": "for ever", "delay_seconds": 0.05, "chunk_characters": 12}
+FOR_EVER = {"text": COMPLETE.replace(REPLY, " ".join([REPLY] * 600))}
 TURNS: dict[str, list[dict[str, Any]]] = {
     "maple-1": [
         {**SLOWLY, "text": COMPLETE.replace(REPLY, LONG)},
-        {**ENDLESS, "text": COMPLETE},
+        {**ENDLESS, **FOR_EVER},
         {"when": "who are you", "text": LEAK},
         {"when": "break", "text": COMPLETE[:150], "ending": "failed"},
         {"text": COMPLETE},
     ],
     "cedar-2": [
         {**SLOWLY, "text": SECOND.replace(SECOND_REPLY, SECOND_LONG)},
-        {**ENDLESS, "text": SECOND},
+        {**ENDLESS, **FOR_EVER},
         {"text": SECOND},
     ],
     "willow-3": [{"text": SECOND.replace("courage", "patience")}],
