@@ -67,6 +67,7 @@ const nameOf = (target) => {
     .map(([name, value]) => `[data-${name}="${CSS.escape(value)}"]`).join("");
   const fold = target.closest("details");
   if (target.tagName === "SUMMARY" && fold) return `details[data-fold="${fold.dataset.fold}"] > summary`;
+  if (target.tagName === "H2") return "h2"; // where the focus went when what held it was gone
   const form = target.closest("form");
   if (form && target.name) return `form[data-form="${form.dataset.form}"]${form.dataset.part ? `[data-part="${form.dataset.part}"]` : ""} [name="${target.name}"]`;
   return form ? "h2" : null;
