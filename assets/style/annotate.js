@@ -93,6 +93,7 @@ function failed(error) {
 }
 
 async function show(body, focus = true) {
+  desk.setAttribute("aria-busy", "true");
   try {
     await flush();
     const told = await post("view", { tab, place, ...body });
@@ -103,6 +104,8 @@ async function show(body, focus = true) {
       for (const each of desk.querySelectorAll("[data-opening] p")) each.textContent = words.offline;
       timer = setTimeout(() => show(body, focus), 5000);
     } else failed(error);
+  } finally {
+    desk.removeAttribute("aria-busy");
   }
 }
 

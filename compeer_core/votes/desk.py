@@ -33,7 +33,6 @@ from compeer_core.cer import CerRecord, StepLabels
 from compeer_core.errors import ConfigError, InputError
 from compeer_core.images import Image, read_image
 from compeer_core.reasoning import Part
-from compeer_core.votes.agreement import Unsettled
 from compeer_core.votes.annotations import (
     QUESTIONS,
     Annotation,
@@ -41,7 +40,7 @@ from compeer_core.votes.annotations import (
     labelled,
     opinions,
 )
-from compeer_core.votes.desk_queue import Queue, annotation_of, is_empty, said, standing
+from compeer_core.votes.desk_queue import Queue, annotation_of, differ, is_empty, said, standing
 from compeer_core.votes.desk_report import Report, report
 from compeer_core.votes.reading import storable
 from compeer_core.votes.schema import (
@@ -647,9 +646,7 @@ def _check_open(session: Session, annotator: Annotator, item_id: str) -> None:
 
 
 def _may_decide(annotator: Annotator, of_item: list[Annotation]) -> bool:
-    return annotator.may_adjudicate and any(
-        opinions(of_item, part).outcome is Unsettled.NEEDS_THIRD for part in QUESTIONS
-    )
+    return annotator.may_adjudicate and differ(of_item)
 
 
 def _unnamed(annotation: Annotation, name: str) -> Annotation:

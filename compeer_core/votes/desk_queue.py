@@ -6,10 +6,12 @@ answered then, as far as the queue goes.
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
+from compeer_core.taxonomy import Preference
 from compeer_core.votes.agreement import Unsettled
 from compeer_core.votes.annotations import QUESTIONS, Annotation, opinions
 from compeer_core.votes.schema import AnnotatorRow, AnswerRow, AssignmentRow, ItemRow
@@ -29,18 +31,25 @@ class Queue:
 
     def __init__(self, session: Session, now: datetime) -> None:
         self.ids = list(session.scalars(select(ItemRow.id).order_by(ItemRow.position)))
-        self._given: dict[str, list[AssignmentRow]] = {}
+        self._given: dict[str, list[int]] = {}
         held = now - timedelta(hours=ASSIGNED_HOURS)
         self._ended: set[tuple[int, str]] = set()
-        for row in session.scalars(select(AssignmentRow).order_by(AssignmentRow.assigned_at)):
-            self._given.setdefault(row.item_id, []).append(row)
-            if max(row.assigned_at, row.saved_at or row.assigned_at) < held:
-                self._ended.add((row.annotator_id, row.item_id))
+        given = select(
+            AssignmentRow.annotator_id,
+            AssignmentRow.item_id,
+            AssignmentRow.assigned_at,
+            AssignmentRow.saved_at,
+        )
+        for person, item, assigned_at, saved_at in session.execute(given):
+            self._given.setdefault(item, []).append(person)
+            if max(assigned_at, saved_at or assigned_at) < held:
+                self._ended.add((person, item))
         self.said: dict[str, list[Annotation]] = {}
         for annotation in said(session):
             self.said.setdefault(annotation.item_id, []).append(annotation)
         self.answered = {item: standing(of_item) for item, of_item in self.said.items()}
         self._names = {row.id: row.name for row in session.scalars(select(AnnotatorRow))}
+        self._thirds: dict[str, bool] = {}
 
     @property
     def closed(self) -> list[str]:
@@ -64,12 +73,12 @@ class Queue:
 
     def needs_third(self, item: str) -> bool:
         """Whether two people have answered an item and differ on a question."""
-        return len(self.answered.get(item, ())) >= 2 and any(
-            opinions(self.said[item], part).outcome is Unsettled.NEEDS_THIRD for part in QUESTIONS
-        )
+        if item not in self._thirds:
+            self._thirds[item] = len(self.answered.get(item, ())) >= 2 and differ(self.said[item])
+        return self._thirds[item]
 
     def _is_given(self, item: str, person: int) -> bool:
-        return any(row.annotator_id == person for row in self._given.get(item, ()))
+        return person in self._given.get(item, ())
 
     def _is_open(self, item: str, name: str, person: int, conflicts: bool) -> bool:
         answered = self.answered.get(item, ())
@@ -79,11 +88,20 @@ class Queue:
         if is_conflict != conflicts or (is_conflict and not self.needs_third(item)):
             return False
         others = {
-            self._names[row.annotator_id]
-            for row in self._given.get(item, ())
-            if row.annotator_id != person and (row.annotator_id, item) not in self._ended
+            self._names[other]
+            for other in self._given.get(item, ())
+            if other != person and (other, item) not in self._ended
         }
         return len({*answered, *others}) < (3 if conflicts else 2)
+
+
+def differ(annotations: list[Annotation]) -> bool:
+    """Whether people differ on a question about an item, and a third has yet to decide it."""
+    return any(
+        opinions(annotations, question).outcome is Unsettled.NEEDS_THIRD
+        for question in QUESTIONS
+        if len({each.answer(question) for each in annotations}) > 1  # most agree, which is quick
+    )
 
 
 def standing(annotations: list[Annotation]) -> tuple[str, ...]:
@@ -99,27 +117,36 @@ def is_empty(annotation: Annotation) -> bool:
 
 def said(session: Session, item_id: str | None = None) -> Iterator[Annotation]:
     """Yield all answers, or those about one item, in the order in which they were given."""
-    query = select(AnswerRow, AnnotatorRow.name).join(
-        AnnotatorRow, AnnotatorRow.id == AnswerRow.annotator_id
-    )
+    query = select(
+        AnnotatorRow.name,
+        AnswerRow.item_id,
+        AnswerRow.at,
+        AnswerRow.steps,
+        AnswerRow.preference,
+        AnswerRow.shown_first,
+        AnswerRow.confidence,
+        AnswerRow.note,
+        AnswerRow.seconds,
+    ).join(AnnotatorRow, AnnotatorRow.id == AnswerRow.annotator_id)
     if item_id is not None:
         query = query.where(AnswerRow.item_id == item_id)
-    for row, name in session.execute(query.order_by(AnswerRow.at, AnswerRow.id)):
-        yield annotation_of(row, name)
+    for row in session.execute(query.order_by(AnswerRow.at, AnswerRow.id)):
+        yield annotation_of(row, row.name)
 
 
-def annotation_of(row: AnswerRow, name: str) -> Annotation:
-    """Return an answer as the rest of the program knows it."""
-    return Annotation.model_validate(
-        {
-            "item_id": row.item_id,
-            "annotator": name,
-            "steps": tuple(row.steps),
-            "preference": row.preference,
-            "shown_first": row.shown_first,
-            "confidence": row.confidence,
-            "note": row.note,
-            "seconds": row.seconds,
-            "date": row.at,
-        }
+def annotation_of(row: "AnswerRow | Row[Any]", name: str) -> Annotation:
+    """Return an answer as the rest of the program knows it.
+
+    It was looked at when it was written, and thousands are read for each item that is given out.
+    """
+    return Annotation.model_construct(
+        item_id=row.item_id,
+        annotator=name,
+        steps=tuple(row.steps),
+        preference=None if row.preference is None else Preference(row.preference),
+        shown_first="first" if row.shown_first == "first" else "second",
+        confidence=row.confidence,
+        note=row.note,
+        seconds=row.seconds,
+        date=row.at,
     )

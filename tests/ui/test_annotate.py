@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import InputError, StoreError
+from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
 from compeer_core.votes.annotations import read_csv, read_jsonl
@@ -281,7 +282,7 @@ def test_what_was_typed_is_a_draft_and_stands_there_again(world):
     ):
         assert checked in html
     assert 'name="step-3" value="right" checked' not in html
-    assert 'data-seconds="12"' in html
+    assert 'data-seconds="12.0"' in html
     assert "✎" in html
 
 
@@ -351,7 +352,7 @@ def test_an_answer_is_saved_once_and_the_next_item_comes(world):
         5,
         7.5,
     )
-    assert said.answer("reply") == ("first" if as_in_item else "second")
+    assert said.answer(Part.REPLY) == ("first" if as_in_item else "second")
 
 
 def test_nobody_gets_at_what_was_not_given_to_them(world):
