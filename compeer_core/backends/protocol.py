@@ -134,24 +134,6 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class SamplingBackend(Backend, Protocol):
-    """A `Backend` that reads messages once for several turns."""
-
-    def open_many(
-        self, messages: Sequence[Message], samplings: Sequence[Sampling], stop: threading.Event
-    ) -> Sequence[Completion]:
-        """Begin several turns that follow the same messages.
-
-        The result is what `open` would give for each sampling. The turns may be written at the same
-        time, each by a thread of its own, or not at all.
-
-        Raises:
-            BackendError: As `Backend.open`.
-        """
-        ...
-
-
 class ScoringSession(Protocol):
     """One conversation with a judge, in which questions and answers take turns."""
 

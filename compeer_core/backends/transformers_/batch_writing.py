@@ -1,8 +1,9 @@
 """Turns that a model in this process writes many at a time, each as if it were alone.
 
-The demo writes one turn at a time (`compeer_core.backends.transformers_.writing`). A pipeline and a
-policy in training have thousands to write, and a batch costs hardly more time than one row: what
-takes the time is reading the weights, and the steps between them. So
+The demo's visitors come and go, and each turn stops and goes on by itself
+(`compeer_core.backends.transformers_.rounds`). A pipeline and a policy in training have thousands to
+write that nobody waits for, and a batch costs hardly more time than one row: what takes the time is
+reading the weights, and the steps between them. So
 
 1. each prompt is read once, however many turns are drawn from it;
 2. its cache is repeated for each of them and joined with those of the other prompts, padded on the

@@ -52,6 +52,18 @@ def hand_back(whole: Any, row: int, padding: int, cache: Any) -> None:
         own.values = layer.values[row : row + 1, :, padding:].clone()
 
 
+def beginning(cache: Any, length: int) -> Any:
+    """Copy the first tokens of a plain cache."""
+    copied = DynamicCache()
+    for layer in cache.layers:
+        keys, values = (states[:, :, :length].clone() for states in (layer.keys, layer.values))
+        part = DynamicLayer()
+        part.lazy_initialization(keys, values)
+        part.keys, part.values = keys, values
+        copied.layers.append(part)
+    return copied
+
+
 class _RoomyLayer(DynamicLayer):
     """Keys and values of a layer, in memory that has room for what will be added."""
 

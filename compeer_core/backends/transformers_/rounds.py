@@ -7,10 +7,14 @@ the owner thread writes in rounds, each of which is one job of its queue:
 * Turns with the same adapter form a batch. Each keeps a cache of its own; for a round these are
   joined, and handed back when it ends. So between two jobs no turn knows of another one. A turn
   joins or leaves at a token: what it has to read first (its prompt, or text that was written for
-  it) it reads by itself.
-* Turns with other adapters, and caches that cannot be joined, are written by turns.
-  (peft can apply an adapter for each row of a batch, but takes as long for such a pass as for
-  one pass after another.)
+  it) it reads by itself. A prompt that a turn still open has read is copied from there, so several
+  turns drawn from one prompt read it once.
+* Turns with other adapters, and caches that cannot be joined, are written by turns. (peft can apply
+  an adapter for each row of a batch, but a pass of two such rows took 1.02 times as long as one
+  pass after the other.)
+
+With COMPEER-nano on one core, two turns at once take 0.76 of the time that they take one after the
+other, and four 0.40 (medians of three, 100 tokens each, the reading of their prompts included).
 
 A round ends after a tenth of a second when somebody else waits for the thread (a judge, a new
 visitor's prompt) or turns with another adapter do, and goes to the end of the queue.
@@ -29,6 +33,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -38,7 +43,7 @@ from transformers import StoppingCriteria
 from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.backends.transformers_.choice import Choice
 from compeer_core.backends.transformers_.failures import brief
-from compeer_core.backends.transformers_.joined_cache import hand_back, is_plain, joined
+from compeer_core.backends.transformers_.joined_cache import beginning, hand_back, is_plain, joined
 from compeer_core.backends.transformers_.track import Track
 from compeer_core.errors import BackendError, CompeerError
 
@@ -86,14 +91,21 @@ class Row(Protocol):
 
 
 class Rounds:
-    """Writes the turns of one set of weights."""
+    """Writes the turns of one set of weights.
+
+    Attributes:
+        chat: The weights.
+        tracks: Those of all turns that are open, also of one that waits for its judge.
+    """
 
     def __init__(self, chat: ChatModel) -> None:
         self.chat = chat
         self._lock = threading.Lock()
         self._arrived: list[Row] = []
         self._queued = False  # a round is waiting or running; it will look at `_arrived`
-        self._rows: list[Row] = []  # only the owner thread touches it
+        # What follows is touched by the owner thread alone.
+        self.tracks: weakref.WeakSet[Track] = weakref.WeakSet()
+        self._rows: list[Row] = []
 
     def add(self, row: Row) -> None:
         """Have a row written from the next token on.
@@ -168,11 +180,9 @@ class Rounds:
 
     def _write(self, group: Sequence[Row], ends: Callable[[], bool]) -> None:
         for row in group:
-            if row.track.origin is not None:
+            if not row.track.read:
                 with self._guard(row):
-                    self._begin(row.track)
-                if ends():
-                    return
+                    self._share(row.track)
         behind = [row for row in group if row.track.unread > 1]
         if len(group) == 1:
             self._alone(group[0], ends)
@@ -195,12 +205,15 @@ class Rounds:
             failure.__cause__ = error
             row.fail(failure)
 
-    def _begin(self, track: Track) -> None:
-        """Let a track that shares its prompt with others have what was read of it."""
-        origin = track.origin
-        if origin is not None and not origin.read:
-            self.chat.run(origin, 1)
-        track.begin()
+    def _share(self, track: Track) -> None:
+        """Let a track have what another one has read of the same prompt."""
+        prompt = len(track.encoded.ids)
+        for other in self.tracks:
+            if other.read >= prompt and is_plain(other.cache) and other.has_prompt_of(track):
+                # Without its last token if that is the last of all: it has to be read again.
+                track.cache = beginning(other.cache, min(prompt, len(track.ids) - 1))
+                track.offsets = list(other.offsets)
+                return
 
     def _alone(self, row: Row, ends: Callable[[], bool]) -> None:
         def take(token: int) -> bool:

@@ -9,7 +9,6 @@ A `Shelf` keeps the tracks of the last few conversations, because the next turn 
 begins with what was read for the one before.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,7 @@ class Encoded:
     fixed: int | None
 
 
-@dataclass
+@dataclass(eq=False)
 class Track:
     """What a model has read of one conversation."""
 
@@ -45,8 +44,6 @@ class Track:
     cache: Any = None
     offsets: list[Any] = field(default_factory=list)
     """Qwen's `rope_deltas`, one for each module that has them."""
-    origin: "Track | None" = None
-    """Stands at the same prompt for several turns: `begin` copies what it has read."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.encoded.ids)
@@ -66,12 +63,13 @@ class Track:
         """How much further the positions of the tokens are than their places."""
         return next((int(o.flatten()[0]) for o in self.offsets if o is not None), 0)
 
-    def begin(self) -> None:
-        """Take over what the origin has read; it is let go with the last turn that does so."""
-        if self.origin is not None:
-            self.cache = copy.deepcopy(self.origin.cache)
-            self.offsets = list(self.origin.offsets)
-            self.origin = None
+    def has_prompt_of(self, other: "Track") -> bool:
+        """Whether both began with the same tokens and pictures, under the same adapter."""
+        return (
+            self.adapter == other.adapter
+            and self.encoded.ids == other.encoded.ids
+            and _same_pictures(self.encoded, other.encoded)
+        )
 
     def become(self, encoded: Encoded) -> None:
         """Continue with other tokens, and keep of the cache what they share with the old ones."""
@@ -110,7 +108,6 @@ class Track:
         """Empty the cache; the next run reads everything again, pictures included."""
         self.cache = None
         self.offsets = []
-        self.origin = None
 
 
 class Shelf:

@@ -221,29 +221,11 @@ class TransformersBackend:
     def open(
         self, messages: Sequence[Message], sampling: Sampling, stop: threading.Event
     ) -> TransformersCompletion:
-        [completion] = self.open_many(messages, [sampling], stop)
-        return completion
-
-    def open_many(
-        self, messages: Sequence[Message], samplings: Sequence[Sampling], stop: threading.Event
-    ) -> list[TransformersCompletion]:
-        """See `compeer_core.backends.protocol.SamplingBackend`."""
-
-        def begin() -> list[TransformersCompletion]:
-            budget = max(sampling.max_new_tokens for sampling in samplings)
-            encoded, dropped = self._chat.encode_fitting(messages, budget)
-            # The first turn that is written reads the prompt, and all take it from there.
-            origin = Track(encoded, self._adapter) if len(samplings) > 1 else None
-            return [
-                TransformersCompletion(
-                    self._rounds,
-                    Track(encoded, self._adapter, origin=origin),
-                    sampling,
-                    stop,
-                    dropped,
-                )
-                for sampling in samplings
-            ]
+        def begin() -> TransformersCompletion:
+            encoded, dropped = self._chat.encode_fitting(messages, sampling.max_new_tokens)
+            track = Track(encoded, self._adapter)
+            self._rounds.tracks.add(track)
+            return TransformersCompletion(self._rounds, track, sampling, stop, dropped)
 
         return self._chat.owner.call(begin)
 
