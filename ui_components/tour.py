@@ -38,6 +38,11 @@ class Frame:
     paper_address: str
     printed: bool = False
 
+    @property
+    def home(self) -> str:
+        """What stands in front of an address of the server."""
+        return "../" if self.printed else ""
+
 
 def build_tour(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
     """Lay out the tour and wire it."""

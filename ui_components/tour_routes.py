@@ -10,11 +10,14 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
 
 from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.votes.board import Filters
+from ui_components.results_view import sentence, titles
 from ui_components.services import Services
 from ui_components.templating import render
 from ui_components.texts import ASSETS, LANGUAGES, Texts, load_texts
 from ui_components.theme import STYLE
 from ui_components.tour import steps_in, the_tour
+from ui_components.waiting import LineFullError
 
 SERVED = (
     "results/*.json",
@@ -24,6 +27,11 @@ SERVED = (
     "help_lines.toml",
 )
 """What may be read over HTTP, below ``assets``: figures, cards, recordings. No weights."""
+
+BOARD_SECONDS = 20.0
+"""A board of very many votes takes seconds; afterwards it is kept."""
+
+NO_BOARD = (CompeerError, LineFullError, TimeoutError)
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
@@ -39,7 +47,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
         texts = texts_for(request)
         try:
             live = _live(services, texts)
-        except CompeerError:
+        except NO_BOARD:
             live = ""
         try:
             return HTMLResponse(print_html(texts, live))
@@ -52,7 +60,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
         texts = texts_for(request)
         try:
             return HTMLResponse(_live(services, texts), headers={"cache-control": "no-store"})
-        except CompeerError:
+        except NO_BOARD:
             return PlainTextResponse(texts("tour.live_failed"), status_code=503)
 
     @app.get("/tour/files/{name:path}")
@@ -87,13 +95,14 @@ def print_html(texts: Texts, live: str) -> str:
 
 
 def _live(services: Services, texts: Texts) -> str:
-    votes = list(services.votes.votes())
+    board = services.boards.current(Filters()).result(BOARD_SECONDS).board
     return render(
         "tour_live.html",
         t=texts,
-        votes=len(votes),
-        counted=sum(vote.blind and not vote.flags for vote in votes),
-        people=len({vote.voter for vote in votes}),
+        votes=board.votes + sum(board.left_out.model_dump().values()),
+        counted=board.votes,
+        people=board.raters,
+        told=sentence(board, texts, titles(services.models)),
         now=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 

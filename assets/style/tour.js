@@ -139,3 +139,5 @@ function settle() {
 }
 watch("value", settle);
 requestAnimationFrame(settle);
+// The tab may open before or after the words arrive.
+new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && remember()).observe(element);

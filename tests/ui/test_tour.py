@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import replace
+from datetime import timedelta
 from html import unescape
 from pathlib import Path
 
@@ -262,10 +263,14 @@ def test_no_model_is_loaded_for_any_of_it(tmp_path):
         assert not any(fresh.models.is_ready(one.name) for one in fresh.models.registry.entries)
 
 
+def test_without_votes_the_count_invites_to_the_first(client):
+    assert "No votes yet" in client.get("/tour/votes?lang=en").text
+    assert "还没有投票" in client.get("/tour/votes?lang=zh").text
+
+
 def test_votes_are_counted_as_they_stand(tmp_path):
     fresh = make_services(tmp_path)
     with warnings.catch_warnings(), TestClient(build_server(fresh)) as client:
-        assert "No votes yet" in client.get("/tour/votes?lang=en").text
         for voter in ("anna", "ben"):
             battle = fresh.votes.open_battle(
                 BattlePlan(
@@ -280,11 +285,14 @@ def test_votes_are_counted_as_they_stand(tmp_path):
                     battle.id, side, SideResult(SideStatus.FINISHED, "x", "Hello.")
                 )
             fresh.votes.cast(battle.id, voter, Preference.FIRST, dwell_ms=9000, both_seen=True)
+        later = fresh.votes.now() + timedelta(minutes=1)  # a board is made of settled votes
+        fresh.votes.now = lambda: later
         seen = words(client.get("/tour/votes?lang=en").text)
         printed = words(client.get("/tour/print?lang=en").text)
 
-    assert re.search(r"votes 2 .* people 2", seen)
-    assert re.search(r"votes 2 .* people 2", printed)
+    for text in (seen, printed):
+        assert re.search(r"votes 2 of them count 2 people, counted votes only 2", text)
+        assert "2 of 20" in text  # too few to rank anybody
 
 
 def test_a_database_that_fails_takes_the_count_and_not_the_page(tmp_path, monkeypatch):
@@ -292,7 +300,7 @@ def test_a_database_that_fails_takes_the_count_and_not_the_page(tmp_path, monkey
 
     fresh = make_services(tmp_path)
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise StoreError("locked")
 
     monkeypatch.setattr(fresh.votes, "votes", fail)
