@@ -174,6 +174,7 @@ def test_without_a_page_there_are_the_endpoints_and_a_line_that_says_so(services
             "/chat",
             "/score",
             "/models",
+            "/leaderboard",
         }
         assert client.get("/healthz").json()["status"] == "ok"
 
