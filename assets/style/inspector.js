@@ -74,8 +74,13 @@ const nameOf = (target) => {
 };
 element.addEventListener("focusin", (event) => { held = nameOf(event.target); });
 element.addEventListener("focusout", (event) => {
+  // What is taken away or folded away loses the focus without anybody having moved it.
   const left = event.target;
-  setTimeout(() => { if (left.isConnected && document.activeElement !== left) held = null; });
+  setTimeout(() => {
+    if (element.contains(document.activeElement)) return;
+    const moved = document.activeElement && document.activeElement !== document.body;
+    if (moved || (left.isConnected && left.checkVisibility())) held = null;
+  });
 });
 
 // An update draws every fold closed; those that the reader opened are opened again.
