@@ -16,7 +16,7 @@ from ui_components.services import Services
 
 CHECKPOINTS = (
     app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json",
-    app.MODELS.parent / "checkpoints" / "unifireward-nano" / "adapter_config.json",
+    app.MODELS.parent / "checkpoints" / "unifireward-nano" / "config.json",
 )
 
 if all(map(Path.is_file, CHECKPOINTS)):

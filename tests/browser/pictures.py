@@ -1,0 +1,246 @@
+"""Takes the pictures of README.md with the shipped models, in a real Chromium.
+
+    python -m tests.browser.pictures            # all, into assets/screenshots
+    python -m tests.browser.pictures compare    # one
+
+What models write is a first sample with a fixed seed where the page has a field for one. Two screens
+need what people give: the votes of `results` are drawn by chance and the item of `annotate` is a
+recording of the tour; README says so under each.
+"""
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import PIL.Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+import app
+from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
+from compeer_core.dialogue import Speaker
+from compeer_core.registry import Registry
+from compeer_core.votes.database import default_url
+from compeer_core.votes.desk import Desk
+from compeer_core.votes.desk_items import add_items
+from compeer_core.votes.store import VoteStore
+from tests.conftest import CHROMIUM, CHROMIUM_FLAGS, REPOSITORY
+from tests.voting import hold_votes
+from training.samples import write_records
+from ui_components.models import Models
+from ui_components.server import build_server, serving
+from ui_components.services import Services
+
+OUTPUT = REPOSITORY / "assets" / "screenshots"
+SIZE = {"width": 1280, "height": 860}
+MESSAGE = "I lost my job last month and I cannot tell my family."
+PATIENCE_MS = 480_000
+FRAME_MS = 350
+MOST_FRAMES = 60
+ANIMATION_WIDTH = 800
+ANNOTATOR = "ann"
+COLOURS = 128
+
+
+class Camera:
+    """A browser at a server with the shipped models."""
+
+    def __init__(self, browser: Browser, address: str, token: str) -> None:
+        self._browser = browser
+        self._address = address
+        self.token = token
+
+    def page(self, screen: str, query: str = "") -> Page:
+        context = self._browser.new_context(locale="en-US", timezone_id="UTC", viewport=SIZE)
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.goto(f"{self._address}/?screen={screen}{query}")
+        page.locator(f"#screen-{screen}-button[aria-selected=true]").wait_for()
+        page.wait_for_timeout(1500)
+        return page
+
+
+def _keep(name: str, page: Page) -> None:
+    page.mouse.move(5, 400)
+    page.wait_for_timeout(400)
+    shot = PIL.Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    path = OUTPUT / f"{name}.png"
+    shot.quantize(COLOURS, dither=PIL.Image.Dither.NONE).save(path, optimize=True)
+    sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB\n")
+
+
+# --- the screens ---------------------------------------------------------------------------------
+
+
+def chat(camera: Camera) -> None:
+    page = camera.page("chat")
+    _say(page)
+    _keep("page", page)
+
+
+def steer(camera: Camera) -> None:
+    page = camera.page("chat")
+    _say(page)
+    page.get_by_role("button", name="Write and rank").click()
+    expect(page.locator("#inspector .ranking > li")).to_have_count(4, timeout=PATIENCE_MS)
+    _wait_for_reply(page)
+    page.locator("#inspector .ranking").scroll_into_view_if_needed()
+    page.evaluate("document.querySelector('#inspector .ranking').scrollIntoView({block: 'center'})")
+    _keep("steer", page)
+
+
+def compare(camera: Camera) -> None:
+    """An animation from the message to the names."""
+    page = camera.page("compare")
+    frames: list[PIL.Image.Image] = []
+
+    def film(seconds: float) -> None:
+        for _ in range(round(seconds * 1000 / FRAME_MS)):
+            frames.append(PIL.Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+            page.wait_for_timeout(FRAME_MS)
+
+    box = page.locator("#compare-message textarea")
+    box.fill(MESSAGE)
+    film(1)
+    box.press("Enter")
+    ballot = page.locator("#compare-ballot .ballot")
+    over = page.locator("#compare-ballot .ballot.is-open[data-over=yes]")
+    while not over.count():
+        film(FRAME_MS / 1000)
+    page.evaluate("document.activeElement.blur()")
+    film(2)
+    page.keyboard.press("2")
+    expect(ballot).to_contain_text("The vote is kept")
+    film(1)
+    ballot.get_by_role("button", name="Show who wrote what").click()
+    expect(ballot.locator(".names dd")).to_have_count(2)
+    ballot.scroll_into_view_if_needed()
+    page.wait_for_timeout(600)
+    film(3)
+    _animate("compare", frames)
+
+
+def results(camera: Camera) -> None:
+    page = camera.page("results")
+    page.locator("#results-board .board").wait_for()
+    _keep("results", page)
+
+
+def annotate(camera: Camera) -> None:
+    page = camera.page("annotate")
+    page.locator("#desk-token").fill(camera.token)
+    page.locator("#desk-token").press("Enter")
+    page.locator("#desk-item-title").wait_for()
+    page.keyboard.press("q")
+    page.wait_for_timeout(1200)
+    _keep("annotate", page)
+
+
+def tour(camera: Camera) -> None:
+    page = camera.page("tour", "&step=3")
+    page.wait_for_timeout(1000)
+    _keep("tour", page)
+
+
+SCREENS: dict[str, Callable[[Camera], None]] = {
+    each.__name__: each for each in (chat, steer, compare, results, annotate, tour)
+}
+
+
+def _say(page: Page) -> None:
+    page.locator("#settings button").first.click()
+    page.locator("#seed textarea, #seed input").first.fill("0")
+    page.locator("#settings button").first.click()
+    box = page.locator("#message textarea")
+    box.fill(MESSAGE)
+    box.press("Enter")
+    page.locator("#conversation .turn").wait_for()
+    _wait_for_reply(page)
+
+
+def _wait_for_reply(page: Page) -> None:
+    log = page.locator("#conversation .log")
+    expect(log).to_have_attribute("data-running", "no", timeout=PATIENCE_MS)
+
+
+def _animate(name: str, frames: Sequence[PIL.Image.Image]) -> None:
+    """Write an animated WebP; while nothing changes a frame stands longer."""
+    shown: list[PIL.Image.Image] = []
+    milliseconds: list[int] = []
+    for frame in frames:
+        if shown and frame.tobytes() == shown[-1].tobytes():
+            milliseconds[-1] += FRAME_MS
+            continue
+        shown.append(frame)
+        milliseconds.append(FRAME_MS)
+    every = -(-len(shown) // MOST_FRAMES)
+    spans = [sum(milliseconds[at : at + every]) for at in range(0, len(shown), every)]
+    height = round(ANIMATION_WIDTH * SIZE["height"] / SIZE["width"])
+    small = [frame.resize((ANIMATION_WIDTH, height)) for frame in shown[::every]]
+    spans[-1] += 2500
+    path = OUTPUT / f"{name}.webp"
+    small[0].save(
+        path, save_all=True, append_images=small[1:], duration=spans, loop=0, quality=55, method=6
+    )
+    sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB, {len(small)} frames\n")
+
+
+# --- what people would give ----------------------------------------------------------------------
+
+
+def _recorded_item() -> CerRecord:
+    said, first = (
+        json.loads((REPOSITORY / "assets" / "tour" / f"job.{stage}.json").read_text("utf-8"))
+        for stage in ("base", "sft")
+    )
+    case = Case(
+        id="tour/job",
+        dialogue_id="tour/job",
+        source_id="tour/job",
+        corpus="tour",
+        language="en",
+        split="test",
+        licence="CC BY-NC-SA 4.0",
+        round=0,
+        rounds=1,
+        history=(CaseUtterance(speaker=Speaker.SEEKER, text=first["said"]),),
+        original=None,
+    )
+    reply = first["raw"].split("<reply>")[1].split("</reply>")[0]
+    return CerRecord(
+        id="tour/job",
+        case=case,
+        first=Candidate(author="compeer-nano", reply=reply, turn=first["raw"]),
+        second=Candidate(author="base", reply=said["raw"][:300].strip() or "(nothing)"),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take pictures."""
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.pictures", description=__doc__)
+    parser.add_argument("screens", nargs="*", choices=[[], *SCREENS], help="which; all by default")
+    chosen = parser.parse_args(argv).screens or list(SCREENS)
+    OUTPUT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, VoteStore(default_url(Path(folder))) as votes:
+        services = Services(Models(Registry.from_toml(app.MODELS)), votes, grace_seconds=60)
+        if "results" in chosen:
+            hold_votes(votes, 60, models=[one.name for one in services.models.entries("policy")])
+        desk = Desk(votes)
+        token = desk.add_annotator(ANNOTATOR)
+        rows = Path(folder) / "rows.jsonl"
+        write_records(rows, [_recorded_item()])
+        add_items(desk, rows)
+        services.models.warm_up(lambda error: sys.exit(str(error))).join()
+        with serving(build_server(services)) as address, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_FLAGS)
+            for name in chosen:
+                SCREENS[name](Camera(browser, address, token))
+            browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
