@@ -5,20 +5,21 @@ import importlib.metadata
 import json
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import STEPS, Part
+from compeer_core.reasoning import STEPS
 from compeer_core.registry import Registry
 from compeer_core.tour.__main__ import main
-from compeer_core.tour.contents import load_tour
+from compeer_core.tour.contents import Tally, Tour, load_tour
 from compeer_core.tour.figures import FigureList, PaperFigure, load_figures
 from compeer_core.tour.plan import ASSETS, FOLDER, Notes, Plan
 from compeer_core.tour.recorder import Recorder, first_difference
-from compeer_core.tour.recordings import load_recording, load_recordings, origin_of
+from compeer_core.tour.recordings import StepJudged, load_recording, load_recordings, origin_of
 
 MODELS = ASSETS / "models.toml"
 RECORDINGS = load_recordings(FOLDER)
@@ -90,27 +91,25 @@ def test_a_person_has_looked_at_every_step_that_is_shown():
     assert not opinion.right
 
 
-def test_tally_counts_by_hand(monkeypatch):
+def test_tally_counts_by_hand():
     tour = load_tour()
-    case = tour.plan.cases[0]
-    recording = tour.recording(case, "sft")
-    assert recording.judged is not None
-    steps = [
-        step.model_copy(update={"correct": False})
-        if step.part in {Part.HISTORY, Part.EMOTION}
-        else step
-        for step in recording.judged.steps
-    ]
-    judged = recording.judged.model_copy(update={"steps": tuple(steps)})
-    changed = recording.model_copy(update={"judged": judged})
-    before = tour.tally("sft")
-    monkeypatch.setitem(tour.recordings, (case.name, "sft"), changed)
-    after = tour.tally("sft")
 
-    # Of this turn a person calls history wrong and emotion right.
-    assert after.noticed == before.noticed + 1
-    assert after.false_alarms == before.false_alarms + 1
-    assert (after.steps, after.wrong) == (before.steps, before.wrong)
+    def judged_as(*correct: bool) -> Tour:
+        """The tour with these verdicts on the first case, and no other case."""
+        recording = tour.recordings["job", "sft"]
+        assert recording.judged is not None
+        steps = tuple(
+            StepJudged(part=part, correct=one) for part, one in zip(STEPS, correct, strict=True)
+        )
+        judged = recording.judged.model_copy(update={"steps": steps})
+        plan = tour.plan.model_copy(update={"cases": (tour.plan.case("job"),)})
+        recordings = {("job", "sft"): recording.model_copy(update={"judged": judged})}
+        return replace(tour, plan=plan, recordings=recordings)
+
+    # A person calls history and strategy wrong, and emotion right.
+    assert judged_as(True, True, True).tally("sft") == Tally(3, 2, 0, 0)
+    assert judged_as(False, True, True).tally("sft") == Tally(3, 2, 1, 0)
+    assert judged_as(False, False, False).tally("sft") == Tally(3, 2, 2, 1)
 
 
 def test_shipped_models_say_the_same_again():

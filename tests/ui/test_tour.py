@@ -90,46 +90,59 @@ def test_recorded_words_are_shown_letter_by_letter_and_marked_as_english(languag
         assert tour.plan.cases[0].said.zh in html
 
 
+def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
+    """The same tour, with another verdict on the step that is explained."""
+    judged = tour.recordings["friend", "sft"].judged
+    assert judged is not None
+    update = {"correct": correct, "probability_correct": probability}
+    steps = tuple(
+        one.model_copy(update=update) if one.part is Part.HISTORY else one for one in judged.steps
+    )
+    changed = judged.model_copy(update={"steps": steps})
+    return with_recording(tour, "friend", "sft", judged=changed)
+
+
 def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
-    seen = words(step(3, tour))
-    counted = tour.tally("sft")
+    missed = with_verdict(tour, correct=True, probability=0.78)
+    seen = words(step(3, missed))
+    counted = missed.tally("sft")
 
     assert tour.notes["friend", "sft"].steps[0].why.en in seen
+    assert "78 % sure" in seen
     assert "The judge has missed it." in seen
     assert f"calls {counted.wrong} of the {counted.steps} recorded steps wrong" in seen
     assert f"found {counted.noticed} of those" in seen
 
 
 def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
-    judged = tour.recordings["friend", "sft"].judged
-    assert judged is not None
-    steps = tuple(
-        one.model_copy(update={"correct": False, "probability_correct": 0.1})
-        if one.part is Part.HISTORY
-        else one
-        for one in judged.steps
-    )
-    changed = judged.model_copy(update={"steps": steps})
-    seen = words(step(3, with_recording(tour, "friend", "sft", judged=changed)))
+    seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
 
     assert "The judge has found it." in seen
     assert "90 % sure" in seen
     assert "The judge has missed it." not in seen
 
 
-def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour):
-    assert "close to a guess" in words(step(3, tour))
-    better = {
-        name: replace(figure, value=80.0, low=75.0, high=85.0)
+@pytest.mark.parametrize(
+    ("low", "said", "not_said", "caveat"),
+    [
+        (45.0, "close to a guess", "better than a guess", "The score shows the form"),
+        (55.0, "better than a guess", "close to a guess", "Do not read the score as progress"),
+    ],
+)
+def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said, caveat):
+    figures = {
+        name: replace(figure, value=60.0, low=low, high=65.0)
         if name.startswith("judge_order")
         else figure
         for name, figure in tour.figures.items()
     }
-    seen = words(step(3, replace(tour, figures=better)))
+    changed = replace(tour, figures=figures)
+    seen = words(step(3, changed))
 
-    assert "close to a guess" not in seen
-    assert "better than a guess" in seen
-    assert "80.0 % (75.0–85.0)" in seen
+    assert said in seen
+    assert not_said not in seen
+    assert f"60.0 % ({low}–65.0)" in seen
+    assert caveat in words(step(4, changed))
 
 
 def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_else(tour):
