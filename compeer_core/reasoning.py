@@ -697,7 +697,14 @@ class _PartReader:
                 return text
 
 
-def _read_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelValue:
+def label_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelValue | None:
+    """Return the value of a label line, None where it is none of its vocabulary.
+
+    Args:
+        name: "stage", "sentiment", "emotion", "intensity" or "strategy".
+        text: What stands behind the colon.
+        vocabulary: The strategies.
+    """
     value: LabelValue | None
     match name:
         case "stage":
@@ -711,6 +718,11 @@ def _read_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelVa
             value = None if digit is None else int(digit)
         case _:
             value = vocabulary.read(text)
+    return value
+
+
+def _read_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelValue:
+    value = label_value(name, text, vocabulary)
     return Unreadable(text) if value is None else value
 
 

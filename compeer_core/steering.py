@@ -29,17 +29,13 @@ from compeer_core.reasoning import (
     StrategyStep,
     Unreadable,
     Writer,
+    label_value,
     part_of,
     render_step,
 )
 from compeer_core.taxonomy import (
     ESCONV_STRATEGIES,
-    INTENSITIES,
-    Emotion,
-    Sentiment,
-    Stage,
     StrategyVocabulary,
-    read_label,
 )
 
 MAX_STEP_CHARACTERS = 2000
@@ -170,19 +166,7 @@ def _plain(part: Part, text: str) -> str:
 
 
 def _label(name: str, text: str, vocabulary: StrategyVocabulary) -> object:
-    value: object
-    match name:
-        case "stage":
-            value = read_label(Stage, text)
-        case "sentiment":
-            value = read_label(Sentiment, text)
-        case "emotion":
-            value = read_label(Emotion, text)
-        case "intensity":
-            digit = read_label(map(str, INTENSITIES), text)
-            value = None if digit is None else int(digit)
-        case _:
-            value = vocabulary.read(text)
+    value = label_value(name, text, vocabulary)
     if value is None:
         raise InputError(
             f"{text!r} is no {name}", code="label_unknown", values={"name": name, "value": text}

@@ -13,9 +13,9 @@ from compeer_core.registry import Registry
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from ui_components.chat import Chat
+from ui_components.keeping import SessionKey
 from ui_components.models import Models
 from ui_components.services import Services
-from ui_components.session import SessionKey
 from ui_components.visitors import COOKIE
 
 REPLY = "That is a heavy thing to carry alone. What makes it hardest?"

@@ -22,17 +22,18 @@ from compeer_core.images import Image
 from compeer_core.safety import find_risk
 from ui_components.conversation import conversation_html
 from ui_components.inspector import inspector_html
+from ui_components.keeping import SessionKey
 from ui_components.progress import Origin
 from ui_components.services import Services
 from ui_components.session import (
     MAX_TURNS,
     UNDO_SECONDS,
     Session,
-    SessionKey,
     Turn,
     Undo,
     way_back,
 )
+from ui_components.starters import with_starter
 from ui_components.templating import render
 from ui_components.texts import Texts
 from ui_components.uploads import forget_upload, read_images
@@ -47,7 +48,6 @@ HEARTBEAT_SECONDS = 1.0
 MAX_SEED = 2**31 - 1
 OVER_SECONDS = 5.0
 """How long a stopped reply may take to end before the next one is refused."""
-STARTERS = (1, 2, 3)
 
 Update = dict[Any, Any]
 
@@ -249,15 +249,7 @@ class Chat:
     ) -> Update:
         """Put a starter situation into the box, after what is there."""
         texts = self._services.texts(request)
-        number = _number(event)
-        if number not in STARTERS:
-            return {self._parts.message: gr.skip()}
-        offered = {texts(f"chat.starter_{each}") for each in STARTERS}
-        typed = (message or {}).get("text") or ""
-        starter = texts(f"chat.starter_{number}")
-        text = starter if not typed.strip() or typed in offered else f"{typed}\n{starter}"
-        files = (message or {}).get("files") or []
-        return {self._parts.message: {"text": text, "files": files}}
+        return {self._parts.message: with_starter(message, _number(event), texts)}
 
     def attach(self, message: Mapping[str, Any] | None) -> Update:
         """Offer the line for a description as soon as a photo is there."""

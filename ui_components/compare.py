@@ -24,7 +24,6 @@ from compeer_core.safety import find_risk
 from ui_components.chat import (
     HEARTBEAT_SECONDS,
     OVER_SECONDS,
-    STARTERS,
     UPDATES_PER_SECOND,
     Update,
     error_line,
@@ -33,8 +32,9 @@ from ui_components.compare_view import ballot_html, talk_html
 from ui_components.comparing import Comparing, Match, Wish
 from ui_components.comparison import LETTERS, Comparison
 from ui_components.events import on
+from ui_components.keeping import SessionKey
 from ui_components.services import Services
-from ui_components.session import SessionKey
+from ui_components.starters import with_starter
 from ui_components.texts import ASSETS, Texts
 from ui_components.uploads import forget_upload, read_images
 from ui_components.visitors import conversation_of
@@ -357,15 +357,7 @@ class Compare:
     ) -> Update:
         """Put a starter situation into the box, in place of another one."""
         texts = self._services.texts(request)
-        number = _number(event, "number")
-        if number not in STARTERS:
-            return {self._parts.message: gr.skip()}
-        offered = {texts(f"chat.starter_{each}") for each in STARTERS}
-        typed = (message or {}).get("text") or ""
-        starter = texts(f"chat.starter_{number}")
-        text = starter if not typed.strip() or typed in offered else f"{typed}\n{starter}"
-        files = (message or {}).get("files") or []
-        return {self._parts.message: {"text": text, "files": files}}
+        return {self._parts.message: with_starter(message, _number(event, "number"), texts)}
 
     def attach(self, message: Mapping[str, Any] | None) -> Update:
         """Offer the line for a description as soon as a photo is there."""

@@ -15,6 +15,7 @@ from ui_components.comparison import LETTERS, Comparison, Pair, Round, Side
 from ui_components.help import card_lines
 from ui_components.inspector import picture_address
 from ui_components.models import Models
+from ui_components.starters import STARTERS
 from ui_components.templating import render
 from ui_components.texts import Texts
 
@@ -28,7 +29,6 @@ _VOCABULARIES = {
 }
 _NAMED = {"emotion": "feeling", "strategy": "chosen"}
 """Labels whose words on the page have another key."""
-STARTERS = (1, 2, 3)
 
 
 def talk_html(

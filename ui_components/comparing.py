@@ -31,11 +31,12 @@ from compeer_core.unifireward import Judge, ResponseVerdict
 from compeer_core.votes.battles import BattlePlan, SideResult, VoteReceipt, draw_sides
 from compeer_core.votes.store import VoteStore
 from ui_components.comparing_identity import says_who_wrote_it
-from ui_components.comparison import Ballot, Comparison, Comparisons, Pair, Round, Side
+from ui_components.comparison import Ballot, Comparison, Pair, Round, Side
+from ui_components.keeping import Keeper, SessionKey
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Phase, Progress
-from ui_components.session import MAX_TURNS, SessionKey
+from ui_components.session import MAX_TURNS
 from ui_components.waiting import Line, LineFullError
 from ui_components.writing import GRACE_SECONDS, Job
 
@@ -80,7 +81,7 @@ class Comparing:
         deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
-        self.store = Comparisons()
+        self.store = Keeper(Comparison())
         self._models = models
         self._votes = votes
         self._metrics = metrics

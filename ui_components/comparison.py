@@ -8,10 +8,7 @@ it is found again only by cookie and conversation id.
 
 import random
 import secrets
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
@@ -19,7 +16,6 @@ from compeer_core.images import Image
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Reveal, SidePlan, VoteReceipt
 from ui_components.progress import Progress
-from ui_components.session import KEEP_SECONDS, MAX_IMAGE_BYTES, MAX_SESSIONS, SessionKey
 
 LETTERS = "ABCD"
 """What the page calls the sides; their number is the most that can be compared at once."""
@@ -206,112 +202,28 @@ class Comparison:
                     return one, pair
         return None
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was compared, and nothing asked for a person."""
+        return not self.rounds and not self.at_risk
+
+    @property
+    def length(self) -> int:
+        """How many rounds there are."""
+        return len(self.rounds)
+
+    def aged(self, now: float) -> "Comparison":
+        """Return the same: no part of a comparison expires before the whole."""
+        return self
+
+    def picture(self, key: str, index: int) -> Image | None:
+        """Return a picture of a round's message."""
+        for one in self.rounds:
+            if one.key == key and 0 <= index < len(one.said.images):
+                return one.said.images[index]
+        return None
+
     def pictures(self) -> Iterator[Image]:
         """Every picture that is held."""
         for one in self.rounds:
             yield from one.said.images
-
-
-@dataclass
-class _Kept:
-    comparison: Comparison
-    used: float
-
-
-class Comparisons:
-    """The comparisons of all visitors of one server."""
-
-    def __init__(
-        self,
-        *,
-        keep_seconds: float = KEEP_SECONDS,
-        longest: int = MAX_SESSIONS,
-        max_image_bytes: int = MAX_IMAGE_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.keep_seconds = keep_seconds
-        self._longest = longest
-        self._max_image_bytes = max_image_bytes
-        self._clock = clock
-        self._kept: OrderedDict[SessionKey, _Kept] = OrderedDict()
-        self._lock = threading.RLock()
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._kept)
-
-    def now(self) -> float:
-        """The store's clock."""
-        return self._clock()
-
-    def get(self, key: SessionKey) -> Comparison:
-        """Return the comparison, an empty one if there is none."""
-        with self._lock:
-            kept = self._fresh(key)
-            return kept.comparison if kept else Comparison()
-
-    def update(self, key: SessionKey, change: Callable[[Comparison], Comparison]) -> Comparison:
-        """Replace the comparison by ``change`` of it, which nobody else can interrupt."""
-        with self._lock:
-            kept = self._fresh(key)
-            comparison = change(kept.comparison if kept else Comparison())
-            if not comparison.rounds and not comparison.at_risk:
-                self._kept.pop(key, None)
-                return comparison
-            grown = kept is None or len(kept.comparison.rounds) != len(comparison.rounds)
-            self._kept[key] = _Kept(comparison, self._clock())
-            self._kept.move_to_end(key)
-            if grown:
-                self._shrink()
-            return comparison
-
-    def picture(self, visitor: str, round_key: str, index: int) -> Image | None:
-        """Return a picture of a visitor's own, None for anything else."""
-        with self._lock:
-            for key in self.keys_of(visitor):
-                for one in self._kept[key].comparison.rounds:
-                    if one.key == round_key and 0 <= index < len(one.said.images):
-                        return one.said.images[index]
-        return None
-
-    def keys_of(self, visitor: str) -> list[SessionKey]:
-        """The comparisons of a visitor, none for somebody without a cookie."""
-        with self._lock:
-            return [key for key in self._kept if visitor and key.visitor == visitor]
-
-    def forget(self, visitor: str) -> None:
-        """Delete every comparison of a visitor."""
-        with self._lock:
-            for key in self.keys_of(visitor):
-                del self._kept[key]
-
-    def sweep(self) -> None:
-        """Forget what has expired."""
-        with self._lock:
-            for key in list(self._kept):
-                if self._clock() - self._kept[key].used > self.keep_seconds:
-                    del self._kept[key]
-
-    def _fresh(self, key: SessionKey) -> _Kept | None:
-        kept = self._kept.get(key)
-        if kept is None:
-            return None
-        if self._clock() - kept.used > self.keep_seconds:
-            del self._kept[key]
-            return None
-        kept.used = self._clock()
-        self._kept.move_to_end(key)
-        return kept
-
-    def _shrink(self) -> None:
-        """Drop those who were away longest while there are too many, or too many pictures."""
-        sizes = {
-            key: sum(len(image.data) for image in kept.comparison.pictures())
-            for key, kept in self._kept.items()
-        }
-        held = sum(sizes.values())
-        while len(self._kept) > 1 and (
-            len(self._kept) > self._longest or held > self._max_image_bytes
-        ):
-            oldest, _ = self._kept.popitem(last=False)
-            held -= sizes[oldest]

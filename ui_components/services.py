@@ -8,10 +8,11 @@ from fastapi import Request
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
 from ui_components.comparing import Comparing
+from ui_components.keeping import Keeper, SessionKey
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.results_boards import Boards
-from ui_components.session import SessionKey, SessionStore
+from ui_components.session import Session
 from ui_components.texts import Texts, choose_language, load_texts, region_of
 from ui_components.visitors import LANGUAGE_COOKIE, Visitors
 from ui_components.writing import GRACE_SECONDS, Writers
@@ -25,7 +26,7 @@ class Services:
     votes: VoteStore
     language: str | None = None
     """The language of the page where the visitor has chosen none; None asks the browser."""
-    store: SessionStore = field(default_factory=SessionStore)
+    store: Keeper[Session] = field(default_factory=lambda: Keeper(Session()))
     metrics: Metrics = field(default_factory=Metrics)
     grace_seconds: float = GRACE_SECONDS
     """How long a reply goes on although its page was closed, so that a reload finds it."""

@@ -1,19 +1,12 @@
-"""What visitors have said, kept in memory and nowhere else.
+"""One conversation, as `ui_components.keeping` keeps it.
 
 A message may have several replies. One of them is shown and goes on in the conversation; the others
 stand aside, each with the messages that followed it, so that whoever returns to one finds all as
 it was.
-
-A conversation is found again only by the two things its visitor holds: the opaque id in the
-browser's storage and the signed cookie that scripts cannot read. The store is bounded in number,
-size and time. Nothing here is written to disk or to a log.
 """
 
 import secrets
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -28,22 +21,7 @@ MAX_REPLIES = 24
 """To one message, those that stand aside among them."""
 MAX_KEPT = 400
 """Replies of one conversation."""
-KEEP_SECONDS = 6 * 3600.0
 UNDO_SECONDS = 600.0
-MAX_SESSIONS = 2000
-MAX_IMAGE_BYTES = 512 * 2**20
-
-
-@dataclass(frozen=True)
-class SessionKey:
-    """Whose conversation it is. ``visitor`` is empty where the browser refuses cookies."""
-
-    visitor: str
-    conversation: str
-
-    def __repr__(self) -> str:
-        """Tell nothing, so that no log line can give a conversation away."""
-        return "SessionKey(...)"
 
 
 @dataclass(frozen=True)
@@ -269,6 +247,27 @@ class Session:
         if len(turn.replies) + count > MAX_REPLIES or kept + count > MAX_KEPT:
             raise InputError("too many", code="too_many_replies", values={"limit": MAX_REPLIES})
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was said, and there is nothing to go back to."""
+        return self == Session()
+
+    @property
+    def length(self) -> int:
+        """How many messages there are."""
+        return len(self.turns)
+
+    def aged(self, now: float) -> "Session":
+        """Return the session without a way back that is too old."""
+        return replace(self, undo=None) if self.undo and now > self.undo.until else self
+
+    def picture(self, key: str, index: int) -> Image | None:
+        """Return a picture of a turn, also of one that is set aside."""
+        for turn in self.held():
+            if turn.key == key and 0 <= index < len(turn.said.images):
+                return turn.said.images[index]
+        return None
+
     def pictures(self) -> Iterator[Image]:
         """Every picture that is held."""
         for turn in self.held():
@@ -322,114 +321,3 @@ def _turn_with_progress(turn: Turn, newer: Progress) -> Turn:
             changed = replace(branch, after=after)
         return replace(turn, aside=(*turn.aside[:place], changed, *turn.aside[place + 1 :]))
     return turn
-
-
-@dataclass
-class _Kept:
-    session: Session
-    used: float
-
-
-class SessionStore:
-    """The conversations of everybody who is here, until they expire."""
-
-    def __init__(
-        self,
-        *,
-        keep_seconds: float = KEEP_SECONDS,
-        max_sessions: int = MAX_SESSIONS,
-        max_image_bytes: int = MAX_IMAGE_BYTES,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.keep_seconds = keep_seconds
-        self._max_sessions = max_sessions
-        self._max_image_bytes = max_image_bytes
-        self._clock = clock
-        self._kept: OrderedDict[SessionKey, _Kept] = OrderedDict()
-        self._lock = threading.RLock()
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._kept)
-
-    def now(self) -> float:
-        """The store's clock, for `Undo.until`."""
-        return self._clock()
-
-    def get(self, key: SessionKey) -> Session:
-        """Return the conversation, an empty one if there is none."""
-        with self._lock:
-            kept = self._fresh(key)
-            return kept.session if kept else Session()
-
-    def update(self, key: SessionKey, change: Callable[[Session], Session]) -> Session:
-        """Replace the conversation by ``change`` of it, which nobody else can interrupt."""
-        with self._lock:
-            kept = self._fresh(key)
-            session = change(kept.session if kept else Session())
-            if session == Session():
-                self._kept.pop(key, None)
-                return session
-            self._kept[key] = _Kept(session, self._clock())
-            self._kept.move_to_end(key)
-            if kept is None or len(session.turns) != len(kept.session.turns):
-                self._shrink()
-            return session
-
-    def picture(self, visitor: str, turn_key: str, index: int) -> Image | None:
-        """Return a picture of a visitor's own, None for anything else."""
-        with self._lock:
-            for key, kept in self._kept.items():
-                if key.visitor != visitor:
-                    continue
-                for turn in kept.session.held():
-                    if turn.key == turn_key and 0 <= index < len(turn.said.images):
-                        return turn.said.images[index]
-        return None
-
-    def keys_of(self, visitor: str) -> list[SessionKey]:
-        """The conversations of a visitor, none for somebody without a cookie."""
-        with self._lock:
-            return [key for key in self._kept if visitor and key.visitor == visitor]
-
-    def forget(self, visitor: str) -> None:
-        """Delete every conversation of a visitor."""
-        with self._lock:
-            for key in self.keys_of(visitor):
-                del self._kept[key]
-
-    def sweep(self) -> None:
-        """Forget what has expired."""
-        with self._lock:
-            now = self._clock()
-            for key, kept in list(self._kept.items()):
-                if now - kept.used > self.keep_seconds:
-                    del self._kept[key]
-                elif kept.session.undo and now > kept.session.undo.until:
-                    kept.session = replace(kept.session, undo=None)
-                    if kept.session == Session():
-                        del self._kept[key]
-
-    def _fresh(self, key: SessionKey) -> _Kept | None:
-        kept = self._kept.get(key)
-        if kept is None:
-            return None
-        if self._clock() - kept.used > self.keep_seconds:
-            del self._kept[key]
-            return None
-        kept.used = self._clock()
-        self._kept.move_to_end(key)
-        return kept
-
-    def _shrink(self) -> None:
-        """Drop those who were away longest while there are too many, or too many pictures."""
-        sizes = {
-            key: sum(len(image.data) for image in kept.session.pictures())
-            for key, kept in self._kept.items()
-        }
-        held = sum(sizes.values())
-        while len(self._kept) > 1 and (
-            len(self._kept) > self._max_sessions or held > self._max_image_bytes
-        ):
-            oldest, _ = self._kept.popitem(last=False)
-            held -= sizes[oldest]

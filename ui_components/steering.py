@@ -16,9 +16,10 @@ from compeer_core.reasoning import LABELS, STEPS, Part, Writer
 from compeer_core.steering import GivenStep, check_strategy, edited_step, kept_steps
 from compeer_core.taxonomy import ESCONV_STRATEGIES
 from ui_components.chat import Chat, ChatParts, Update, error_html, error_sentence, number_in
+from ui_components.keeping import SessionKey
 from ui_components.progress import Origin, Progress
 from ui_components.services import Services
-from ui_components.session import Session, SessionKey, way_back
+from ui_components.session import Session, way_back
 from ui_components.visitors import conversation_of
 
 MOST_CHARACTERS = 20_000

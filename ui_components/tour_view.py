@@ -10,7 +10,7 @@ from compeer_core.tour.plan import Case, Opinion
 from compeer_core.tour.recordings import Recording, StepJudged
 from compeer_core.votes.board import Settings
 from ui_components.help import lines_for
-from ui_components.session import KEEP_SECONDS
+from ui_components.keeping import KEEP_SECONDS
 from ui_components.texts import Texts
 
 STEP_COUNT = 6

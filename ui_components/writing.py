@@ -25,10 +25,11 @@ from compeer_core.errors import CheckpointError, CompeerError, ConfigError, Inpu
 from compeer_core.policy import Controls, Policy
 from compeer_core.steering import GivenStep
 from compeer_core.unifireward import Judge
+from ui_components.keeping import Keeper, SessionKey
 from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Origin, Phase, Progress
-from ui_components.session import BestOf, Session, SessionKey, SessionStore, Turn
+from ui_components.session import BestOf, Session, Turn
 from ui_components.waiting import LineFullError
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Writers:
     def __init__(
         self,
         models: Models,
-        store: SessionStore,
+        store: Keeper[Session],
         metrics: Metrics,
         *,
         deadline_seconds: float = DEADLINE_SECONDS,

@@ -29,8 +29,8 @@ from ui_components.compare import Compare, refusal_html
 from ui_components.comparing import verdict_between
 from ui_components.comparing_identity import says_who_wrote_it
 from ui_components.comparison import Round
+from ui_components.keeping import SessionKey
 from ui_components.services import Services
-from ui_components.session import SessionKey
 from ui_components.texts import LANGUAGES, load_texts
 from ui_components.visitors import COOKIE
 

@@ -16,9 +16,9 @@ from compeer_core.taxonomy import Preference
 from tests.comparisons import MODELS, make
 from tests.pages import eventually
 from ui_components.comparing import Wish
+from ui_components.keeping import SessionKey
 from ui_components.server import build_server, serving
 from ui_components.services import Services
-from ui_components.session import SessionKey
 
 CONVERSATION = "comparison-" + "y" * 16
 ACKNOWLEDGED_SECONDS = 0.05

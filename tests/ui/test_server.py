@@ -15,9 +15,9 @@ from compeer_core.errors import InputError
 from compeer_core.images import Image
 from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.pages import Visitor, make_services
+from ui_components.keeping import SessionKey
 from ui_components.server import build_server
 from ui_components.services import Services
-from ui_components.session import SessionKey
 from ui_components.visitors import COOKIE
 
 

@@ -8,13 +8,12 @@ from compeer_core.dialogue import Speaker, Utterance
 from compeer_core.errors import InputError
 from compeer_core.images import Image
 from compeer_core.reasoning import Part
+from ui_components.keeping import Keeper, SessionKey
 from ui_components.progress import Origin, PartProgress, Progress
 from ui_components.session import (
     MAX_REPLIES,
     BestOf,
     Session,
-    SessionKey,
-    SessionStore,
     Turn,
     Undo,
 )
@@ -44,7 +43,7 @@ def saying(*turns: Turn):
 
 
 def test_a_conversation_needs_both_the_cookie_and_the_id():
-    store = SessionStore()
+    store = Keeper(Session())
     store.update(ANNA, saying(turn("I feel alone")))
 
     assert store.get(BEN) == Session()
@@ -54,7 +53,7 @@ def test_a_conversation_needs_both_the_cookie_and_the_id():
 
 def test_a_conversation_is_forgotten_after_its_time():
     clock = Clock()
-    store = SessionStore(keep_seconds=10, clock=clock)
+    store = Keeper(Session(), keep_seconds=10, clock=clock)
     store.update(ANNA, saying(turn("hello")))
     clock.now = 9
     assert store.get(ANNA).turns  # looking at it keeps it
@@ -68,7 +67,7 @@ def test_a_conversation_is_forgotten_after_its_time():
 
 def test_what_undo_holds_is_forgotten_after_its_time():
     clock = Clock()
-    store = SessionStore(clock=clock)
+    store = Keeper(Session(), clock=clock)
     store.update(ANNA, lambda _: Session(undo=Undo("cleared", (turn("secret"),), 0, until=5)))
     clock.now = 6
     store.sweep()
@@ -77,7 +76,7 @@ def test_what_undo_holds_is_forgotten_after_its_time():
 
 
 def test_the_longest_away_make_room_when_there_are_too_many():
-    store = SessionStore(max_sessions=2)
+    store = Keeper(Session(), max_sessions=2)
     keys = [SessionKey("v", f"conversation-{number}") for number in range(3)]
     store.update(keys[0], saying(turn("0")))
     store.update(keys[1], saying(turn("1")))
@@ -88,7 +87,7 @@ def test_the_longest_away_make_room_when_there_are_too_many():
 
 
 def test_too_many_pictures_make_room_too_but_never_ones_own():
-    store = SessionStore(max_image_bytes=150)
+    store = Keeper(Session(), max_image_bytes=150)
     picture = Image(b"x" * 100, 1, 1)
     store.update(ANNA, saying(turn("a", images=(picture,))))
     store.update(BEN, saying(turn("b", images=(picture,))))
@@ -98,7 +97,7 @@ def test_too_many_pictures_make_room_too_but_never_ones_own():
 
 
 def test_a_picture_is_shown_to_its_visitor_only():
-    store = SessionStore()
+    store = Keeper(Session())
     with_picture = turn("look", images=(Image(b"png", 1, 1),))
     store.update(ANNA, saying(with_picture))
 
@@ -219,7 +218,7 @@ def test_pictures_behind_a_reply_that_stands_aside_are_still_held_and_shown():
     picture = Image(b"x" * 100, 1, 1)
     session = Session(turns=(turn("one", "first"), turn("two", "x", (picture,))))
     hidden = session.turns[1].key
-    store = SessionStore()
+    store = Keeper(Session())
     store.update(ANNA, lambda _: session.begun(0, reply("second")))
 
     assert list(store.get(ANNA).pictures()) == [picture]
@@ -249,7 +248,7 @@ def test_nothing_private_is_in_the_text_form_that_a_log_would_take(thing):
 
 
 def test_all_conversations_of_a_visitor_are_forgotten_and_nobody_elses():
-    store = SessionStore()
+    store = Keeper(Session())
     mine, other_of_mine = SessionKey("me", "a" * 16), SessionKey("me", "b" * 16)
     yours, nobodys = SessionKey("you", "a" * 16), SessionKey("", "a" * 16)
     for key in (mine, other_of_mine, yours, nobodys):
