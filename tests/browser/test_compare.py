@@ -440,7 +440,9 @@ def test_a_list_with_one_model_says_what_is_missing(chromium: Page, tmp_path: Pa
 @pytest.mark.timeout(600)  # two real models on whatever is left of the machine
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not CHECKPOINT.is_file(), reason="the shipped model is not there")
-def test_the_models_of_the_shipped_list_are_compared_and_judged(chromium: Page, tmp_path: Path):
+def test_the_models_of_the_shipped_list_are_compared_judged_and_counted(
+    chromium: Page, tmp_path: Path
+):
     services = Services(
         Models(Registry.from_toml(app.MODELS)), VoteStore(default_url(tmp_path)), grace_seconds=20
     )
@@ -458,6 +460,11 @@ def test_the_models_of_the_shipped_list_are_compared_and_judged(chromium: Page, 
         expect(ballot(page).locator(".judge")).to_contain_text("You and the judge", timeout=120_000)
         expect(ballot(page).locator("tbody tr")).to_have_count(6)
         expect(ballot(page).locator(".names dd")).to_have_count(2)
+        page.wait_for_timeout(3000)  # a board looks at votes that are two seconds old
+        page.locator("#screen-results-button").click()
+        expect(page.locator("#results-board")).to_contain_text(
+            "Not enough votes to rank models: 1 of"
+        )
     (vote,) = services.votes.votes()
 
     assert vote.blind
