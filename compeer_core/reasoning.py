@@ -507,8 +507,9 @@ class StreamingParser:
 
     Example:
         >>> parser = StreamingParser()
-        >>> parser.feed("<reply>Hel") + parser.feed("lo</re")
-        [PartStarted(part=<Part.REPLY: 'reply'>), TextWritten(part=<Part.REPLY: 'reply'>, text='Hel'), TextWritten(part=<Part.REPLY: 'reply'>, text='lo')]
+        >>> events = parser.feed("<reply>Hel") + parser.feed("lo</re")
+        >>> [event.text for event in events if isinstance(event, TextWritten)]
+        ['Hel', 'lo']
 
     A part that comes a second time, and text outside the parts, have no events: they are in the
     problems of the final reading.
