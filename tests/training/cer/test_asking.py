@@ -376,10 +376,10 @@ def test_the_budget_is_shared_and_never_passed(endpoint: Endpoint, tmp_path: Pat
 
 
 def test_requests_are_not_sent_more_often_than_allowed(endpoint: Endpoint, tmp_path: Path) -> None:
-    asked_of(Asker(settings(endpoint, requests_per_minute=1200), tmp_path), 20)
+    asked_of(Asker(settings(endpoint, requests_per_minute=600), tmp_path), 20)
 
-    # 19 gaps of 60 s / 1200
-    assert endpoint.seconds() >= 0.9
+    # 19 gaps of 60 s / 600, less what the first one may take to arrive
+    assert endpoint.seconds() >= 1.8
 
 
 def test_a_wish_to_stop_waits_for_what_was_sent(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_an_error_in_a_worker_is_raised_as_it_was(ray_engine: RayEngine) -> None
         list(ray_engine.map(refusing, range(20)))
 
 
+@pytest.mark.slow  # its parts have tests of their own here
 def test_an_asker_on_ray_makes_the_same_records(ray_engine: RayEngine, tmp_path: Path) -> None:
     with Endpoint(flaky) as endpoint:
         here = run(settings(endpoint.source), tmp_path / "here", LocalEngine(), 70)

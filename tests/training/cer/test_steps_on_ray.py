@@ -31,6 +31,7 @@ from training.samples import read_records, write_records
 
 # Ray warns of its own settings. Workers import all that they need, on cores that others use too.
 pytestmark = [
+    pytest.mark.slow,  # test_pipeline.py has the same of an engine that cuts the stream
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
     pytest.mark.timeout(600),
 ]
