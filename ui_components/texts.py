@@ -1,7 +1,7 @@
 """The words of the page, in every language it speaks.
 
-One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio draws take their words from a
-`gradio.I18n` made of the same files; whatever the server renders asks a `Texts` for them.
+One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio draws take their
+words from a `gradio.I18n` made of the same files; whatever the server renders asks a `Texts`.
 """
 
 import re

@@ -13,6 +13,7 @@ import io
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,11 +39,14 @@ OUTPUT = REPOSITORY / "assets" / "screenshots"
 SIZE = {"width": 1280, "height": 860}
 MESSAGE = "I lost my job last month and I cannot tell my family."
 PATIENCE_MS = 480_000
-FRAME_MS = 350
-MOST_FRAMES = 60
+FRAME_MS = 200
+LAST_SECONDS = 3.0
 ANIMATION_WIDTH = 800
 ANNOTATOR = "ann"
 COLOURS = 128
+
+Frame = tuple[float, PIL.Image.Image]
+"""When it was taken, in seconds, and the picture."""
 
 
 class Camera:
@@ -95,11 +99,13 @@ def steer(camera: Camera) -> None:
 def compare(camera: Camera) -> None:
     """An animation from the message to the names."""
     page = camera.page("compare")
-    frames: list[PIL.Image.Image] = []
+    frames: list[Frame] = []
 
     def film(seconds: float) -> None:
-        for _ in range(round(seconds * 1000 / FRAME_MS)):
-            frames.append(PIL.Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            shot = PIL.Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            frames.append((time.monotonic(), shot))
             page.wait_for_timeout(FRAME_MS)
 
     box = page.locator("#compare-message textarea")
@@ -109,7 +115,7 @@ def compare(camera: Camera) -> None:
     ballot = page.locator("#compare-ballot .ballot")
     over = page.locator("#compare-ballot .ballot.is-open[data-over=yes]")
     while not over.count():
-        film(FRAME_MS / 1000)
+        film(0.1)
     page.evaluate("document.activeElement.blur()")
     film(2)
     page.keyboard.press("2")
@@ -166,21 +172,16 @@ def _wait_for_reply(page: Page) -> None:
     expect(log).to_have_attribute("data-running", "no", timeout=PATIENCE_MS)
 
 
-def _animate(name: str, frames: Sequence[PIL.Image.Image]) -> None:
-    """Write an animated WebP; while nothing changes a frame stands longer."""
-    shown: list[PIL.Image.Image] = []
-    milliseconds: list[int] = []
-    for frame in frames:
-        if shown and frame.tobytes() == shown[-1].tobytes():
-            milliseconds[-1] += FRAME_MS
-            continue
-        shown.append(frame)
-        milliseconds.append(FRAME_MS)
-    every = -(-len(shown) // MOST_FRAMES)
-    spans = [sum(milliseconds[at : at + every]) for at in range(0, len(shown), every)]
+def _animate(name: str, frames: Sequence[Frame]) -> None:
+    """Write an animated WebP in which each frame stands as long as it stood on the screen."""
+    begun = [
+        0,
+        *(n for n in range(1, len(frames)) if frames[n][1].tobytes() != frames[n - 1][1].tobytes()),
+    ]
+    ends = [*(frames[n][0] for n in begun[1:]), frames[-1][0] + LAST_SECONDS]
+    spans = [round(1000 * (end - frames[n][0])) for n, end in zip(begun, ends, strict=True)]
     height = round(ANIMATION_WIDTH * SIZE["height"] / SIZE["width"])
-    small = [frame.resize((ANIMATION_WIDTH, height)) for frame in shown[::every]]
-    spans[-1] += 2500
+    small = [frames[n][1].resize((ANIMATION_WIDTH, height)) for n in begun]
     path = OUTPUT / f"{name}.webp"
     small[0].save(
         path, save_all=True, append_images=small[1:], duration=spans, loop=0, quality=55, method=6

@@ -1,13 +1,14 @@
 """The words of the page: the same keys in every language, and a key for all that is shown."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from compeer_core.reasoning import Part, ProblemKind
 from compeer_core.taxonomy import ESCONV_STRATEGIES, Emotion, Sentiment, Stage
-from ui_components.texts import LANGUAGES, choose_language, load_texts, region_of
+from ui_components.texts import ASSETS, LANGUAGES, choose_language, load_texts, region_of
 
 CODE = Path("ui_components")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -18,6 +19,17 @@ def test_every_language_has_the_same_keys():
     english, chinese = (set(load_texts(language).words) for language in LANGUAGES)
 
     assert english ^ chinese == set()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_screen_takes_a_key_of_another_one(language):
+    tables = [
+        name
+        for path in (ASSETS / "texts" / language).glob("*.toml")
+        for name in tomllib.loads(path.read_text(encoding="utf-8"))
+    ]
+
+    assert sorted(tables) == sorted(set(tables))
 
 
 def test_a_sentence_has_the_same_placeholders_in_every_language():
