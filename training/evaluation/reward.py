@@ -63,6 +63,8 @@ REPLY_MEASURES = {
 _PLAIN = frozenset({"mcc", "kappa"})
 """Measures that are no shares."""
 
+HUMAN_SOURCE = "; human lines: the people of that corpus"
+
 
 class Config(FrozenModel):
     """Which judges, on which rows."""
@@ -142,6 +144,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
     """Write the results file, a CSV and the plots."""
     on_test = {name: parts["test"] for name, parts in rated.items()}
     metrics = comparison(on_test)
+    any_human = any("human" in parts for parts in rated.values())
     for name, parts in rated.items():
         if "validation" in parts:
             metrics += calibration(name, parts["validation"], parts["test"])
@@ -159,7 +162,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         title=config.title,
         date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=", ".join(config.judges),
-        label_source=config.label_source,
+        label_source=config.label_source + (HUMAN_SOURCE if any_human else ""),
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
