@@ -74,11 +74,19 @@ class ChatParts:
 def build_message(i18n: gr.I18n) -> tuple[gr.MultimodalTextbox, gr.Textbox, gr.HTML]:
     """Lay out the box for a message, the line for a description of photos, and the line for errors."""
     error = gr.HTML(elem_id="error", apply_default_css=False)
+    alt, message = message_box(i18n, "chat.message")
+    return message, alt, error
+
+
+def message_box(
+    i18n: gr.I18n, label: str, prefix: str = ""
+) -> tuple[gr.Textbox, gr.MultimodalTextbox]:
+    """Lay out a line for a description of photos and a box for a message, with their ids."""
     alt = gr.Textbox(
-        label=i18n("chat.alt"), elem_id="alt", visible=False, max_lines=1, max_length=300
+        label=i18n("chat.alt"), elem_id=f"{prefix}alt", visible=False, max_lines=1, max_length=300
     )
     message = gr.MultimodalTextbox(
-        label=i18n("chat.message"),
+        label=i18n(label),
         placeholder=str(i18n("chat.placeholder")),
         show_label=False,
         file_types=["image"],
@@ -86,9 +94,9 @@ def build_message(i18n: gr.I18n) -> tuple[gr.MultimodalTextbox, gr.Textbox, gr.H
         lines=1,  # with more of them Enter would not send
         max_lines=8,
         max_plain_text_length=1_000_000,  # a longer paste would become a file
-        elem_id="message",
+        elem_id=f"{prefix}message",
     )
-    return message, alt, error
+    return alt, message
 
 
 # --- handlers ------------------------------------------------------------------------------------

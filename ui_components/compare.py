@@ -27,6 +27,7 @@ from ui_components.chat import (
     UPDATES_PER_SECOND,
     Update,
     error_line,
+    message_box,
 )
 from ui_components.compare_view import ballot_html, talk_html
 from ui_components.comparing import Comparing, Match, Wish
@@ -96,24 +97,7 @@ def build_compare(
         )
         error = gr.HTML(elem_id="compare-error", js_on_load=None, apply_default_css=False)
         with gr.Column(elem_id="compare-ask", visible=enough):
-            alt = gr.Textbox(
-                label=i18n("chat.alt"),
-                elem_id="compare-alt",
-                visible=False,
-                max_lines=1,
-                max_length=300,
-            )
-            message = gr.MultimodalTextbox(
-                label=i18n("compare.message"),
-                placeholder=str(i18n("chat.placeholder")),
-                show_label=False,
-                file_types=["image"],
-                file_count="multiple",
-                lines=1,  # with more of them Enter would not send
-                max_lines=8,
-                max_plain_text_length=1_000_000,  # a longer paste would become a file
-                elem_id="compare-message",
-            )
+            alt, message = message_box(i18n, "compare.message", "compare-")
             with gr.Accordion(i18n("compare.settings"), open=True, elem_id="compare-settings"):
                 mode = gr.Radio(
                     [(str(i18n("compare.blind")), BLIND), (str(i18n("compare.named")), NAMED)],

@@ -33,82 +33,46 @@ class Steering:
         self._services = services
         self._parts = parts
         self._chat = chat
+        self.edit_step = self._handler(_edited)
+        """Go on from a step as a person has changed it."""
+        self.keep_step = self._handler(_kept)
+        """Write again what follows a step."""
+        self.try_strategy = self._handler(_by_strategy)
+        """Write a reply that follows another strategy, from the same history and emotion step."""
 
     # --- another reply that goes out from this one ---
 
-    async def edit_step(
-        self,
-        model: str,
-        judge: str,
-        seed: str | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Go on from a step as a person has changed it."""
-        async for update in self._steered(
-            _edited, model, judge, seed, conversation_id, request, event
-        ):
-            yield update
+    def _handler(self, wish: "_Asked") -> Callable[..., AsyncIterator[Update]]:
+        """Return what gradio calls for a wish: it tells by the signature what to hand over."""
 
-    async def keep_step(
-        self,
-        model: str,
-        judge: str,
-        seed: str | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Write again what follows a step."""
-        async for update in self._steered(
-            _kept, model, judge, seed, conversation_id, request, event
-        ):
-            yield update
+        async def handler(
+            model: str,
+            judge: str,
+            seed: str | None,
+            conversation_id: str | None,
+            request: gr.Request,
+            event: gr.EventData,
+        ) -> AsyncIterator[Update]:
+            texts, data = self._services.texts(request), _data(event)
+            key = self._services.key(request, conversation_of(conversation_id))
+            index = number_in(data, "turn")
+            try:
+                order = self._chat.order(model, judge, seed)
+                progress = self._services.store.get(key).turn(index).progress
+                if progress is None or progress.number != number_in(data, "reply"):
+                    raise InputError("another reply is shown", code="turn_gone")
+                given, strategy, origin = wish(progress, data)
+                order = replace(order, given=given, strategy=strategy, origin=origin)
+                await self._chat.begin(key, self._remembering(index, origin), order, index)
+            except InputError as error:
+                sentence = error_sentence(error, texts)
+                yield self._chat.screen(key, texts, sentence, str(data.get("part", "")))
+                return
+            self._services.store.update(key, lambda now: replace(now, compared=origin.parent))
+            async for update in self._chat.shown_while_written(key, texts):
+                yield update
 
-    async def try_strategy(
-        self,
-        model: str,
-        judge: str,
-        seed: str | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Write a reply that follows another strategy, from the same history and emotion step."""
-        async for update in self._steered(
-            _by_strategy, model, judge, seed, conversation_id, request, event
-        ):
-            yield update
-
-    async def _steered(
-        self,
-        wish: Callable[[Progress, Mapping[str, Any]], "_Wish"],
-        model: str,
-        judge: str,
-        seed: str | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        texts, data = self._services.texts(request), _data(event)
-        key = self._services.key(request, conversation_of(conversation_id))
-        index = number_in(data, "turn")
-        try:
-            order = self._chat.order(model, judge, seed)
-            progress = self._services.store.get(key).turn(index).progress
-            if progress is None or progress.number != number_in(data, "reply"):
-                raise InputError("another reply is shown", code="turn_gone")
-            given, strategy, origin = wish(progress, data)
-            order = replace(order, given=given, strategy=strategy, origin=origin)
-            await self._chat.begin(key, self._remembering(index, origin), order, index)
-        except InputError as error:
-            sentence = error_sentence(error, texts)
-            yield self._chat.screen(key, texts, sentence, str(data.get("part", "")))
-            return
-        self._services.store.update(key, lambda now: replace(now, compared=origin.parent))
-        async for update in self._chat.shown_while_written(key, texts):
-            yield update
+        return handler
 
     def _remembering(self, index: int, origin: Origin) -> Callable[[Session], Session]:
         now = self._services.store.now()
@@ -201,6 +165,8 @@ class Steering:
 # --- what was asked for --------------------------------------------------------------------------
 
 _Wish = tuple[tuple[GivenStep, ...], str | None, Origin]
+_Asked = Callable[[Progress, Mapping[str, Any]], _Wish]
+"""From the reply that is shown and what the browser sent to what is to be written."""
 
 
 def _edited(progress: Progress, data: Mapping[str, Any]) -> _Wish:

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -27,6 +28,33 @@ def llava_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkpoints import build_llava
 
     return build_llava(tmp_path_factory.mktemp("checkpoints") / "tiny-llava")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    from compeer_core.model_pool import ModelPool
+
+    return ModelPool()
+
+
+@pytest.fixture(scope="module")
+def qwen(qwen_folder: Path, pool: Any) -> Iterator[Any]:
+    """The tiny Qwen2.5-VL as a backend."""
+    from compeer_core.model_pool import load_transformers
+
+    backend = load_transformers(str(qwen_folder), pool=pool)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def llava(llava_folder: Path, pool: Any) -> Iterator[Any]:
+    """The tiny LLaVA as a backend."""
+    from compeer_core.model_pool import load_transformers
+
+    backend = load_transformers(str(llava_folder), pool=pool)
+    yield backend
+    backend.close()
 
 
 @pytest.fixture(scope="session")

@@ -25,25 +25,6 @@ GREEDY = Sampling(temperature=0, max_new_tokens=16)
 WARM = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=3, max_new_tokens=16)
 
 
-@pytest.fixture(scope="module")
-def pool():
-    return ModelPool()
-
-
-@pytest.fixture(scope="module")
-def qwen(qwen_folder, pool):
-    backend = load_transformers(str(qwen_folder), pool=pool)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
-def llava(llava_folder, pool):
-    backend = load_transformers(str(llava_folder), pool=pool)
-    yield backend
-    backend.close()
-
-
 @pytest.fixture
 def steps(monkeypatch) -> list[int]:
     """The number of rows of each joint pass."""

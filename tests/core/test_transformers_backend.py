@@ -119,25 +119,6 @@ def shown(tokenizer, ids) -> str:
 
 
 @pytest.fixture(scope="module")
-def pool():
-    return ModelPool()
-
-
-@pytest.fixture(scope="module")
-def qwen(qwen_folder, pool):
-    backend = load_transformers(str(qwen_folder), pool=pool)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
-def llava(llava_folder, pool):
-    backend = load_transformers(str(llava_folder), pool=pool)
-    yield backend
-    backend.close()
-
-
-@pytest.fixture(scope="module")
 def scorer(qwen_folder, pool):
     scorer = load_label_scorer(str(qwen_folder), pool=pool)
     yield scorer

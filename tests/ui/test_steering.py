@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -292,20 +293,25 @@ def test_replies_in_a_language_that_the_encoder_does_not_know_are_ranked_by_rewa
     assert ben.session.turns[0].best_of.ranking.is_reweighted is False
 
 
+def in_the_middle_of_several(visitor: Steerer, press: Callable[..., Any]) -> None:
+    async def scene() -> None:
+        event = gr.EventData(None, {"size": 3})
+        chosen = ("scripted-nano", "recorded-judge", "", visitor.conversation_id)
+        several = visitor.steering.best_of(*chosen, visitor.request, event)
+        asking = asyncio.create_task(visitor.watch(several))
+        while not visitor.services.writers.job(visitor.key):
+            await asyncio.sleep(0.005)
+        press(visitor.conversation_id, visitor.request)
+        await asyncio.wait_for(asking, 20)
+
+    asyncio.run(scene())
+
+
 def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services):
     ben = Steerer(services)
     asyncio.run(ben.send("hello"))
 
-    async def scene() -> None:
-        event = gr.EventData(None, {"size": 3})
-        arguments = ("scripted-nano", "recorded-judge", "", ben.conversation_id, ben.request, event)
-        asking = asyncio.create_task(ben.watch(ben.steering.best_of(*arguments)))
-        while not ben.services.writers.job(ben.key):
-            await asyncio.sleep(0.005)
-        ben.chat.stop(ben.conversation_id, ben.request)
-        await asyncio.wait_for(asking, 20)
-
-    asyncio.run(scene())
+    in_the_middle_of_several(ben, ben.chat.stop)
 
     assert ben.shown.number == 1
     assert not ben.session.is_writing
@@ -317,16 +323,7 @@ def test_clearing_while_several_are_written_ends_them(services):
     ben = Steerer(services)
     asyncio.run(ben.send("slow"))
 
-    async def scene() -> None:
-        event = gr.EventData(None, {"size": 3})
-        arguments = ("scripted-nano", "recorded-judge", "", ben.conversation_id, ben.request, event)
-        asking = asyncio.create_task(ben.watch(ben.steering.best_of(*arguments)))
-        while not ben.services.writers.job(ben.key):
-            await asyncio.sleep(0.005)
-        ben.chat.clear(ben.conversation_id, ben.request)
-        await asyncio.wait_for(asking, 20)
-
-    asyncio.run(scene())
+    in_the_middle_of_several(ben, ben.chat.clear)
     assert ben.session.turns == ()
     ben.see(ben.chat.undo(ben.conversation_id, ben.request))
     assert not ben.session.is_writing
