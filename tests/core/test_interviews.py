@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Answers, Interview, InterviewScorer, Message, Question
 from compeer_core.backends.transformers_ import interviews as interviews_module
+from compeer_core.backends.transformers_.interviews import Plan
 from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError, InputError
@@ -135,6 +136,47 @@ def test_the_work_is_one_pass_for_what_is_shared_and_one_for_the_rest(scorer, mo
         for step in STEPS
     )
     assert once < scorer.work.tokens - before.tokens < 4 * naive
+
+
+def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
+    # A chain of three verdicts at nodes 2, 5 and 8, all drafted as label 10 (True); 11 is False.
+    plan = Plan(
+        tokens=[0, 1, 10, 3, 4, 10, 6, 7, 10, 9],
+        positions=list(range(10)),
+        trunk=10,
+        branches=[],
+        chain=[2, 5, 8],
+        ends=[9],
+        chain_labels=[(10, 11)] * 3,
+        end_labels=[(10, 11)],
+    )
+    row = interviews_module._Row(plan, plan.visible(), slots=list(range(10)))
+
+    def seen(*chosen):
+        for node, label in zip((1, 4, 7), chosen, strict=True):
+            row.logits[node] = torch.eye(12)[label]
+
+    seen(10, 11, 11)  # the first stands, the second does not, the third may not
+    assert interviews_module._settle(row) is False
+    assert [plan.tokens[node] for node in plan.chain] == [10, 11, 11]
+    assert row.next_node == 5
+    assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1]
+
+    seen(10, 11, 11)  # in the light of the second the third is still wrong: nothing is left to read
+    assert interviews_module._settle(row) is True
+
+
+def test_a_guess_that_the_correction_turns_is_corrected_too():
+    plan = Plan([0, 10, 2, 10, 4], [0, 1, 2, 3, 4], 5, [], [1, 3], [4], [(10, 11)] * 2, [(10, 11)])
+    row = interviews_module._Row(plan, plan.visible(), slots=list(range(5)))
+    row.logits = {0: torch.eye(12)[11], 2: torch.eye(12)[11]}
+    assert interviews_module._settle(row) is False
+    assert plan.tokens == [0, 11, 2, 11, 4]
+
+    row.logits[2] = torch.eye(12)[10]  # after a False the second is True after all
+    assert interviews_module._settle(row) is False
+    assert plan.tokens == [0, 11, 2, 10, 4]
+    assert row.next_node == 3
 
 
 def test_a_candidate_that_is_too_long_does_not_touch_the_others(scorer):

@@ -9,8 +9,10 @@ naively that is one pass over the conversation for every verdict of every candid
    questions that end an interview (the reply, in either order) stand side by side, and a mask keeps
    them from seeing each other;
 3. where the likeliest label is not the draft, it takes the draft's place, and what follows it in that
-   candidate is read again; the old tokens stay in the cache, hidden by the mask. A chain of three
-   verdicts needs at most three such passes, and a candidate without surprises none.
+   candidate is read again; the old tokens stay in the cache, hidden by the mask. The verdicts after it
+   are drafted anew as what this pass thought likeliest there: seldom does one verdict turn the next.
+   A chain of three verdicts needs at most three such passes, mostly one, and a candidate without
+   surprises none.
 
 Every label is chosen from the same logits that greedy decoding would have seen, up to the rounding of
 a batched product. Because positions are given and masks are built here, nothing depends on what a
@@ -288,22 +290,31 @@ def _pass(
 def _settle(row: _Row) -> bool:
     """Walk along the chain while the drafts are right; correct the first that is not.
 
+    Those after it become what was likeliest after the wrong draft, a better guess than the first.
+
     Returns:
         Whether all of the row stands.
     """
     plan = row.plan
     for number in range(row.settled, len(plan.chain)):
-        node, labels = plan.chain[number], plan.chain_labels[number]
-        best = labels[int(row.logits[node - 1][list(labels)].argmax())]
+        node, best = plan.chain[number], _likeliest(row, number)
         row.settled = number + 1
         if best != plan.tokens[node]:
             plan.tokens[node] = best
             if node + 1 >= len(plan.tokens) or not (plan.ends or number + 1 < len(plan.chain)):
                 return True  # nothing builds on it
+            for later in range(number + 1, len(plan.chain)):
+                plan.tokens[plan.chain[later]] = _likeliest(row, later)
             row.next_node = node
             row.slots = [-1 if held >= node else held for held in row.slots]
             return False
     return True
+
+
+def _likeliest(row: _Row, number: int) -> int:
+    """Return the token of the label that the last pass chose for a verdict of the chain."""
+    labels = row.plan.chain_labels[number]
+    return labels[int(row.logits[row.plan.chain[number] - 1][list(labels)].argmax())]
 
 
 def _answers(row: _Row) -> Answers:
