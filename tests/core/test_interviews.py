@@ -120,16 +120,20 @@ def test_any_group_is_judged_as_its_members_are_one_by_one(scorer, group):
     check(scorer, HISTORY, [one for one in held if one.chain or one.ends])
 
 
-def test_the_work_is_one_pass_for_what_is_shared_and_one_for_the_rest(scorer, monkeypatch):
+def test_the_work_is_a_pass_for_what_is_shared_one_for_the_steps_and_one_for_the_replies(
+    scorer, monkeypatch
+):
     held = [interview(*STEPS, replies=("Hm.", f"Reply {n}")) for n in range(4)]
     scorer.shelf.clear()
     before = copy.copy(scorer.work)
     # A judge that finds everything right: each draft stands.
-    monkeypatch.setattr(interviews_module, "_settle", lambda row: True)
+    monkeypatch.setattr(
+        interviews_module, "_likeliest", lambda row, number: row.plan.tokens[row.plan.chain[number]]
+    )
 
     scorer.interview(HISTORY, held)
 
-    assert scorer.work.passes - before.passes == 2
+    assert scorer.work.passes - before.passes == 3
     once = len(scorer.chat.encode(list(HISTORY), reply=False).ids)
     naive = sum(
         len(scorer.chat.encode(interviews_module.with_question(HISTORY, step)).ids)
@@ -150,7 +154,7 @@ def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
         chain_labels=[(10, 11)] * 3,
         end_labels=[(10, 11)],
     )
-    row = interviews_module._Row(plan, plan.visible(), slots=list(range(10)))
+    row = interviews_module._Row(plan, plan.visible(), slots=list(range(8)), behind=8)
 
     def seen(*chosen):
         for node, label in zip((1, 4, 7), chosen, strict=True):
@@ -160,15 +164,15 @@ def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
     assert interviews_module._settle(row) is False
     assert [plan.tokens[node] for node in plan.chain] == [10, 11, 11]
     assert row.next_node == 5
-    assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1, -1, -1]
+    assert row.pending == [5, 6, 7, 8, 9]
+    assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1]
 
-    seen(10, 11, 11)  # in the light of the second the third is still wrong: nothing is left to read
-    assert interviews_module._settle(row) is True
+    assert interviews_module._settle(row) is True  # in the light of the second the third stands
 
 
 def test_a_guess_that_the_correction_turns_is_corrected_too():
     plan = Plan([0, 10, 2, 10, 4], [0, 1, 2, 3, 4], 5, [], [1, 3], [4], [(10, 11)] * 2, [(10, 11)])
-    row = interviews_module._Row(plan, plan.visible(), slots=list(range(5)))
+    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
     row.logits = {0: torch.eye(12)[11], 2: torch.eye(12)[11]}
     assert interviews_module._settle(row) is False
     assert plan.tokens == [0, 11, 2, 11, 4]
@@ -176,7 +180,25 @@ def test_a_guess_that_the_correction_turns_is_corrected_too():
     row.logits[2] = torch.eye(12)[10]  # after a False the second is True after all
     assert interviews_module._settle(row) is False
     assert plan.tokens == [0, 11, 2, 10, 4]
-    assert row.next_node == 3
+    assert row.pending == [3, 4]
+
+
+def test_where_every_draft_is_right_only_the_end_is_left_to_read():
+    plan = Plan([0, 10, 2, 10, 4], [0, 1, 2, 3, 4], 5, [], [1, 3], [4], [(10, 11)] * 2, [(10, 11)])
+    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
+    row.logits = {0: torch.eye(12)[10], 2: torch.eye(12)[10]}
+
+    assert interviews_module._settle(row) is False
+    assert row.pending == [3, 4]
+    assert interviews_module._settle(row) is True
+
+
+def test_a_last_verdict_without_a_question_behind_it_is_not_read_again():
+    plan = Plan([0, 10, 2, 10], [0, 1, 2, 3], 4, [], [1, 3], [], [(10, 11)] * 2, [])
+    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
+    row.logits = {0: torch.eye(12)[10], 2: torch.eye(12)[11]}
+
+    assert interviews_module._settle(row) is True
 
 
 def test_a_candidate_that_is_too_long_does_not_touch_the_others(scorer):

@@ -5,14 +5,16 @@ naively that is one pass over the conversation for every verdict of every candid
 
 1. one pass over what the candidates share (the history, its pictures, the instructions), whose cache
    is then repeated for each candidate;
-2. one pass over all the rest, with every verdict *drafted* as its question's first label (True). The
-   questions that end an interview (the reply, in either order) stand side by side, and a mask keeps
-   them from seeing each other;
-3. where the likeliest label is not the draft, it takes the draft's place, and what follows it in that
-   candidate is read again; the old tokens stay in the cache, hidden by the mask. The verdicts after it
-   are drafted anew as what this pass thought likeliest there: seldom does one verdict turn the next.
-   A chain of three verdicts needs at most three such passes, mostly one, and a candidate without
-   surprises none.
+2. one pass over the steps, with every verdict *drafted* as its question's first label (True);
+3. one pass over what is left. Where the likeliest label was not the draft, it takes the draft's place,
+   and what follows it in that candidate is read again; the old tokens stay in the cache, hidden by
+   the mask. The verdicts after it are drafted anew as the pass before thought likeliest there: seldom
+   does one verdict turn the next. The questions that end an interview (the reply, in either order)
+   stand side by side, and the mask keeps them from seeing each other. Where a draft is wrong once
+   more, that candidate takes another pass, at most one for each verdict.
+
+The questions at the end wait for the third pass because some candidate of a group nearly always has a
+wrong draft, so that there is a third pass anyway, and after a wrong draft they would be read twice.
 
 Every label is chosen from the same logits that greedy decoding would have seen, up to the rounding of
 a batched product. Because positions are given and masks are built here, nothing depends on what a
@@ -97,11 +99,13 @@ class _Row:
     """Verdicts of the chain that stand."""
     next_node: int = 0
     """From here on the nodes have to be read (again)."""
+    behind: int = 0
+    """As far as they are read in the next pass."""
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def pending(self) -> list[int]:
-        return list(range(self.next_node, len(self.plan.tokens)))
+        return list(range(self.next_node, self.behind))
 
 
 @dataclass
@@ -234,6 +238,7 @@ def _read(chat: ChatModel, rows: list[_Row], shared: int, track: Track, work: Wo
     offset = track.offset
     for row in rows:
         row.next_node = shared
+        row.behind = row.plan.chain[-1] if row.plan.chain else len(row.plan.tokens)
     while rows:
         _pass(chat, rows, shared, offset, cache, work)
         again = [place for place, row in enumerate(rows) if not _settle(row)]
@@ -291,23 +296,25 @@ def _settle(row: _Row) -> bool:
     """Walk along the chain while the drafts are right; correct the first that is not.
 
     Those after it become what was likeliest after the wrong draft, a better guess than the first.
+    Either way what has not been read comes next.
 
     Returns:
         Whether all of the row stands.
     """
-    plan = row.plan
-    for number in range(row.settled, len(plan.chain)):
+    plan, count = row.plan, len(row.plan.chain)
+    for number in range(row.settled, count):
         node, best = plan.chain[number], _likeliest(row, number)
         row.settled = number + 1
-        if best != plan.tokens[node]:
+        if best != plan.tokens[node] and (plan.ends or number + 1 < count):
             plan.tokens[node] = best
-            if node + 1 >= len(plan.tokens) or not (plan.ends or number + 1 < len(plan.chain)):
-                return True  # nothing builds on it
-            for later in range(number + 1, len(plan.chain)):
+            for later in range(number + 1, count):
                 plan.tokens[plan.chain[later]] = _likeliest(row, later)
-            row.next_node = node
+            row.next_node, row.behind = node, len(plan.tokens)
             row.slots = [-1 if held >= node else held for held in row.slots]
             return False
+    if plan.ends and row.behind < len(plan.tokens):
+        row.next_node, row.behind = row.behind, len(plan.tokens)
+        return False
     return True
 
 
