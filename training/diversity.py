@@ -1,15 +1,18 @@
 """How different texts are from each other.
 
-A policy that collapses says the same to everybody. Three measures, from letters to meaning:
+A policy that collapses says the same to everybody, or the same again and again. The measures, from
+words to meaning:
 
 - distinct-n: the share of all runs of n words that are different (Li et al. 2016, arXiv 1510.03055).
   It falls with the amount of text, so only equal amounts can be compared.
+- loops: the share of texts that hold one run of words several times;
 - the Vendi score: how many different texts there are in effect, by the similarity of their
   embeddings (Friedman and Dieng 2023, arXiv 2210.02410): exp of the entropy of the eigenvalues of
   K / n, where K holds the cosines. 1 if all say the same, n if none resembles another.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,6 +45,18 @@ def distinct(texts: Sequence[str], length: int) -> float | None:
         for place in range(len(words) - length + 1)
     ]
     return len(set(runs)) / len(runs) if runs else None
+
+
+def loops(text: str, length: int = 4, times: int = 3) -> bool:
+    """Whether some run of `length` words comes `times` times or more.
+
+    Example:
+        >>> loops("I am so sorry, I am so sorry, I am so sorry."), loops("I am so sorry.")
+        (True, False)
+    """
+    words = words_of(text)
+    runs = Counter(tuple(words[place : place + length]) for place in range(len(words) - length + 1))
+    return max(runs.values(), default=0) >= times
 
 
 def vendi_score(embeddings: ArrayLike) -> float:

@@ -50,8 +50,9 @@ class Metric(FrozenModel):
     """Lower end of the interval; None if there is none."""
     high: float | None = Field(default=None, allow_inf_nan=False)
     """Upper end of the interval."""
-    n: int = Field(ge=1)
-    """How many independent measurements or examples are behind it."""
+    n: int | None = Field(default=None, ge=1)
+    """How many independent measurements or examples are behind it; None for a number that others
+    have published without saying."""
     unit: str = ""
     """Such as "s", "%" or "tokens/s"; empty for a plain number."""
     note: str = ""
@@ -194,7 +195,7 @@ def render(result: Result) -> str:
         row = [metric.name, format_value(metric.value, metric.unit)]
         if has_interval:
             row.append(_interval(metric))
-        row.append(f"{metric.n:,}")
+        row.append(_count(metric.n))
         rows.append([*row, metric.note] if has_note else row)
     if has_note:
         head, align = [*head, "Note"], [*align, "---"]
@@ -217,8 +218,8 @@ def _comparison(result: Result) -> str:
     for (about, of), measures in rows.items():
         columns = tuple(columns_of[about])
         cells = [_cell(measures.get(column)) for column in columns]
-        counts = sorted({metric.n for metric in measures.values()})
-        n = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+        counts = sorted({metric.n or 0 for metric in measures.values()})
+        n = " to ".join(_count(count or None) for count in dict.fromkeys((counts[0], counts[-1])))
         tables.setdefault(columns, []).append([about, of, *cells, n])
     lines = [f"**{result.title}**", "", f"In brackets: {result.interval}.", ""]
     for columns, body in tables.items():
@@ -300,6 +301,10 @@ def _origin(result: Result) -> str:
         versions,
     ]
     return f"{'; '.join(part for part in parts if part)}.\nAgain: `{result.command}`"
+
+
+def _count(n: int | None) -> str:
+    return "not said" if n is None else f"{n:,}"
 
 
 def _row(cells: list[str]) -> str:

@@ -62,6 +62,7 @@ class Sample(FrozenModel):
 
 
 Record = TypeVar("Record", bound=FrozenModel)
+T = TypeVar("T")
 
 
 def write_records(path: Path, records: Iterable[FrozenModel]) -> int:
@@ -96,7 +97,7 @@ def read_records(path: Path, kind: type[Record]) -> Iterator[Record]:
                 ) from error
 
 
-def drawn(records: Sequence[Record], count: int, seed: int) -> list[Record]:
+def drawn(records: Sequence[T], count: int, seed: int) -> list[T]:
     """Return `count` of the records without repetition, or all if there are fewer, in their order."""
     order = np.random.default_rng(seed).permutation(len(records))[:count]
     return [records[index] for index in sorted(order.tolist())]

@@ -13,7 +13,8 @@ from tests.checkpoints import build_adapter, build_qwen
 from tests.training.grpo.world import WordEncoder, judge, record, turn, write_rows
 from training import results
 from training.evaluation import grpo
-from training.evaluation.grpo import Answer, Config, compared, diversity, jackknife
+from training.evaluation.grpo import Answer, Config, compared, diversity
+from training.evaluation.metrics import jackknife
 from training.histories import History
 
 pytestmark = [

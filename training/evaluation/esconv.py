@@ -1,39 +1,64 @@
 """A policy on dialogues it never saw: `python -m training evaluate esconv <config.toml>`.
 
-The policy answers turns of ESConv's test split with the sampling of its card. Reported are the share
-of turns that parse as complete, how often its labels are the corpus's, and the perplexity of the
-corpus's own turns.
+Every supporter turn of ESConv's test split is answered from the corpus's own history (turns of one
+speaker in a row are one turn; a turn before which the seeker has said nothing is none), greedily and
+with the sampling of the policy's card. Reported, each beside what a guess would reach:
 
-The results go to `assets/results`, from where README and cards take them.
+- labels: how often strategy, emotion and stage are the corpus's;
+- replies: BLEU, ROUGE-L and distinct-n, with what others have published
+  (`published_esconv.toml`), and how many loop or are not complete;
+- pictures: the emotion with a photo that fits, without one, and with one that contradicts the text;
+- perplexity of the corpus's own turns, and what earlier stages measured on held-out data.
+
+Intervals are at 95 % and draw whole dialogues. The run folder keeps every turn (`turns.<way>.jsonl`),
+and some of them to be read by a person (`replies.md`).
 """
 
 import datetime
 import json
 import logging
-import threading
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from pydantic import Field
+
+from compeer_core.backends.protocol import Sampling
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.policy import Controls, Policy
 from compeer_core.prompts import policy_messages
-from compeer_core.reasoning import Reading, TurnFinished, parse
-from compeer_core.registry import Registry
+from compeer_core.reasoning import Reading, Reasoning, parse, read
+from compeer_core.registry import SamplingOverrides
 from training import results
+from training.diversity import distinct, loops
+from training.evaluation.answering import Asked, PolicySource, answered, seed_of
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import (
     Estimate,
+    Floats,
+    Ints,
+    accuracy,
+    confusion,
+    drawn_weights,
+    estimate,
+    jackknife,
     perplexity,
     share,
+    weighted_f1,
 )
-from training.faces import read_faces
+from training.evaluation.overlap import ORDERS, overlap
+from training.evaluation.shown_faces import Condition, shown
+from training.faces import face_class_of, read_faces
 from training.run_directory import versions
-from training.samples import Sample, drawn, read_records
+from training.samples import Sample, drawn, read_records, write_records
 
 logger = logging.getLogger(__name__)
+
+PUBLISHED = Path(__file__).with_name("published_esconv.toml")
+COMMONEST = "always the commonest"
 
 
 class Config(FrozenModel):
@@ -43,170 +68,371 @@ class Config(FrozenModel):
     """`samples.test.jsonl` of the SFT run."""
     faces: Path
     """Folder of the packed faces."""
-    checkpoint: Path
-    """The policy's checkpoint, for its perplexity."""
+    policy: PolicySource
+    sampling: SamplingOverrides = SamplingOverrides()
+    """As in the policy's card; what is not named is the page's default."""
+    turns: int | None = Field(default=None, gt=0)
+    """Turns that the policy answers, drawn by the seed; None is all."""
+    picture_turns: int = Field(default=400, ge=0)
+    """Turns that are answered once more with each kind of photo, greedily."""
+    perplexity_turns: int = Field(default=300, ge=0)
+    """Turns whose likelihood is taken."""
+    printed: int = Field(default=50, ge=0)
+    """Sampled turns that are written down to be read by a person."""
     tower: Path | None = None
     """`vision.json` of the vision stage; its numbers are taken over as they are."""
     pretraining: Path | None = None
     """`metrics.jsonl` of the pre-training run; its last validation loss is taken over."""
     pretraining_tokens: int = 48 * 512
     """On how many tokens that loss was taken: `validation_blocks` times `block_size`."""
-    models: Path = Path("assets/models.toml")
-    """The list of models."""
-    policy: str = ""
-    """A name of that list; empty is its default."""
-    turns: int = 100
-    """Turns that the policy answers, drawn by the seed."""
-    perplexity_turns: int = 300
-    """Turns whose likelihood is taken."""
+    at_once: int = Field(default=16, gt=0)
+    """Turns that are written together."""
+    device: str | None = None
+    folder: Path
+    """Where turns, tables and `replies.md` go."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "esconv_nano"
     """Name of the results file."""
     command: str = "python -m training evaluate esconv training/configs/nano/evaluate_esconv.toml"
     """Recorded with the numbers."""
-    transcript: Path | None = None
-    """Where the sampled turns are written, to be read by a person."""
+    label_source: str = (
+        "ESConv's workers (strategy; emotion of the dialogue); stage, and Neutral or Joy of single "
+        "turns, by rule (training/sft/dataset.py)"
+    )
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a policy wrote, and what the corpus says."""
+
+    sample: Sample
+    reading: Reading
+    gold: Reasoning
+    reference: str
+
+
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Measure and write the results files; a dry run loads the models and the rows."""
+    """Measure and write the results file; a dry run reads the rows."""
     if resume is not None:
         raise ConfigError("an evaluation cannot be resumed: begin it again")
-    registry = Registry.from_toml(config.models)
-    policy = registry.policy(config.policy)
     samples = list(read_records(config.samples, Sample))
-    photos = {face.file: face.data for face in read_faces(config.faces)}
+    faces = read_faces(config.faces)
+    photos = {face.file: face.data for face in faces}
     if dry_run:
         return
-    metrics = [
-        *policy_metrics(policy, drawn(samples, config.turns, config.seed), photos, config),
+    chosen = samples if config.turns is None else drawn(samples, config.turns, config.seed)
+    config.folder.mkdir(parents=True, exist_ok=True)
+    as_in_card = config.sampling.applied()
+    ways = {"greedy": replace(as_in_card, temperature=0.0), "sampled": as_in_card}
+    found: dict[str, list[Answer]] = {}
+    for way, sampling in ways.items():
+        found[way] = answers_to(chosen, photos, sampling, config)
+        _keep(config.folder / f"turns.{way}.jsonl", found[way])
+    _print_some(config.folder / "replies.md", drawn(found["sampled"], config.printed, config.seed))
+    metrics = [*label_metrics(found), *reply_metrics(found), *published(PUBLISHED)]
+    if config.picture_turns:
+        by_class: dict[str, list[str]] = {}
+        for face in faces:
+            if face.split == "valid":
+                by_class.setdefault(face.face_class, []).append(face.file)
+        asked = drawn(samples, config.picture_turns, config.seed)
+        conditions = shown(asked, by_class, face_class_of(config.faces), config.seed)
+        written = {
+            condition: answers_to(rows, photos, ways["greedy"], config)
+            for condition, rows in conditions.items()
+        }
+        metrics += picture_metrics(written)
+    metrics += [
         *perplexity_metrics(
-            config.checkpoint, drawn(samples, config.perplexity_turns, config.seed), photos
+            config.policy, drawn(samples, config.perplexity_turns, config.seed), photos
         ),
         *training_metrics(config),
     ]
-    title = f"{policy.name} on turns of ESConv's test split"
-    source = "ESConv's workers (strategy, emotion); stage and emotion of single turns by rule"
-    _save(config, config.name, title, policy.name, metrics, source)
-
-
-def policy_metrics(
-    policy: Policy, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
-) -> list[results.Metric]:
-    """Let the policy answer every sample and compare its labels with the corpus's."""
-    readings: list[Reading] = []
-    for number, sample in enumerate(samples):
-        sampling = replace(policy.sampling, seed=config.seed + number)
-        stream = policy.respond(
-            sample.dialogue(photos), Controls(sampling=sampling), threading.Event()
-        )
-        *_, last = stream
-        assert isinstance(last, TurnFinished)
-        readings.append(last.reading)
-    if config.transcript is not None:
-        _write_transcript(config.transcript, samples, readings)
-    gold = [parse(sample.completion).reasoning for sample in samples]
-    complete = [reading.is_complete for reading in readings]
-    pairs: dict[str, list[tuple[object, str]]] = {"stage": [], "emotion": [], "strategy": []}
-    for reading, true in zip(readings, gold, strict=True):
-        pairs["stage"].append((reading.history and reading.history.stage, str(true.history.stage)))
-        pairs["emotion"].append(
-            (reading.emotion and reading.emotion.emotion, str(true.emotion.emotion))
-        )
-        pairs["strategy"].append(
-            (reading.strategy and reading.strategy.strategy, str(true.strategy.strategy))
-        )
-    metrics = [_metric("Turns that parse as complete", share(sum(complete), len(complete)))]
-    for name, values in pairs.items():
-        right = sum(written == true for written, true in values)
-        commonest, count = Counter(true for _, true in values).most_common(1)[0]
-        metrics += [
-            _metric(f"{name.capitalize()} as in the corpus", share(right, len(values))),
-            _metric(
-                f"{name.capitalize()}: always the commonest",
-                share(count, len(values)),
-                note=commonest,
-            ),
-        ]
-    return metrics
-
-
-def perplexity_metrics(
-    checkpoint: Path, samples: Sequence[Sample], photos: dict[str, bytes]
-) -> list[results.Metric]:
-    """Return the perplexity of the corpus's turns, and of their replies alone."""
-    model = LikelihoodModel(checkpoint)
-    seen = [
-        model.surprise(policy_messages(s.dialogue(photos), "trained"), s.completion)
-        for s in samples
-    ]
-    turn = perplexity([s.turn_loss for s in seen], [s.turn_tokens for s in seen])
-    reply = perplexity([s.reply_loss for s in seen], [s.reply_tokens for s in seen])
-    return [
-        _metric("Perplexity of whole turns", turn, unit="", note="reasoning text is rule-made"),
-        _metric("Perplexity of replies", reply, unit="", note="after the corpus's own reasoning"),
-    ]
-
-
-def training_metrics(config: Config) -> list[results.Metric]:
-    """Return what earlier stages measured on held-out data, read from their reports."""
-    metrics: list[results.Metric] = []
-    if config.tower is not None:
-        report = json.loads(config.tower.read_text(encoding="utf-8"))
-        n = int(report["validation_photos"])
-        accuracy = share(round(report["validation_accuracy"] * n), n)
-        metrics.append(
-            _metric("Image tower alone: expressions named rightly", accuracy, note="7 classes")
-        )
-    if config.pretraining is not None:
-        rows = config.pretraining.read_text(encoding="utf-8").splitlines()
-        losses = [row for row in map(json.loads, rows) if "validation_loss" in row]
-        metrics.append(
-            results.Metric(
-                name="Loss after pre-training, nats a token",
-                value=losses[-1]["validation_loss"],
-                n=config.pretraining_tokens,
-                note="tokens of ESConv's validation dialogues",
-            )
-        )
-    return metrics
-
-
-def _metric(name: str, estimate: Estimate, *, unit: str = "%", note: str = "") -> results.Metric:
-    return results.measured(name, estimate, unit=unit, note=note)
-
-
-def _save(
-    config: Config,
-    name: str,
-    title: str,
-    model: str,
-    metrics: Sequence[results.Metric],
-    source: str,
-) -> None:
     result = results.Result(
-        name=name,
-        title=title,
+        name=config.name,
+        title=f"{config.policy.name} on ESConv's test split",
         date=datetime.datetime.now(tz=datetime.UTC).date(),
-        model=model,
-        label_source=source,
+        model=config.policy.name,
+        label_source=config.label_source,
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
+        interval="95 % interval over source dialogues",
+        compared="Who",
         metrics=tuple(metrics),
     )
-    results.save(result, config.output)
-    logger.info("%s", results.render(result))
+    results.publish(result, config.output, config.folder)
 
 
-def _write_transcript(path: Path, samples: Sequence[Sample], readings: Sequence[Reading]) -> None:
+def answers_to(
+    samples: Sequence[Sample], photos: dict[str, bytes], sampling: Sampling, config: Config
+) -> list[Answer]:
+    """Let the policy answer; the same seed for the same place in every call."""
+    asked = [
+        Asked(sample.dialogue(photos), (seed_of(number, config.seed),))
+        for number, sample in enumerate(samples)
+    ]
+    turns = answered(config.policy, asked, sampling, at_once=config.at_once, device=config.device)
+    found = []
+    for sample, (turn,) in zip(samples, turns, strict=True):
+        gold = parse(sample.completion)
+        found.append(Answer(sample, read(turn.text), gold.reasoning, gold.reply))
+    return found
+
+
+# --- labels ------------------------------------------------------------------------------------
+
+
+def strategy_of(steps: Reading | Reasoning) -> str | None:
+    return None if steps.strategy is None else _text(steps.strategy.strategy)
+
+
+def emotion_of(steps: Reading | Reasoning) -> str | None:
+    return None if steps.emotion is None else _text(steps.emotion.emotion)
+
+
+def sentiment_of(steps: Reading | Reasoning) -> str | None:
+    return None if steps.emotion is None else _text(steps.emotion.sentiment)
+
+
+def stage_of(steps: Reading | Reasoning) -> str | None:
+    return None if steps.history is None else _text(steps.history.stage)
+
+
+def _text(label: object) -> str | None:
+    """Return a label that could be read; an unreadable one is none."""
+    return str(label) if isinstance(label, str) else None
+
+
+LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
+
+
+def label_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield how often the labels are the corpus's, beside the commonest label's."""
+    for label, of in LABELS.items():
+        for number, (way, answers) in enumerate(found.items()):
+            weights = _weights(answers)
+            true = [of(answer.gold) or "" for answer in answers]
+            if number == 0:
+                commonest = Counter(true).most_common(1)[0][0]
+                yield from _agreement(weights, true, [commonest] * len(true), label, COMMONEST)
+            given = [of(answer.reading) or "unreadable" for answer in answers]
+            yield from _agreement(weights, true, given, label, f"the policy, {way}")
+
+
+def _agreement(
+    weights: Floats, true: Sequence[str], given: Sequence[str], about: str, of: str
+) -> Iterator[results.Metric]:
+    names = {name: number for number, name in enumerate(sorted({*true, *given}))}
+    truth: Ints = np.array([names[name] for name in true])
+    verdict: Ints = np.array([names[name] for name in given])
+    table = confusion(weights, truth, verdict, len(names))
+    for measure, values in (("accuracy", accuracy(table)), ("weighted F1", weighted_f1(table))):
+        found = estimate(values, len(true))
+        yield results.measured(measure, found, unit="%", of=of, about=about)
+
+
+# --- replies -----------------------------------------------------------------------------------
+
+_REPLIES = "replies"
+
+
+def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield what replies have in common with people's, how different they are, and what is broken."""
+    for way, answers in found.items():
+        name = f"the policy, {way}"
+        weights = _weights(answers)
+        texts = [answer.reading.reply or "" for answer in answers]
+        common = overlap(texts, [answer.reference for answer in answers])
+        of_sample: dict[str, Floats] = {
+            **{f"BLEU-{order}": common.bleu(weights, order) for order in ORDERS},
+            "ROUGE-L": common.mean_rouge_l(weights),
+        }
+        for measure, values in of_sample.items():
+            yield _reply(measure, estimate(values, len(answers)), name)
+        for length in (1, 2):
+            yield _reply(f"distinct-{length}", _distinct(answers, texts, length), name)
+        for measure, flags in {
+            "complete": [answer.reading.is_complete for answer in answers],
+            "loops (a 4-gram three times)": [loops(text) for text in texts],
+        }.items():
+            values = (weights @ np.array(flags, dtype=np.float64)) / weights.sum(axis=1)
+            yield _turns(measure, estimate(values, len(answers)), name)
+
+
+def _reply(measure: str, found: Estimate, of: str) -> results.Metric:
+    return results.measured(measure, found, unit="%", of=of, about=_REPLIES)
+
+
+def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
+    return results.measured(measure, found, unit="%", of=of, about="whole turns")
+
+
+def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
+    """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
+    sources = [answer.sample.dialogue_id for answer in answers]
+    values = [distinct(texts, length) or 0.0]
+    for left_out in dict.fromkeys(sources):
+        kept = [text for text, source in zip(texts, sources, strict=True) if source != left_out]
+        values.append(distinct(kept, length) or 0.0)
+    return replace(jackknife(np.array(values), len(values) - 1), n=len(answers))
+
+
+class _Published(FrozenModel):
+    """One model of others, in per cent."""
+
+    name: str
+    strategy_accuracy: float | None = None
+    bleu_2: float | None = None
+    bleu_4: float | None = None
+    rouge_l: float | None = None
+    distinct_1: float | None = None
+    distinct_2: float | None = None
+
+
+_MEASURES = {
+    "strategy_accuracy": ("strategy", "accuracy"),
+    "bleu_2": (_REPLIES, "BLEU-2"),
+    "bleu_4": (_REPLIES, "BLEU-4"),
+    "rouge_l": (_REPLIES, "ROUGE-L"),
+    "distinct_1": (_REPLIES, "distinct-1"),
+    "distinct_2": (_REPLIES, "distinct-2"),
+}
+
+
+def published(path: Path) -> Iterator[results.Metric]:
+    """Yield what others have published, as far as they say."""
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["rows"]:
+        row = _Published.model_validate(entry)
+        for key, (about, measure) in _MEASURES.items():
+            value = getattr(row, key)
+            if value is not None:
+                yield results.Metric(name=measure, value=value, unit="%", of=row.name, about=about)
+
+
+# --- pictures ----------------------------------------------------------------------------------
+
+
+def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield what a photo changes in the emotion step, in pairs of the same turns."""
+    without, right, wrong = (
+        written[kind] for kind in (Condition.NONE, Condition.FITS, Condition.CONTRADICTS)
+    )
+    weights = _weights(without)
+    alone, with_photo = (
+        _mean(weights, [emotion_of(one.reading) == emotion_of(one.gold) for one in answers])
+        for answers in (without, right)
+    )
+    for of, values in (
+        ("without a photo", alone),
+        ("with a photo that fits", with_photo),
+        ("difference", with_photo - alone),
+    ):
+        found = estimate(values, len(without))
+        yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
+    # A photo contradicts where the text is sad and the face is happy, or the other way round.
+    turned = [number for number, one in enumerate(wrong) if sentiment_of(one.gold) != "Neutral"]
+    before = [sentiment_of(without[number].reading) for number in turned]
+    after = [sentiment_of(wrong[number].reading) for number in turned]
+    of_face = [
+        "Positive" if sentiment_of(wrong[number].gold) == "Negative" else "Negative"
+        for number in turned
+    ]
+    weights = _weights([without[number] for number in turned])
+    for of, flags in (
+        ("without a photo", [one == face for one, face in zip(before, of_face, strict=True)]),
+        ("with a photo that contradicts", [a == f for a, f in zip(after, of_face, strict=True)]),
+        (
+            "changes to the photo's",
+            [a == f != b for b, a, f in zip(before, after, of_face, strict=True)],
+        ),
+    ):
+        found = estimate(_mean(weights, flags), len(turned))
+        about = "sentiment of the photo, against the text's"
+        yield results.measured("share", found, unit="%", of=of, about=about)
+
+
+def _mean(weights: Floats, flags: Sequence[bool]) -> Floats:
+    result: Floats = (weights @ np.array(flags, dtype=np.float64)) / weights.sum(axis=1)
+    return result
+
+
+def _weights(answers: Sequence[Answer]) -> Floats:
+    return drawn_weights([answer.sample.dialogue_id for answer in answers])
+
+
+# --- likelihood, and what earlier stages measured -------------------------------------------------
+
+
+def perplexity_metrics(
+    policy: PolicySource, samples: Sequence[Sample], photos: dict[str, bytes]
+) -> Iterator[results.Metric]:
+    """Yield the perplexity of the corpus's turns, and of their replies alone."""
+    if not samples:
+        return
+    model = LikelihoodModel(policy.source, policy.adapter)
+    seen = [
+        model.surprise(policy_messages(s.dialogue(photos), policy.style), s.completion)
+        for s in samples
+    ]
+    for of, found in (
+        ("whole turns (reasoning is rule-made)", [(s.turn_loss, s.turn_tokens) for s in seen]),
+        ("replies, after the corpus's reasoning", [(s.reply_loss, s.reply_tokens) for s in seen]),
+    ):
+        losses, tokens = zip(*found, strict=True)
+        value = perplexity(losses, tokens)
+        yield results.measured("perplexity", value, of=of, about="the corpus's own turns")
+
+
+def training_metrics(config: Config) -> Iterator[results.Metric]:
+    """Yield what earlier stages measured on held-out data, read from their reports."""
+    if config.tower is not None:
+        report = json.loads(config.tower.read_text(encoding="utf-8"))
+        n = int(report["validation_photos"])
+        right = share(round(report["validation_accuracy"] * n), n)
+        of, about = "image tower alone", "expressions of validation photos, 7 classes"
+        yield results.measured("named rightly", right, unit="%", of=of, about=about)
+    if config.pretraining is not None:
+        rows = config.pretraining.read_text(encoding="utf-8").splitlines()
+        losses = [row for row in map(json.loads, rows) if "validation_loss" in row]
+        yield results.Metric(
+            name="nats a token",
+            value=losses[-1]["validation_loss"],
+            n=config.pretraining_tokens,
+            of="after pre-training",
+            about="loss on ESConv's validation dialogues",
+        )
+
+
+# --- what is kept ------------------------------------------------------------------------------
+
+
+class _Turn(FrozenModel):
+    """A line of `turns.<way>.jsonl`."""
+
+    id: str
+    text: str
+    complete: bool
+
+
+def _keep(path: Path, answers: Sequence[Answer]) -> None:
+    write_records(
+        path,
+        (
+            _Turn(id=one.sample.id, text=one.reading.raw, complete=one.reading.is_complete)
+            for one in answers
+        ),
+    )
+
+
+def _print_some(path: Path, answers: Sequence[Answer]) -> None:
     """Write what was asked, what was answered and what the corpus says, one turn after another."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for sample, reading in zip(samples, readings, strict=True):
-            last = sample.history[-1]
-            file.write(f"## {sample.id}\n\nSeeker: {last.text}\n")
+        for one in answers:
+            last = one.sample.history[-1]
+            file.write(f"## {one.sample.id}\n\nSeeker: {last.text}\n")
             file.write(f"Photo: {last.face}\n" if last.face else "")
-            file.write(f"\nModel:\n{reading.raw}\n\nCorpus:\n{sample.completion}\n\n")
+            file.write(f"\n```text\n{one.reading.raw.strip()}\n```\n\n")
+            file.write(f"In the corpus: {one.reference}\n\n")

@@ -12,35 +12,30 @@ The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the ta
 """
 
 import datetime
-import functools
 import json
 import logging
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_writing import Prompt, Turn, write_turns
+from compeer_core.backends.transformers_.batch_writing import Turn
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
-from compeer_core.model_pool import ModelPool
-from compeer_core.policy import Style
-from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training import results
 from training.diversity import distinct, vendi_score
-from training.evaluation.metrics import Estimate, Floats, drawn_weights, estimate
+from training.evaluation.answering import Asked, PolicySource, answered, seed_of
+from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife
 from training.evaluation.plots import plot_means
 from training.histories import History, drawn_histories, read_histories
 from training.judge_source import JudgeSource
@@ -48,16 +43,6 @@ from training.pictures import Pictures
 from training.run_directory import versions
 
 _log = logging.getLogger(__name__)
-
-
-class PolicySource(FrozenModel):
-    """One policy."""
-
-    name: str = Field(pattern=r"^[\w.\-]+$")
-    source: str
-    """Checkpoint folder, or name on the hub."""
-    adapter: Path | None = None
-    style: Style = "trained"
 
 
 class Config(FrozenModel):
@@ -172,39 +157,15 @@ def written(
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
     )
-    lease = ModelPool().lease(policy.source, policy.adapter, None, config.device)
-    together = max(1, config.at_once // len(config.seeds))
-    turns: list[tuple[Turn, ...]] = []
-    try:
-        for begin in range(0, len(histories), together):
-            prompts = [
-                Prompt(
-                    policy_messages(
-                        history.dialogue(pictures),
-                        policy.style,
-                        history.language,
-                        lease.chat.reserved,
-                    ),
-                    tuple(_seed(begin + place, seed) for seed in config.seeds),
-                )
-                for place, history in enumerate(histories[begin : begin + together])
-            ]
-            job = functools.partial(
-                write_turns, lease.chat, lease.adapter, prompts, sampling, threading.Event()
-            )
-            for one in lease.chat.owner.call(job):
-                if isinstance(one, Exception):
-                    raise one
-                turns.append(one)
-            _log.info("%s: %d of %d histories", policy.name, len(turns), len(histories))
-    finally:
-        lease.release()
-    return turns
-
-
-def _seed(history: int, seed: int) -> int:
-    """Return what a turn is drawn from, the same for every policy."""
-    return int(np.random.SeedSequence((history, seed)).generate_state(1, np.uint64)[0])
+    asked = [
+        Asked(
+            history.dialogue(pictures),
+            tuple(seed_of(number, seed) for seed in config.seeds),
+            history.language,
+        )
+        for number, history in enumerate(histories)
+    ]
+    return answered(policy, asked, sampling, at_once=config.at_once, device=config.device)
 
 
 def scored(
@@ -358,15 +319,3 @@ def diversity(
         vendi = [vendi_score(embeddings[of_one]) if len(of_one) else 0.0 for of_one in places]
         found["Vendi score"].append(float(np.mean(vendi)))
     return {name: np.array(values) for name, values in found.items()}
-
-
-def jackknife(values: NDArray[np.float64], n: int) -> Estimate:
-    """Return the first value, with a normal interval from the others: each without one of n parts.
-
-    A resample holds texts twice, which makes any set look less diverse; leaving out does not.
-    """
-    whole, without = float(values[0]), values[1:]
-    if n < 2:
-        return Estimate(whole, whole, whole, n)
-    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    return Estimate(whole, whole - 1.96 * error, whole + 1.96 * error, n)

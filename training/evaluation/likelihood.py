@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText
 
@@ -26,9 +27,10 @@ class Surprise:
 class LikelihoodModel:
     """A checkpoint that reads turns instead of writing them."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: str | Path, adapter: Path | None = None) -> None:
         self._processor = load_processor(checkpoint)
-        self._model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
+        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
+        self._model: Any = model if adapter is None else PeftModel.from_pretrained(model, adapter)
         self._model.eval()
 
     def surprise(self, prompt: Sequence[Message], completion: str) -> Surprise:

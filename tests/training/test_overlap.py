@@ -1,0 +1,69 @@
+"""BLEU and ROUGE-L: by hand, then what must hold whatever the texts are."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.evaluation.overlap import overlap, rouge_l
+
+
+def test_bleu_of_two_replies_by_hand():
+    found = overlap(["I am so sorry.", "hello you"], ["I am sorry.", "Hello to you"])
+
+    once = np.ones((1, 2))
+    # words: 4 of 5 and 2 of 2; pairs: 2 of 4 ("i am", "sorry .") and 0 of 1; 7 words against 7
+    assert found.bleu(once, 2) == pytest.approx([math.sqrt(6 / 7 * 2 / 5)])
+    # the first alone, with a reply longer than its reference: no penalty
+    assert found.bleu(np.array([[1.0, 0.0]]), 2) == pytest.approx([math.sqrt(4 / 5 * 2 / 4)])
+    # drawn twice and once: sums of matches and runs, 12 words against 11
+    assert found.bleu(np.array([[2.0, 1.0]]), 2) == pytest.approx([math.sqrt(10 / 12 * 4 / 9)])
+
+
+def test_a_short_reply_is_charged_for_its_length():
+    found = overlap(["I hear you"], ["I hear you and I am here"])
+
+    # all runs are right, 3 words against 7: exp(1 - 7/3)
+    assert found.bleu(np.ones((1, 1)), 2) == pytest.approx([math.exp(1 - 7 / 3)])
+
+
+def test_rouge_l_by_hand():
+    # the longest common subsequence of "so are you ok" and "are you really ok" is "are you ok"
+    precision, recall = 3 / 4, 3 / 4
+    assert rouge_l("So are you ok", "are you really ok") == pytest.approx(0.75)
+    # P = 2/4, R = 2/2, beta = 1.2: 2.44 * 0.5 / (1 + 1.44 * 0.5)
+    assert rouge_l("I am so sad", "I sad") == pytest.approx(2.44 * 0.5 / (1 + 1.44 * 0.5))
+    assert rouge_l("", "I am sad") == rouge_l("sad", "happy") == 0.0
+    assert precision == recall
+
+
+def test_what_does_not_pair_up_is_refused():
+    with pytest.raises(ValueError, match="1 replies and 2 references"):
+        overlap(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="0 replies"):
+        overlap([], [])
+
+
+TEXTS = st.lists(
+    st.tuples(
+        st.text(alphabet="ab .,!", max_size=20), st.text(alphabet="ab .,!", min_size=1, max_size=20)
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(TEXTS)
+def test_both_are_shares_and_a_reply_that_is_the_reference_has_all(pairs):
+    replies, references = zip(*pairs, strict=True)
+    weights = np.ones((1, len(pairs)))
+
+    found = overlap(replies, references)
+    assert -1e-9 <= found.bleu(weights, 4)[0] <= 1 + 1e-9
+    assert -1e-9 <= found.mean_rouge_l(weights)[0] <= 1 + 1e-9
+
+    same = overlap(references, references)
+    worded = [bool(text.strip()) for text in references]
+    assert same.mean_rouge_l(weights)[0] == pytest.approx(np.mean(worded))
