@@ -15,7 +15,7 @@ from tests.training.corpora_fixture import esconv_rows, write_esconv
 from training.esconv import AnnotatedDialogue, read_esconv
 from training.faces import FACE_CLASSES, face_class_of
 from training.samples import Sample
-from training.sft.dataset import TurnLabels, build_samples, label_turn, stage_at
+from training.sft.dataset import TOLD_BY_FACE, TurnLabels, build_samples, label_turn, stage_at
 
 FACE_OF = dict.fromkeys(Emotion, "sad") | {Emotion.JOY: "happy", Emotion.NEUTRAL: "neutral"}
 PHOTOS = {name: [f"{name}-{number}" for number in range(3)] for name in FACE_CLASSES}
@@ -254,6 +254,52 @@ def test_a_photo_fits_the_emotion_and_stands_at_the_last_message(talk):
     for sample in samples_of(talk, share=0.0):
         assert all(turn.face is None for turn in sample.history)
         assert not re.search(r"picture|photo", parse(sample.completion).reasoning.emotion.text)
+
+
+def test_after_a_greeting_a_face_may_tell_the_emotion_alone():
+    said = ("Hello.", "Hi!", "My boss told me to go, and I do not know what to do.", "Oh.")
+    rows = list(
+        build_samples(
+            [talk(*said)] * 60,
+            PHOTOS,
+            FACE_OF,
+            face_share=0.0,
+            history_characters=1200,
+            seed=0,
+            told_share=0.5,
+        )
+    )
+
+    greeted, told = rows[::2], rows[1::2]
+    by_face = [row for row in greeted if row.history[-1].face is not None]
+    assert 20 <= len(by_face) <= 40
+    assert all(row.history[-1].face is None for row in told)
+    seen = set()
+    for row in by_face:
+        face_class = row.history[-1].face.split("-")[0]
+        emotion = parse(row.completion).reasoning.emotion
+        assert emotion.emotion is TOLD_BY_FACE[face_class]
+        assert emotion.sentiment is SENTIMENT_OF[TOLD_BY_FACE[face_class]]
+        assert emotion.intensity == 3
+        assert "job" not in parse(row.completion).reasoning.history.text  # nothing was told yet
+        seen.add(face_class)
+    assert len(seen) >= 4
+    assert {parse(row.completion).reasoning.emotion.emotion for row in greeted} > {Emotion.NEUTRAL}
+
+
+def test_where_no_face_tells_anything_a_greeting_stays_neutral():
+    photos = {"neutral": ["n-0"], "surprise": ["s-0"]}
+    rows = build_samples(
+        [talk("Hello.", "Hi!")],
+        photos,
+        FACE_OF,
+        face_share=0.0,
+        history_characters=1200,
+        seed=0,
+        told_share=1.0,
+    )
+
+    assert [parse(row.completion).reasoning.emotion.emotion for row in rows] == [Emotion.NEUTRAL]
 
 
 def test_a_class_without_photos_is_shown_none():

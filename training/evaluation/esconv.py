@@ -332,25 +332,34 @@ def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
     ):
         found = estimate(values, len(without))
         yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
-    # A photo contradicts where the text is sad and the face is happy, or the other way round.
-    turned = [number for number, one in enumerate(wrong) if sentiment_of(one.gold) != "Neutral"]
-    before = [sentiment_of(without[number].reading) for number in turned]
-    after = [sentiment_of(wrong[number].reading) for number in turned]
-    of_face = [
-        "Positive" if sentiment_of(wrong[number].gold) == "Negative" else "Negative"
-        for number in turned
-    ]
-    weights = _weights([without[number] for number in turned])
-    for of, flags in (
-        ("without a photo", [one == face for one, face in zip(before, of_face, strict=True)]),
-        ("with a photo that contradicts", [a == f for a, f in zip(after, of_face, strict=True)]),
-        (
-            "changes to the photo's",
-            [a == f != b for b, a, f in zip(before, after, of_face, strict=True)],
-        ),
+    # A photo contradicts where the text is sad and the face is happy, or the other way round. After a
+    # mere greeting the words say nothing, and a sad face says something.
+    greeted = [sentiment_of(one.gold) == "Neutral" for one in wrong]
+    for about, told in (
+        ("sentiment of the photo, against the text's", False),
+        ("sentiment of the photo, after a mere greeting", True),
     ):
-        found = estimate(_mean(weights, flags), len(turned))
-        about = "sentiment of the photo, against the text's"
+        numbers = [number for number, one in enumerate(greeted) if one is told]
+        if numbers:
+            pairs = [(without[number], wrong[number]) for number in numbers]
+            yield from _turned(pairs, about)
+
+
+def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[results.Metric]:
+    """Yield how often the sentiment is the photo's, without it and with it, in the same turns."""
+    before = [sentiment_of(one.reading) for one, _ in pairs]
+    after = [sentiment_of(other.reading) for _, other in pairs]
+    of_face = [
+        "Positive" if sentiment_of(one.gold) == "Negative" else "Negative" for one, _ in pairs
+    ]
+    weights = _weights([one for one, _ in pairs])
+    of_turn = list(zip(before, after, of_face, strict=True))
+    for of, flags in (
+        ("without a photo", [one == face for one, _, face in of_turn]),
+        ("with that photo", [other == face for _, other, face in of_turn]),
+        ("changes to the photo's", [other == face != one for one, other, face in of_turn]),
+    ):
+        found = estimate(_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)
 
 

@@ -7,6 +7,10 @@ own words and the labels; no model wrote them and no person checked them.
 
 Two rules depart from the dialogue-level labels, because a turn can plainly contradict them: a
 seeker who has only greeted is Neutral, and thanks near the end of a talk that helped are Joy.
+
+A third is there for the photos. They fit the label, so a policy that never looked would lose little.
+Where the seeker has only greeted, the face may be all that tells: in a share of those turns (`told_share`)
+it shows another feeling than calm, and that is the label then.
 """
 
 import re
@@ -35,6 +39,16 @@ from training.samples import Sample, SampleUtterance
 GREETING_WORDS = 6
 """A seeker who has said at most so many words in all has not told anything yet."""
 
+TOLD_BY_FACE = {
+    "angry": Emotion.ANGER,
+    "disgust": Emotion.DISGUST,
+    "fear": Emotion.FEAR,
+    "happy": Emotion.JOY,
+    "sad": Emotion.SADNESS,
+}
+"""What a face tells where words do not; a surprised one may be glad or afraid."""
+TOLD_INTENSITY = 3
+
 _THANKS = re.compile(
     r"\b(thank\w*|helpful|helped|feel(?:ing)? (?:much |a (?:lot|little|bit) )?better|great idea)\b",
     re.IGNORECASE,
@@ -50,6 +64,8 @@ class TurnLabels:
     stage: Stage
     emotion: Emotion
     intensity: int
+    told_by: str = ""
+    """The face class that tells the emotion, where the words do not."""
 
 
 def stage_at(place: float) -> Stage:
@@ -80,6 +96,7 @@ def build_samples(
     face_share: float,
     history_characters: int,
     seed: int,
+    told_share: float = 0.0,
 ) -> Iterator[Sample]:
     """Yield one sample per supporter turn that follows at least one seeker turn.
 
@@ -90,6 +107,8 @@ def build_samples(
         face_share: Share of turns whose last seeker message gets a fitting photo, in [0, 1].
         history_characters: Oldest turns are left out beyond this; the last turn always stays.
         seed: Draws the wording and the photos.
+        told_share: Share of the turns after a mere greeting in which a face tells the emotion, in
+            [0, 1]; these have a photo whatever `face_share` is.
     """
     rng = np.random.default_rng(seed)
     for source in dialogues:
@@ -101,9 +120,11 @@ def build_samples(
             if not reply:
                 continue  # nothing but mark-up
             labels = label_turn(source, turn)
-            face_class = face_class_of[labels.emotion]
+            if told_share and labels.emotion is Emotion.NEUTRAL and rng.random() < told_share:
+                labels = _told_by_face(labels, [one for one in TOLD_BY_FACE if faces.get(one)], rng)
+            face_class = labels.told_by or face_class_of[labels.emotion]
             face = None
-            if faces.get(face_class) and rng.random() < face_share:
+            if faces.get(face_class) and (labels.told_by or rng.random() < face_share):
                 face = str(rng.choice(faces[face_class]))
             history = _history(before, face, history_characters)
             reasoning = Reasoning(
@@ -121,6 +142,15 @@ def build_samples(
                 history=history,
                 completion=render(SupportTurn(reasoning, reply)),
             )
+
+
+def _told_by_face(
+    labels: TurnLabels, classes: Sequence[str], rng: np.random.Generator
+) -> TurnLabels:
+    if not classes:
+        return labels
+    told_by = _draw(rng, classes)
+    return TurnLabels(labels.stage, TOLD_BY_FACE[told_by], TOLD_INTENSITY, told_by)
 
 
 def _history(
@@ -147,7 +177,7 @@ def _history_step(
     rng: np.random.Generator,
 ) -> HistoryStep:
     words = _wording()
-    if labels.emotion is Emotion.NEUTRAL:
+    if labels.emotion is Emotion.NEUTRAL or labels.told_by:
         sentences = [_draw(rng, words["history"]["unknown"])]
     else:
         problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
@@ -167,7 +197,9 @@ def _emotion_step(
 ) -> EmotionStep:
     words = _wording()["emotion"]
     sentences: list[str] = []
-    if labels.emotion is Emotion.NEUTRAL:
+    if labels.told_by:
+        sentences.append(_draw(rng, words["told"]))
+    elif labels.emotion is Emotion.NEUTRAL:
         sentences.append(_draw(rng, words["neutral"]))
     elif labels.emotion is Emotion.JOY:
         sentences.append(_draw(rng, words["relief"]))

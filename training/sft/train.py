@@ -7,6 +7,8 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pydantic import Field
+
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import SPLITS
 from compeer_core.config import FrozenModel
@@ -35,6 +37,8 @@ class Config(FrozenModel):
     """Run directory: `samples.<split>.jsonl`, then `model` or `adapter`."""
     face_share: float = 0.25
     """Share of turns whose last seeker message gets a photo that fits the emotion."""
+    told_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the turns after a mere greeting in which a face tells the emotion."""
     history_characters: int = 1200
     """Older turns are left out beyond this."""
     row_share: float = 1.0
@@ -69,6 +73,7 @@ def prepare_samples(config: Config, output: Path, *, keep: bool = False) -> None
                 face_share=config.face_share,
                 history_characters=config.history_characters,
                 seed=config.training.seed,
+                told_share=config.told_share,
             ),
         )
         _log.info("%s: %d samples", split, count)
