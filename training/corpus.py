@@ -35,6 +35,7 @@ _UNREADABLE = (
     *(AttributeError, KeyError, TypeError, ValueError, csv.Error),  # another layout
     *(EOFError, OSError, zlib.error),  # a download cut short
 )
+_TURN_MARKER = re.compile(r"<\|im_start\|>(?:user|assistant)\n|<\|im_end\|>")
 _SPEAKER_LINE = re.compile(r"^([A-Z]|User|Assistant): (.*)$")
 
 
@@ -105,12 +106,29 @@ def check_files(folder: Path, sources: Iterable[Source]) -> None:
             raise ConfigError(f"{path}: no such corpus file (check data_dir and the sources)")
 
 
-def mixed_documents(folder: Path, sources: Sequence[Source], seed: int) -> list[str]:
-    """Return one epoch of the mix: every source by its share, shuffled by `seed`."""
+def utterances_of(document: str) -> list[str]:
+    """Return what is said in a document line by line, without the markers of chat documents."""
+    return [line for line in _TURN_MARKER.sub("", document).split("\n") if line]
+
+
+def mixed_documents(
+    folder: Path,
+    sources: Sequence[Source],
+    seed: int,
+    keep: Callable[[str], bool] = lambda document: True,
+) -> list[str]:
+    """Return one epoch of the mix: every source by its share, shuffled by `seed`.
+
+    Args:
+        folder: Of the corpora.
+        sources: The files.
+        seed: Draws what a share takes, and the order.
+        keep: Whether a document may be taken at all.
+    """
     rng = np.random.default_rng(seed)
     mix: list[str] = []
     for source in sources:
-        documents = list(read_documents(folder, source))
+        documents = [one for one in read_documents(folder, source) if keep(one)]
         whole, rest = divmod(source.share, 1.0)
         mix += documents * int(whole)
         chosen = rng.choice(len(documents), size=round(rest * len(documents)), replace=False)

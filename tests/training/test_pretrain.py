@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import AutoTokenizer
 
 from compeer_core.errors import ConfigError
-from tests.training.corpora_fixture import write_blocks
+from tests.training.corpora_fixture import esconv_row, write_blocks, write_esconv
 from training.corpus import Source, SourceKind
 from training.nano import pretrain
 from training.nano.architecture import build_model
@@ -362,3 +363,47 @@ def test_too_little_text_is_refused_before_the_first_step(config, tmp_path, part
         pretrain.run(little)
 
     assert not (config.output / "metrics.jsonl").exists()
+
+
+# --- what is tested ------------------------------------------------------------------------------
+
+TESTED = (
+    ("usr", "My manager told the whole team yesterday that I had failed again."),
+    ("sys", "That sounds like a hard thing to hear in front of all of them.", "Others"),
+)
+
+
+def test_what_repeats_a_tested_dialogue_is_left_out_and_counted(config, tmp_path):
+    fresh = [
+        ("usr", "Another day without a word from any one of my friends."),
+        ("sys", "Oh.", "Others"),
+    ]
+    write_esconv(tmp_path / "corpora" / "train.txt.gz", [esconv_row(TESTED), esconv_row(fresh)] * 8)
+    write_esconv(tmp_path / "corpora" / "test.txt.gz", [esconv_row(TESTED)])
+    tested = Source(path="test.txt.gz", kind=SourceKind.ESCONV)
+    changed = config.model_copy(
+        update={
+            "data_dir": tmp_path / "corpora",
+            "sources": (Source(path="train.txt.gz", kind=SourceKind.ESCONV),),
+            "validation": (Source(path="train.txt.gz", kind=SourceKind.ESCONV),),
+            "held_out": (tested,),
+            "steps": 1,
+        }
+    )
+
+    pretrain.run(changed)
+
+    found = json.loads((config.output / "left_out.json").read_text(encoding="utf-8"))
+    assert found == {"tested": 1, "seen": 16, "left_out": 8}
+    tokens = np.load(config.output / "train.uint16.npy")
+    text = AutoTokenizer.from_pretrained(config.tokenizer).decode(tokens)
+    assert "friends" in text and "manager" not in text
+    assert "8 of 16 documents left out" in (config.output / "log.txt").read_text(encoding="utf-8")
+
+
+def test_a_missing_file_of_what_is_tested_is_named(config):
+    missing = config.model_copy(
+        update={"held_out": (Source(path="nowhere.txt.gz", kind=SourceKind.ESCONV),)}
+    )
+    with pytest.raises(ConfigError, match="nowhere"):
+        pretrain.run(missing, dry_run=True)

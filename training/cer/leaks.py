@@ -2,13 +2,10 @@
 
 Two kinds of rows are taken out of the split `train`; `valid` and `test` stay as they are.
 
-**Near-duplicates.** A dialogue that says what a dialogue of `valid` or `test` says. An utterance
-counts as long from 8 words (of letters and digits, without case); a dialogue is a near-duplicate of
-another where the long utterances that they share word by word have 15 words together. One shared
-greeting or farewell is not enough, and an utterance that more than 50 sources share is a phrase and
-no sign. In Chinese, 2.5 letters are a word. Of the public DailyDialog 544 of 11,118 dialogues for
-training fall to this, and 1 of ESConv; a single shared utterance of 8 words would have cost ESConv
-51, most of them for a greeting.
+**Near-duplicates.** A dialogue that says what a dialogue of `valid` or `test` says
+(`training.near_duplicates`). Of the public DailyDialog 544 of 11,118 dialogues for training fall to
+this, and 1 of ESConv; a single shared utterance of 8 words would have cost ESConv 51, most of them
+for a greeting.
 
 **Role cards.** The role cards of ESC-Eval (Zhao et al. 2024, https://arxiv.org/abs/2406.14952) are
 descriptions of a seeker that GPT-4 wrote from dialogues of ESConv, SMILE, EPITOME and others. Their
@@ -27,7 +24,6 @@ dialogues were at hand; of its 28 matches about 19 are right. The threshold is l
 match costs one dialogue for training, a missed one is a leak.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -43,6 +39,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
+from training.near_duplicates import HeldOut, Rule, plain_words
 from training.progress import count_lines, track
 from training.samples import read_records, write_records
 
@@ -50,28 +47,19 @@ CORPUS_OF_CARD: Mapping[str, str] = MappingProxyType(
     {"esconv": "esconv", "epitome": "epitome", "smile": "smile", "psyqa": "smile"}
 )
 """By a card's `source`, without case. There is no loader for the others (ExTES, MHP, Psych)."""
-LETTERS_PER_WORD = 2.5
-"""Of Chinese."""
 LAYER = "leaks"
 OF_A_CARD = "the source of a role card"
 _K1, _B = 1.2, 0.75
 _PROBLEM = re.compile(r"(?:^|\n)\s*(?:Problem|问题)\s*[:：]\s*(.*)", re.DOTALL | re.IGNORECASE)
-_WORD = re.compile(r"[^\W_]+")
 _CHINESE = re.compile(r"[\u3400-\u9fff]")
 _ENDINGS = ("ingly", "edly", "ing", "ies", "ied", "ed", "es", "s", "ly", "e", "y")
 _OF_CARDS = frozenset({"seeker", "user"})
 """Words that the cards use for the person who seeks help."""
 
 
-class Settings(FrozenModel):
+class Settings(Rule):
     """When a row of training gives a test away."""
 
-    long_words: int = Field(default=8, ge=1)
-    """From how many words an utterance is long enough to be a sign."""
-    shared_words: int = Field(default=15, ge=1)
-    """How many words the shared long utterances must have together."""
-    phrase_sources: int = Field(default=50, ge=1)
-    """An utterance that more sources of `valid` and `test` have than this is no sign."""
     card_share: float = Field(default=0.3, gt=0)
     """The least BM25 of a dialogue that matches a card, as a share of the card's own weight."""
     card_tie: float = Field(default=0.95, gt=0, le=1)
@@ -138,11 +126,13 @@ def exclude_leaks(
         settings: What counts.
         cards: Role cards that testing will use; without any none are looked for.
     """
-    held_out = _HeldOut(settings)
+    held_out = HeldOut(settings)
+    split_of: dict[str, str] = {}
     words = _CardWords(cards)
     for dialogue in _read(source, "reading what is tested"):
         if dialogue.split != "train":
-            held_out.add(dialogue)
+            split_of.setdefault(dialogue.source_id, dialogue.split or "")
+            held_out.add(dialogue.source_id, _said(dialogue), dialogue.language)
         words.count(dialogue)
     matches = _CardMatches(words, settings)
     if words.cards:
@@ -156,7 +146,7 @@ def exclude_leaks(
         for dialogue in _read(source, "leaving out what is tested"):
             reason = None
             if dialogue.split == "train":
-                reason = _reason(dialogue, of_cards, held_out)
+                reason = _reason(dialogue, of_cards, held_out, split_of)
             if report.add(dialogue, reason):
                 yield dialogue
 
@@ -214,71 +204,22 @@ class _Report:
 
 
 def _reason(
-    dialogue: SourceDialogue, of_cards: Mapping[str, str], held_out: "_HeldOut"
+    dialogue: SourceDialogue,
+    of_cards: Mapping[str, str],
+    held_out: HeldOut,
+    split_of: Mapping[str, str],
 ) -> _Leak | None:
     card = of_cards.get(dialogue.source_id)
     if card is not None:
         return _Leak(OF_A_CARD, card)
-    repeated = held_out.repeated_by(dialogue)
+    repeated = held_out.repeated_by(_said(dialogue), dialogue.language)
     if repeated is not None:
-        return _Leak(f"nearly a dialogue of {repeated.split}", repeated.source_id)
+        return _Leak(f"nearly a dialogue of {split_of[repeated]}", repeated)
     return None
 
 
-# --- Near-duplicates --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Source:
-    source_id: str
-    split: str
-
-
-def _long_utterances(dialogue: SourceDialogue, long_words: int) -> dict[bytes, float]:
-    """Return the words of each long utterance by a hash of its letters."""
-    found = {}
-    for said in dialogue.utterances:
-        words = _WORD.findall(said.text.lower().replace("'", "").replace("’", ""))
-        count = float(len(words))
-        text = " ".join(words)
-        if dialogue.language == "zh":
-            text = "".join(words)
-            count = len(text) / LETTERS_PER_WORD
-        if count >= long_words:
-            found[hashlib.blake2b(text.encode(), digest_size=8).digest()] = count
-    return found
-
-
-class _HeldOut:
-    """Which sources of `valid` and `test` say a long utterance."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._sources: list[_Source] = []
-        self._numbers: dict[str, int] = {}
-        self._saying: dict[bytes, set[int]] = defaultdict(set)
-
-    def add(self, dialogue: SourceDialogue) -> None:
-        number = self._numbers.setdefault(dialogue.source_id, len(self._sources))
-        if number == len(self._sources):
-            self._sources.append(_Source(dialogue.source_id, dialogue.split or ""))
-        for key in _long_utterances(dialogue, self._settings.long_words):
-            sources = self._saying[key]
-            if len(sources) <= self._settings.phrase_sources:  # one more says that it is a phrase
-                sources.add(number)
-
-    def repeated_by(self, dialogue: SourceDialogue) -> _Source | None:
-        """Return the source with which it shares most, if that is enough."""
-        shared: Counter[int] = Counter()
-        for key, words in _long_utterances(dialogue, self._settings.long_words).items():
-            sources = self._saying.get(key, ())
-            if len(sources) <= self._settings.phrase_sources:
-                for number in sources:
-                    shared[number] += words  # type: ignore[assignment]  # a Counter of floats
-        if not shared:
-            return None
-        nearest = max(shared, key=lambda number: (shared[number], -number))
-        return self._sources[nearest] if shared[nearest] >= self._settings.shared_words else None
+def _said(dialogue: SourceDialogue) -> list[str]:
+    return [each.text for each in dialogue.utterances]
 
 
 # --- Role cards -------------------------------------------------------------------------------
@@ -292,7 +233,7 @@ def terms(text: str) -> list[str]:
         ['she', 'stud', '很焦', '焦虑']
     """
     found = []
-    for word in _WORD.findall(text.lower().replace("'", "").replace("’", "")):
+    for word in plain_words(text):
         if _CHINESE.search(word):
             found += [word[at : at + 2] for at in range(len(word) - 1)]
         else:

@@ -17,7 +17,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,16 @@ from transformers import (
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from training.corpus import DOCUMENT_END, Source, check_files, mixed_documents
+from training.corpus import (
+    DOCUMENT_END,
+    Source,
+    check_files,
+    mixed_documents,
+    read_documents,
+    utterances_of,
+)
 from training.nano.architecture import NanoShape, build_model
+from training.near_duplicates import HeldOut
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
@@ -42,6 +50,9 @@ from training.stopping import StopRequest
 _log = logging.getLogger(__name__)
 
 Tokens = NDArray[np.uint16]
+
+LEAKS = "left_out.json"
+"""How many documents of training repeat one that is tested."""
 
 
 class Config(FrozenModel):
@@ -56,6 +67,9 @@ class Config(FrozenModel):
     sources: tuple[Source, ...]
     validation: tuple[Source, ...]
     """Held-out documents for the loss that is reported."""
+    held_out: tuple[Source, ...] = ()
+    """What will be tested on: documents of `sources` that repeat one of these are left out and
+    counted (`training.near_duplicates`)."""
     shape: NanoShape = NanoShape()
     seed: int = 0
     steps: int = 2000
@@ -143,6 +157,25 @@ def _block_count(name: str, tokens: Tokens, config: Config) -> int:
     return count
 
 
+class Guard:
+    """Keeps what is tested out of what is trained on."""
+
+    def __init__(self, folder: Path, sources: Sequence[Source]) -> None:
+        self._held_out = HeldOut()
+        self.tested = self.seen = self.left_out = 0
+        for source in sources:
+            for number, document in enumerate(read_documents(folder, source)):
+                self.tested += 1
+                self._held_out.add(f"{source.path}#{number}", utterances_of(document))
+
+    def keeps(self, document: str) -> bool:
+        """Whether a document repeats none that is tested; counts either way."""
+        self.seen += 1
+        repeated = self._held_out.repeated_by(utterances_of(document))
+        self.left_out += repeated is not None
+        return repeated is None
+
+
 class _Batches:
     """Batches of blocks in a fixed order; `skip` continues where a run had stopped."""
 
@@ -227,7 +260,12 @@ def _prepare_tokens(
     """Return the tokenised sources, from the run directory where a former start left them."""
     path = run_dir / f"{name}.uint16.npy"
     if not path.exists():
-        tokens = tokenise(mixed_documents(config.data_dir, sources, config.seed), tokenizer)
+        guard = Guard(config.data_dir, config.held_out if name == "train" else ())
+        documents = mixed_documents(config.data_dir, sources, config.seed, guard.keeps)
+        tokens = tokenise(documents, tokenizer)
+        if guard.tested:
+            found = {"tested": guard.tested, "seen": guard.seen, "left_out": guard.left_out}
+            (run_dir / LEAKS).write_text(json.dumps(found) + "\n", encoding="utf-8")
         fresh = path.with_suffix(".new.npy")
         np.save(fresh, tokens)
         Path(fresh).replace(path)
@@ -236,8 +274,8 @@ def _prepare_tokens(
 
 def _forget_former_start(run_dir: Path) -> None:
     """Remove what a start that made no step has left: it may have had another config."""
-    for name in ("train", "validation"):
-        (run_dir / f"{name}.uint16.npy").unlink(missing_ok=True)
+    for name in ("train.uint16.npy", "validation.uint16.npy", LEAKS):
+        (run_dir / name).unlink(missing_ok=True)
     for name in ("checkpoint", "checkpoint.old"):
         shutil.rmtree(run_dir / name, ignore_errors=True)
 
@@ -251,7 +289,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     nn.Module.to(model, config.device)
     parameters = sum(p.numel() for p in model.parameters())
     if dry_run:
-        check_files(config.data_dir, (*config.sources, *config.validation))
+        check_files(config.data_dir, (*config.sources, *config.validation, *config.held_out))
         _log.info("%d parameters", parameters)
         return
     directory = RunDirectory.open(
@@ -263,6 +301,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     held_out = _prepare_tokens(directory.path, "validation", config.validation, config, tokenizer)
     _block_count("validation", held_out, config)  # better known now than at the first evaluation
     directory.log("%d parameters, %d tokens an epoch", parameters, len(tokens))
+    if (directory.path / LEAKS).exists():
+        found = json.loads((directory.path / LEAKS).read_text(encoding="utf-8"))
+        directory.log(
+            "%d of %d documents left out: they repeat one of the %d that are tested",
+            *(found[key] for key in ("left_out", "seen", "tested")),
+        )
     optimizers = build_optimizers(model, config)
     checkpoint = directory.path / "checkpoint"
     step = _load(checkpoint, model, optimizers)
