@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = S
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # a trainer would tell the hub that it was made
     for library in ("httpx", "httpx2"):  # each request would be a line of the log
         logging.getLogger(library).setLevel(logging.WARNING)
+    # On import it warns that a kernel of its own is missing, which only 4 bits on a processor would use.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments), stages)
     except (ConfigError, CheckpointError) as error:
