@@ -40,6 +40,22 @@ class LoraShape(FrozenModel):
     """
 
 
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def check_base(source: Path | str) -> None:
+    """Make sure that a base is a folder, or can be a name on the hub.
+
+    Raises:
+        CheckpointError: It is neither.
+    """
+    if not Path(source).is_dir() and not _HUB_NAME.fullmatch(str(source)):
+        raise CheckpointError(
+            f"{source}: no such folder (an earlier stage writes it), and no name on the hub, which "
+            f"would be OWNER/NAME"
+        )
+
+
 def load_base(
     source: Path | str,
     weights: Weights,
@@ -60,6 +76,7 @@ def load_base(
     Raises:
         CheckpointError: It cannot be loaded.
     """
+    check_base(source)
     options: dict[str, Any] = {}
     if quantize:
         options["device_map"] = {"": device}

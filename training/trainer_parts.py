@@ -21,7 +21,7 @@ from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError
 from compeer_core.processing import load_processor
-from training.base_model import LoraShape, Weights
+from training.base_model import LoraShape, Weights, check_base
 from training.processes import in_any_process, is_first
 from training.run_directory import RunDirectory
 from training.stopping import StopRequest
@@ -121,6 +121,7 @@ def open_processor(base: Path | str) -> Any:
     Raises:
         CheckpointError: It cannot be loaded, or there is no usable chat template.
     """
+    check_base(base)
     try:
         processor = load_processor(base)
     except (OSError, ValueError) as error:

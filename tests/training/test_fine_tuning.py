@@ -41,6 +41,7 @@ from training.fine_tuning import (
 from training.reward_model.template import CHATML
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
+from training.trainer_parts import open_processor
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -577,7 +578,7 @@ def test_a_new_run_does_not_go_on_from_what_lies_there(tiny_base, tmp_path):
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="nothing: cannot be loaded"):
+    with pytest.raises(CheckpointError, match="nothing: no such folder"):
         tune(tmp_path / "nothing", tmp_path / "run")
 
 
@@ -608,3 +609,11 @@ def test_logits_are_taken_where_labels_are_and_the_loss_is_the_same(tmp_path, mo
     assert few_taken == 5 * 2 * 4
     assert all_taken > 5 * few_taken
     assert few == pytest.approx(all_, abs=1e-5)
+
+
+def test_a_base_that_is_neither_a_folder_nor_a_name_is_told_so(tmp_path):
+    for base in (tmp_path / "runs" / "sft" / "model", "runs/nano/sft/model"):
+        with pytest.raises(CheckpointError, match=r"no such folder .* OWNER/NAME"):
+            open_processor(base)
+        with pytest.raises(CheckpointError, match="no such folder"):
+            load_base(base, "fp32", "fp32", None, torch.device("cpu"))

@@ -166,5 +166,5 @@ def test_a_base_that_takes_a_verdict_apart_is_refused_before_a_row_is_read(confi
 def test_a_base_that_is_not_there_is_refused_before_a_row_is_read(config, dry_run):
     changed = {"base": config.output / "none", "records": (Path("not read.jsonl"),)}
 
-    with pytest.raises(CheckpointError, match="none: cannot be loaded"):
+    with pytest.raises(CheckpointError, match="none: no such folder"):
         reward.run(config.model_copy(update=changed), dry_run=dry_run)

@@ -339,7 +339,7 @@ def test_a_policy_whose_tokenizer_loses_the_tags_is_refused(config, policy, tmp_
 
 
 def test_what_is_missing_is_named(config, tmp_path):
-    with pytest.raises(CheckpointError, match="nothing: cannot be loaded"):
+    with pytest.raises(CheckpointError, match="nothing: no such folder"):
         train.run(config(config={"base": tmp_path / "nothing"}))
     with pytest.raises(ConfigError, match=r"nothing\.jsonl: no such file"):
         train.run(config(config={"prompts": [tmp_path / "nothing.jsonl"]}), dry_run=True)
