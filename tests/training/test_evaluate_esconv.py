@@ -12,7 +12,15 @@ from tests.training.corpora_fixture import write_faces
 from tests.training.test_shown_faces import sample
 from training import results
 from training.evaluation import esconv
-from training.evaluation.esconv import PUBLISHED, Answer, Config
+from training.evaluation.esconv import Config
+from training.evaluation.esconv_measures import (
+    PUBLISHED,
+    Answer,
+    label_metrics,
+    picture_metrics,
+    published,
+    reply_metrics,
+)
 from training.evaluation.shown_faces import Condition
 from training.samples import Sample, write_records
 
@@ -51,7 +59,7 @@ def test_labels_by_hand_beside_the_commonest():
         answer(3, "nothing of the kind", strategy="Question"),
     ]
 
-    found = table(esconv.label_metrics({"greedy": answers}))
+    found = table(label_metrics({"greedy": answers}))
 
     assert found["strategy", "the policy, greedy", "accuracy"].value == 25.0
     # Question: 1 right of 3 true, 2 given: F1 2/5; Others: none right. (3 * 0.4 + 0) / 4
@@ -73,7 +81,7 @@ def test_replies_by_hand():
         answer(2, turn(reply="Oh no.").removesuffix("</reply>"), reply="Oh no."),
     ]
 
-    found = table(esconv.reply_metrics({"sampled": answers}))
+    found = table(reply_metrics({"sampled": answers}))
 
     who = "the policy, sampled"
     # the loop shares its point alone with "Oh no.": P 1/15, R 1/3
@@ -105,7 +113,7 @@ def test_photos_by_hand():
         Condition.CONTRADICTS: under(Condition.CONTRADICTS, joyful, anxious, anxious),
     }
 
-    found = table(esconv.picture_metrics(written))
+    found = table(picture_metrics(written))
 
     about = "emotion and photos"
     assert found[about, "without a photo", "accuracy"].value == pytest.approx(100 / 3)
@@ -119,7 +127,7 @@ def test_photos_by_hand():
 
 
 def test_what_others_published_has_neither_interval_nor_count():
-    rows = list(esconv.published(PUBLISHED))
+    rows = list(published(PUBLISHED))
 
     assert {row.name for row in rows} == {
         *("accuracy", "BLEU-2", "ROUGE-L", "distinct-2"),
