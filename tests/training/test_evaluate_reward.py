@@ -199,6 +199,31 @@ def test_the_table_by_hand():
     assert found["reply", MAJORITY, "kappa"].value == 0
 
 
+def test_judges_are_compared_with_the_first_on_the_rows_that_both_could_read():
+    labels = [(True, True, True), (True, True, False), (False, False, True), (False, True, None)]
+    one = [0.9, 0.8, 0.2, 0.3]
+    other = [0.9, None, 0.8, 0.3]
+
+    def judged(given):
+        return [
+            rated(
+                number, labels=label, probabilities=(value, 0.9, None if label[2] is None else 0.9)
+            )
+            for number, (label, value) in enumerate(zip(labels, given, strict=True))
+        ]
+
+    found = {
+        (each.about, each.of, each.name): each
+        for each in comparison({"one": judged(one), "two": judged(other)})
+    }
+
+    # rows 0, 2 and 3 of step 1: all right against T T F for T F F: balanced 1 against (1 + 1/2) / 2
+    difference = found["step 1, history", "one less two", "balanced accuracy"]
+    assert difference.value == pytest.approx(25)
+    assert difference.n == 3
+    assert not [key for key in found if key[1] == "two less one"]
+
+
 # --- the stage -----------------------------------------------------------------------------------
 
 
@@ -255,7 +280,7 @@ def test_the_stage_writes_table_csv_and_plots(config):
     [head] = [line for line in lines if "recall of False" in line]
     assert head.startswith("| Question | Judge | weighted F1 | recall of False |")
     table = [line for line in lines if line.startswith("| step")]
-    assert len(table) == 3 * 3  # three steps, two judges and the commonest answer
+    assert len(table) == 3 * 4  # three steps: two judges, the commonest answer, a difference
     assert all(line.endswith("| 20 |") for line in table)  # validation rows are not in it
     assert {one.about for one in result.metrics if one.name == "temperature"} == {
         "calibration of the steps"

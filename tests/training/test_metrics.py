@@ -18,6 +18,7 @@ from training.evaluation.metrics import (
     perplexity,
     preference_report,
     recalls,
+    reward_model_difference,
     reward_model_report,
     share,
     weighted_f1,
@@ -39,6 +40,25 @@ def test_a_step_report_by_hand():
     assert report["mcc"].value == pytest.approx(1 / 6)
     assert report["auroc"].value == pytest.approx(5 / 6)
     assert {estimate.n for estimate in report.values()} == {5}
+
+
+def test_a_difference_of_two_judges_by_hand_and_in_pairs():
+    label = [True, True, True, False, False] * 8
+    one, other = [0.9, 0.8, 0.3, 0.2, 0.7] * 8, [0.9, 0.3, 0.2, 0.4, 0.7] * 8
+
+    found = reward_model_difference(label, one, other)
+
+    # 7/12 against (1/3 + 1/2) / 2; AUROC 5/6 against: 0.9 wins 2, 0.3 none, 0.2 none: 2/6
+    assert found["balanced_accuracy"].value == pytest.approx(7 / 12 - 5 / 12)
+    assert found["auroc"].value == pytest.approx(5 / 6 - 2 / 6)
+    assert found["recall_false"].value == found["recall_false"].high == 0  # the same verdicts there
+    apart = reward_model_report(label, one)["balanced_accuracy"]
+    width = found["balanced_accuracy"].high - found["balanced_accuracy"].low
+    assert 0 < width < apart.high - apart.low  # what both get wrong does not count
+    same = reward_model_difference(label, one, one)
+    assert all(each.value == each.low == each.high == 0 for each in same.values())
+    with pytest.raises(ValueError, match="40 labels but 39"):
+        reward_model_difference(label, one, other[:-1])
 
 
 def test_always_true_at_the_papers_share_has_the_papers_weighted_f1():

@@ -96,26 +96,61 @@ def reward_model_report(
     Raises:
         ValueError: Lengths differ, or all labels are alike.
     """
+    label = _labels(correct)
+    weights = drawn_weights(groups if groups is not None else range(len(label)))
+    truth = label.astype(int)
+    always_true = confusion(weights, truth, np.ones_like(truth), 2)
+    found = _of_verdicts(weights, label, probability_correct)
+    found["weighted_f1_always_true"] = weighted_f1(always_true)
+    return _defined(found, len(label))
+
+
+def reward_model_difference(
+    correct: Sequence[bool],
+    probability_correct: Sequence[float],
+    other: Sequence[float],
+    groups: Sequence[str] | None = None,
+) -> dict[str, Estimate]:
+    """Return by how much a judge's measures exceed another's on the same steps, in pairs.
+
+    Args:
+        correct: The labels.
+        probability_correct: The judge's probability of True, in [0, 1].
+        other: The other judge's.
+        groups: As in `reward_model_report`; both judges are measured on the same draws.
+
+    Raises:
+        ValueError: Lengths differ, or all labels are alike.
+    """
+    label = _labels(correct)
+    weights = drawn_weights(groups if groups is not None else range(len(label)))
+    one, two = (_of_verdicts(weights, label, given) for given in (probability_correct, other))
+    return _defined({name: one[name] - two[name] for name in one}, len(label))
+
+
+def _labels(correct: Sequence[bool]) -> Bools:
     label = np.asarray(correct, dtype=bool)
+    if label.all() or not label.any():
+        raise ValueError("all labels are alike, nothing can be told about the judge")
+    return label
+
+
+def _of_verdicts(
+    weights: Floats, label: Bools, probability_correct: Sequence[float]
+) -> dict[str, Floats]:
+    """Return the measures of a judge under each row of weights."""
     probability = np.asarray(probability_correct, dtype=float)
     if label.shape != probability.shape:
         raise ValueError(f"{len(label)} labels but {len(probability)} probabilities")
-    if label.all() or not label.any():
-        raise ValueError("all labels are alike, nothing can be told about the judge")
     # Class 0 is False, so that its recall is the first.
-    truth, verdict = label.astype(int), (probability > 0.5).astype(int)
-    weights = drawn_weights(groups if groups is not None else range(len(label)))
-    table = confusion(weights, truth, verdict, 2)
-    always_true = confusion(weights, truth, np.ones_like(truth), 2)
-    found = {
+    table = confusion(weights, label.astype(int), (probability > 0.5).astype(int), 2)
+    return {
         "weighted_f1": weighted_f1(table),
-        "weighted_f1_always_true": weighted_f1(always_true),
         "recall_false": recalls(table)[:, 0],
         "balanced_accuracy": balanced_accuracy(table),
         "mcc": matthews_correlation(table),
         "auroc": auroc(weights, label, probability),
     }
-    return _defined(found, len(label))
 
 
 def preference_report(

@@ -15,7 +15,11 @@ _DPI = 150
 
 def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
     """Draw balanced accuracy of each judge on each question, with its interval."""
-    shown = [one for one in metrics if one.name == "balanced accuracy" and one.low is not None]
+    shown = [
+        one
+        for one in metrics
+        if one.name == "balanced accuracy" and one.low is not None and " less " not in one.of
+    ]
     questions = list(dict.fromkeys(one.about for one in shown))
     judges = list(dict.fromkeys(one.of for one in shown))
     figure = Figure(figsize=(8, 1.2 + 0.28 * max(1, len(shown))), layout="constrained")

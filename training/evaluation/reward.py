@@ -33,6 +33,7 @@ from training.evaluation.calibration import calibration_error, fit_temperature, 
 from training.evaluation.metrics import (
     Estimate,
     preference_report,
+    reward_model_difference,
     reward_model_report,
     share,
 )
@@ -179,6 +180,8 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
 def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
     """Return the table: each judge, and the one that always gives the commonest answer.
 
+    The first judge is compared with each other one in pairs, on steps: "A less B".
+
     Args:
         rated: The same rows as each judge rated them. A judge that was not asked a question (an ORM
             about steps) has no line for it.
@@ -206,7 +209,30 @@ def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
             commonest = float(np.mean(labels) >= 0.5)
             found = reward_model_report(labels, [commonest] * len(labels), groups)
             metrics += _line(found, STEP_MEASURES, MAJORITY, about)
+        metrics += _differences(rated, place, about)
     metrics += _reply_lines(rated)
+    return metrics
+
+
+def _differences(
+    rated: Mapping[str, Sequence[Rated]], place: int, about: str
+) -> list[results.Metric]:
+    """Return by how much the first judge exceeds each other one, on the rows that both could read."""
+    (first, rows), *others = rated.items()
+    metrics: list[results.Metric] = []
+    for name, others_rows in others:
+        of_id = {row.id: row.step_probabilities[place] for row in others_rows}
+        read = [
+            (label, one, other, row.group)
+            for row in rows
+            if (label := row.steps[place]) is not None
+            and (one := row.step_probabilities[place]) is not None
+            and (other := of_id.get(row.id)) is not None
+        ]
+        if _both_kinds(label for label, *_ in read):
+            labels, ones, twos, groups = map(list, zip(*read, strict=True))
+            found = reward_model_difference(labels, ones, twos, groups)
+            metrics += _line(found, STEP_MEASURES, f"{first} less {name}", about)
     return metrics
 
 
