@@ -107,6 +107,7 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
                 f"figure {source.name!r}: {path} holds {source.metric!r} {len(found)} times"
             )
         metric = found[0]
+        compared = str(result["model"]).split(", ")  # of several models, whose number it is
         return Figure(
             value=float(metric["value"]),
             low=metric.get("low"),
@@ -114,7 +115,7 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
             n=int(metric["n"]),
             unit=metric.get("unit", ""),
             file=f"results/{source.file}",
-            model=result["model"],
+            model=source.of if source.of in compared else result["model"],
             labels=result["label_source"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

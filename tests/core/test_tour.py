@@ -147,6 +147,8 @@ def test_figures_are_those_of_the_results():
     assert tour.figures["complete"].file == "results/esconv_nano.json"
     assert all(isinstance(one, PaperFigure) for one in tour.paper.values())
     assert not set(tour.figures) & set(tour.paper)
+    # a file that compares several: the model is the one whose number it is
+    assert tour.figures["judge_order_history"].model == "unifireward-nano"
 
 
 @pytest.mark.parametrize(
