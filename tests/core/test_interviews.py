@@ -65,7 +65,13 @@ def check(scorer, messages, held):
     return labels
 
 
-def test_a_group_is_judged_as_its_members_are_one_by_one(scorer):
+NEVER, ALWAYS = {"cpu": -1}, {"cpu": 10**6}
+"""What a pass costs where drafts are never read on, and always."""
+
+
+@pytest.mark.parametrize("cost", [NEVER, interviews_module.PASS_TOKENS, ALWAYS])
+def test_a_group_is_judged_as_its_members_are_one_by_one(scorer, monkeypatch, cost):
+    monkeypatch.setattr(interviews_module, "PASS_TOKENS", cost)
     held = [interview(*(f"{step} {'x' * n}{n}" for step in STEPS)) for n in range(12)]
 
     labels = check(scorer, HISTORY, held)
@@ -120,12 +126,14 @@ def test_any_group_is_judged_as_its_members_are_one_by_one(scorer, group):
     check(scorer, HISTORY, [one for one in held if one.chain or one.ends])
 
 
-def test_the_work_is_a_pass_for_what_is_shared_one_for_the_steps_and_one_for_the_replies(
-    scorer, monkeypatch
+@pytest.mark.parametrize(("cost", "passes"), [(NEVER, 5), (ALWAYS, 3)])
+def test_drafts_spare_passes_where_a_pass_costs_more_than_what_may_be_read_in_vain(
+    scorer, monkeypatch, cost, passes
 ):
     held = [interview(*STEPS, replies=("Hm.", f"Reply {n}")) for n in range(4)]
     scorer.shelf.clear()
     before = copy.copy(scorer.work)
+    monkeypatch.setattr(interviews_module, "PASS_TOKENS", cost)
     # A judge that finds everything right: each draft stands.
     monkeypatch.setattr(
         interviews_module, "_likeliest", lambda row, number: row.plan.tokens[row.plan.chain[number]]
@@ -133,7 +141,8 @@ def test_the_work_is_a_pass_for_what_is_shared_one_for_the_steps_and_one_for_the
 
     scorer.interview(HISTORY, held)
 
-    assert scorer.work.passes - before.passes == 3
+    # the history, the steps (one by one, or all on drafts), the replies
+    assert scorer.work.passes - before.passes == passes
     once = len(scorer.chat.encode(list(HISTORY), reply=False).ids)
     naive = sum(
         len(scorer.chat.encode(interviews_module.with_question(HISTORY, step)).ids)
@@ -142,63 +151,90 @@ def test_the_work_is_a_pass_for_what_is_shared_one_for_the_steps_and_one_for_the
     assert once < scorer.work.tokens - before.tokens < 4 * naive
 
 
-def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
-    # A chain of three verdicts at nodes 2, 5 and 8, all drafted as label 10 (True); 11 is False.
+def row_of(read: int, chain=(2, 5, 8), count: int = 10, ends=(9,)) -> interviews_module._Row:
+    """A chain of verdicts drafted as label 10 (True), 11 is False; so many nodes have been read."""
+    tokens = [10 if node in chain else node for node in range(count)]
     plan = Plan(
-        tokens=[0, 1, 10, 3, 4, 10, 6, 7, 10, 9],
-        positions=list(range(10)),
-        trunk=10,
+        tokens=tokens,
+        positions=list(range(count)),
+        trunk=count,
         branches=[],
-        chain=[2, 5, 8],
-        ends=[9],
-        chain_labels=[(10, 11)] * 3,
-        end_labels=[(10, 11)],
+        chain=list(chain),
+        ends=list(ends),
+        chain_labels=[(10, 11)] * len(chain),
+        end_labels=[(10, 11)] * len(ends),
     )
-    row = interviews_module._Row(plan, plan.visible(), slots=list(range(8)), behind=8)
+    return interviews_module._Row(plan, plan.visible(), slots=list(range(read)), next_node=read)
 
-    def seen(*chosen):
-        for node, label in zip((1, 4, 7), chosen, strict=True):
-            row.logits[node] = torch.eye(12)[label]
 
-    seen(10, 11, 11)  # the first stands, the second does not, the third may not
+def saw(row, **labels):
+    for node, label in labels.items():
+        row.logits[int(node[1:])] = torch.eye(12)[label]
+
+
+def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
+    row = row_of(read=8)
+    saw(row, n1=10, n4=11, n7=11)  # the first stands, the second does not, the third may not
+
     assert interviews_module._settle(row) is False
-    assert [plan.tokens[node] for node in plan.chain] == [10, 11, 11]
-    assert row.next_node == 5
-    assert row.pending == [5, 6, 7, 8, 9]
+    assert [row.plan.tokens[node] for node in row.plan.chain] == [10, 11, 11]
+    assert (row.settled, row.next_node, row.certain, row.left) == (2, 5, 3, 5)
     assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1]
 
-    assert interviews_module._settle(row) is True  # in the light of the second the third stands
+    row.next_node = 10  # the rest is read on the new draft, and the third verdict stands
+    assert interviews_module._settle(row) is True
 
 
 def test_a_guess_that_the_correction_turns_is_corrected_too():
-    plan = Plan([0, 10, 2, 10, 4], [0, 1, 2, 3, 4], 5, [], [1, 3], [4], [(10, 11)] * 2, [(10, 11)])
-    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
-    row.logits = {0: torch.eye(12)[11], 2: torch.eye(12)[11]}
+    row = row_of(read=4, chain=(1, 3), count=5, ends=(4,))
+    saw(row, n0=11, n2=11)
     assert interviews_module._settle(row) is False
-    assert plan.tokens == [0, 11, 2, 11, 4]
+    assert row.plan.tokens == [0, 11, 2, 11, 4]
 
-    row.logits[2] = torch.eye(12)[10]  # after a False the second is True after all
+    row.next_node = 5
+    saw(row, n2=10)  # after a False the second is True after all
     assert interviews_module._settle(row) is False
-    assert plan.tokens == [0, 11, 2, 10, 4]
-    assert row.pending == [3, 4]
+    assert row.plan.tokens == [0, 11, 2, 10, 4]
+    assert row.next_node == 3
+
+
+def test_a_verdict_that_nothing_was_read_on_costs_nothing_to_correct():
+    row = row_of(read=2)
+    saw(row, n1=11)
+
+    assert interviews_module._settle(row) is False
+    assert row.plan.tokens[2] == 11
+    assert (row.next_node, row.certain, row.slots) == (2, 3, [0, 1])
 
 
 def test_where_every_draft_is_right_only_the_end_is_left_to_read():
-    plan = Plan([0, 10, 2, 10, 4], [0, 1, 2, 3, 4], 5, [], [1, 3], [4], [(10, 11)] * 2, [(10, 11)])
-    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
-    row.logits = {0: torch.eye(12)[10], 2: torch.eye(12)[10]}
+    row = row_of(read=8)
+    saw(row, n1=10, n4=10, n7=10)
 
     assert interviews_module._settle(row) is False
-    assert row.pending == [3, 4]
+    assert (row.next_node, row.certain) == (8, 2)
+    row.next_node = 10
     assert interviews_module._settle(row) is True
 
 
 def test_a_last_verdict_without_a_question_behind_it_is_not_read_again():
-    plan = Plan([0, 10, 2, 10], [0, 1, 2, 3], 4, [], [1, 3], [], [(10, 11)] * 2, [])
-    row = interviews_module._Row(plan, plan.visible(), slots=[0, 1, 2], behind=3)
-    row.logits = {0: torch.eye(12)[10], 2: torch.eye(12)[11]}
+    row = row_of(read=8, count=9, ends=())
+    saw(row, n1=10, n4=10, n7=11)
 
     assert interviews_module._settle(row) is True
+
+
+def test_rows_are_read_as_far_as_pays_by_hand():
+    rows = [row_of(read=0) for _ in range(4)]  # 2 nodes are certain, 8 with all drafts: 24 ahead
+    width = functools.partial(interviews_module.width_of_pass, rows)
+
+    assert width("cpu") == 8  # 0.25 * 24 read in vain, 2 * 24 spared
+    many = [row_of(read=0) for _ in range(40)]  # 0.25 * 240
+    assert interviews_module.width_of_pass(many, "cpu") == 2
+    assert interviews_module.width_of_pass(many, "cuda") == 8
+    for row in rows:
+        row.settled, row.next_node = 3, 8
+    assert width("cpu") == width("cuda") == 2  # nothing is left to be drafted
 
 
 def test_a_candidate_that_is_too_long_does_not_touch_the_others(scorer):

@@ -6,7 +6,7 @@ Compared in one run, on the same rounds:
 - *naive*: the conversation is read from its beginning for every verdict, as when a judge is a chat
   model that is called again and again;
 - *session*: one conversation for each candidate, what was read is kept from question to question;
-- *ours*: `compeer_core.backends.transformers_.interviews`, mostly three passes for all candidates;
+- *ours*: `compeer_core.backends.transformers_.interviews`, three to five passes for all candidates;
 
 for UnifiReward, and for a PRM and an ORM, for which what can be shared is shared too. Every way
 judges with the same weights; the PRM and the ORM are two adapters on one base if the list of models
