@@ -138,7 +138,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         name=config.name,
         title="Judging a round: seconds, forward passes, tokens read",
         date=datetime.datetime.now(tz=datetime.UTC).date(),
-        model=unified.name,
+        model=", ".join(
+            name for name in (config.judge or registry.default_name("judge"), config.pair) if name
+        ),
         label_source="timed",
         command=config.command,
         versions=versions(("torch", "transformers")),
