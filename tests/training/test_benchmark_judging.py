@@ -98,6 +98,9 @@ def test_the_stage_writes_its_results(scorers, one_thread, tmp_path, monkeypatch
         def judge(self, name):
             return judges[name]
 
+        def default_name(self, kind):
+            return f"default {kind}"
+
     monkeypatch.setattr(Registry, "from_toml", lambda *_, **__: Models())
     config = CONFIG.model_copy(
         update={"pair": "pair", "equality_rounds": 2, "output": tmp_path, "name": "judging_test"}
@@ -106,6 +109,7 @@ def test_the_stage_writes_its_results(scorers, one_thread, tmp_path, monkeypatch
     judging.run(config)
 
     result = results.load(tmp_path / "judging_test.json")
+    assert result.model == "default judge, pair"
     abouts = dict.fromkeys(metric.about for metric in result.metrics)
     assert list(abouts) == [
         "1 candidates, 3 utterances",
