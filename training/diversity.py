@@ -13,7 +13,7 @@ words to meaning:
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,12 +39,44 @@ def distinct(texts: Sequence[str], length: int) -> float | None:
         >>> distinct(["that is hard", "that is sad"], 2)  # 4 pairs, "that is" twice
         0.75
     """
-    runs = [
+    runs = runs_of(texts, length)
+    return len(runs) / runs.total() if runs else None
+
+
+def distinct_without(texts: Sequence[str], groups: Sequence[str], length: int) -> list[float]:
+    """Return distinct-n of all texts, then without each group in turn; 0 where nothing is left.
+
+    Args:
+        texts: Of all groups.
+        groups: The group of each text; they are left out in the order in which they first come.
+        length: Words of a run.
+
+    Example:
+        >>> distinct_without(["that is hard", "that is sad"], ["a", "b"], 2)
+        [0.75, 1.0, 1.0]
+    """
+    members: dict[str, list[str]] = {}
+    for text, group in zip(texts, groups, strict=True):
+        members.setdefault(group, []).append(text)
+    of_group = {group: runs_of(own, length) for group, own in members.items()}
+    everything: Counter[tuple[str, ...]] = Counter()
+    for runs in of_group.values():
+        everything.update(runs)
+    different, total = len(everything), everything.total()
+    counts = [(different, total)]
+    for runs in of_group.values():
+        only_here = sum(everything[run] == times for run, times in runs.items())
+        counts.append((different - only_here, total - runs.total()))
+    return [kept / left if left else 0.0 for kept, left in counts]
+
+
+def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
+    """Count the runs of `length` words, none of which reaches from one text into the next."""
+    return Counter(
         tuple(words[place : place + length])
         for words in map(words_of, texts)
         for place in range(len(words) - length + 1)
-    ]
-    return len(set(runs)) / len(runs) if runs else None
+    )
 
 
 def loops(text: str, length: int = 4, times: int = 3) -> bool:
@@ -54,9 +86,7 @@ def loops(text: str, length: int = 4, times: int = 3) -> bool:
         >>> loops("I am so sorry, I am so sorry, I am so sorry."), loops("I am so sorry.")
         (True, False)
     """
-    words = words_of(text)
-    runs = Counter(tuple(words[place : place + length]) for place in range(len(words) - length + 1))
-    return max(runs.values(), default=0) >= times
+    return max(runs_of([text], length).values(), default=0) >= times
 
 
 def vendi_score(embeddings: ArrayLike) -> float:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.diversity import distinct, vendi_score, words_of
+from training.diversity import distinct, distinct_without, vendi_score, words_of
 
 
 def test_distinct_by_hand():
@@ -56,3 +56,26 @@ def test_distinct_is_a_share(texts, length):
     assert (repeated is None) == (found is None)
     if found is not None and repeated is not None:
         assert repeated == pytest.approx(found / 2)
+
+
+def test_distinct_without_each_group_by_hand():
+    texts, groups = ["so sad", "so sad", "so glad"], ["a", "b", "a"]
+
+    # all: so sad so sad so glad -> 3 of 6 words; without a: so sad; without b: so sad so glad
+    assert distinct_without(texts, groups, 1) == pytest.approx([3 / 6, 2 / 2, 3 / 4])
+    assert distinct_without(["so sad", "I"], ["a", "b"], 2) == [1.0, 0.0, 1.0]
+
+
+@given(
+    st.lists(st.tuples(st.text("ab ", max_size=9), st.sampled_from("xyz")), max_size=8),
+    st.integers(1, 3),
+)
+def test_leaving_a_group_out_is_counting_without_its_texts(pairs, length):
+    texts, groups = [text for text, _ in pairs], [group for _, group in pairs]
+
+    assert distinct_without(texts, groups, length) == pytest.approx(
+        [
+            distinct([text for text, group in pairs if group != left_out], length) or 0.0
+            for left_out in (None, *dict.fromkeys(groups))
+        ]
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compeer_core.errors import ConfigError
+from compeer_core.model_pool import ModelPool
 from compeer_core.reasoning import parse, read
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import write_faces
@@ -223,3 +224,18 @@ def test_a_dry_run_writes_nothing_and_nothing_is_resumed(config, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="begin it again"):
         esconv.run(config, resume=tmp_path)
+
+
+def test_a_policy_is_loaded_once_for_all_ways_and_photos(config, monkeypatch):
+    loaded = []
+    lease = ModelPool.lease
+
+    def counted(self, *wanted):
+        loaded.append(wanted[0])
+        return lease(self, *wanted)
+
+    monkeypatch.setattr(ModelPool, "lease", counted)
+
+    esconv.run(config)
+
+    assert loaded == [config.policy.source]

@@ -22,6 +22,7 @@ from training.evaluation.metrics import (
     reward_model_report,
     share,
     weighted_f1,
+    weighted_mean,
 )
 
 
@@ -194,3 +195,13 @@ def test_a_measure_that_is_not_defined_is_left_out():
 
     assert "kappa" not in report
     assert report["accuracy"].value == 1
+
+
+def test_a_weighted_mean_by_hand_leaves_out_what_is_not_known():
+    weights = np.array([[1.0, 1.0, 1.0], [0.0, 2.0, 1.0], [0.0, 0.0, 3.0]])
+
+    # (1 + 4) / 2; 2 * 4 / 2; nothing known
+    assert weighted_mean(weights, [1.0, 4.0, math.nan]) == pytest.approx(
+        [2.5, 4.0, math.nan], nan_ok=True
+    )
+    assert weighted_mean(weights, [True, False, True]) == pytest.approx([2 / 3, 1 / 3, 1.0])

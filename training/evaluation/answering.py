@@ -1,9 +1,9 @@
 """Policies answer histories, many at a time, each answer from a seed of its own."""
 
 import functools
-import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_writing import Prompt, Turn, write_turns
+from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
-from compeer_core.model_pool import ModelPool
+from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
 from training.progress import track
-
-_log = logging.getLogger(__name__)
 
 
 class PolicySource(FrozenModel):
@@ -42,49 +41,83 @@ class Asked:
     language: str = "en"
 
 
-def answered(
-    policy: PolicySource,
-    asked: Sequence[Asked],
-    sampling: Sampling,
-    *,
-    at_once: int = 16,
-    device: str | None = None,
-) -> list[tuple[Turn, ...]]:
-    """Let a policy answer everything it is asked, once from each seed.
+class Answerer:
+    """A loaded policy."""
 
-    Args:
-        policy: Is loaded for it, and let go of.
-        asked: In any order; the answers come in the same.
-        sampling: Its seed is not looked at.
-        at_once: About so many turns are written together.
-        device: Where; None takes what there is.
+    def __init__(self, policy: PolicySource, lease: Lease, at_once: int) -> None:
+        self._policy = policy
+        self._lease = lease
+        self._at_once = at_once
 
-    Raises:
-        CompeerError: The policy cannot be loaded, or cannot read one of the histories.
-    """
-    lease = ModelPool().lease(policy.source, policy.adapter, None, device)
-    together = max(1, at_once // max((len(one.seeds) for one in asked), default=1))
-    turns: list[tuple[Turn, ...]] = []
-    try:
-        parts = [asked[begin : begin + together] for begin in range(0, len(asked), together)]
-        for part in track(parts, policy.name, unit="batches"):
+    def answers(
+        self, asked: Iterable[Asked], sampling: Sampling, total: int | None = None
+    ) -> Iterator[tuple[Turn, ...]]:
+        """Answer everything that is asked, once from each seed, in the order asked.
+
+        Args:
+            asked: Read as it is answered, so that pictures need not all be in memory at once.
+            sampling: Its seed is not looked at.
+            total: How much will be asked, for the display of progress.
+
+        Raises:
+            CompeerError: The policy cannot read one of the histories.
+        """
+        chat = self._lease.chat
+        written = self._written(asked, sampling, chat)
+        return track(written, self._policy.name, total=total, unit="histories")
+
+    def _written(
+        self, asked: Iterable[Asked], sampling: Sampling, chat: ChatModel
+    ) -> Iterator[tuple[Turn, ...]]:
+        for part in self._parts(asked):
             prompts = [
                 Prompt(
-                    policy_messages(one.dialogue, policy.style, one.language, lease.chat.reserved),
+                    policy_messages(one.dialogue, self._policy.style, one.language, chat.reserved),
                     one.seeds,
                 )
                 for one in part
             ]
             job = functools.partial(
-                write_turns, lease.chat, lease.adapter, prompts, sampling, threading.Event()
+                write_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
             )
-            for one in lease.chat.owner.call(job):
+            for one in chat.owner.call(job):
                 if isinstance(one, Exception):
                     raise one
-                turns.append(one)
+                yield one
+
+    def _parts(self, asked: Iterable[Asked]) -> Iterator[list[Asked]]:
+        """Yield what is written together: some `at_once` turns, or one history's if they are more."""
+        part: list[Asked] = []
+        turns = 0
+        for one in asked:
+            if part and turns + len(one.seeds) > self._at_once:
+                yield part
+                part, turns = [], 0
+            part.append(one)
+            turns += len(one.seeds)
+        if part:
+            yield part
+
+
+@contextmanager
+def answering(
+    policy: PolicySource, *, at_once: int = 16, device: str | None = None
+) -> Iterator[Answerer]:
+    """Load a policy, and let go of it at the end of the `with` block.
+
+    Args:
+        policy: Which.
+        at_once: About so many turns are written together.
+        device: Where; None takes what there is.
+
+    Raises:
+        CompeerError: It cannot be loaded.
+    """
+    lease = ModelPool().lease(policy.source, policy.adapter, None, device)
+    try:
+        yield Answerer(policy, lease, at_once)
     finally:
         lease.release()
-    return turns
 
 
 def seed_of(history: int, seed: int) -> int:

@@ -30,7 +30,7 @@ from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
 from training import results
-from training.evaluation.answering import Asked, PolicySource, answered, seed_of
+from training.evaluation.answering import Answerer, Asked, PolicySource, answering, seed_of
 from training.evaluation.esconv_measures import (
     PUBLISHED,
     Answer,
@@ -42,7 +42,7 @@ from training.evaluation.esconv_measures import (
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import perplexity, share
 from training.evaluation.shown_faces import shown
-from training.faces import face_class_of, read_faces
+from training.faces import Face, face_class_of, read_faces
 from training.run_directory import versions
 from training.samples import Sample, drawn, read_records, write_records
 
@@ -102,26 +102,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     chosen = samples if config.turns is None else drawn(samples, config.turns, config.seed)
     config.folder.mkdir(parents=True, exist_ok=True)
-    as_in_card = config.sampling.applied()
-    ways = {"greedy": replace(as_in_card, temperature=0.0), "sampled": as_in_card}
-    found: dict[str, list[Answer]] = {}
-    for way, sampling in ways.items():
-        found[way] = answers_to(chosen, photos, sampling, config)
-        _keep(config.folder / f"turns.{way}.jsonl", found[way])
-    _print_some(config.folder / "replies.md", drawn(found["sampled"], config.printed, config.seed))
-    metrics = [*label_metrics(found), *reply_metrics(found), *published(PUBLISHED)]
-    if config.picture_turns:
-        by_class: dict[str, list[str]] = {}
-        for face in faces:
-            if face.split == "valid":
-                by_class.setdefault(face.face_class, []).append(face.file)
-        asked = drawn(samples, config.picture_turns, config.seed)
-        conditions = shown(asked, by_class, face_class_of(config.faces), config.seed)
-        written = {
-            condition: answers_to(rows, photos, ways["greedy"], config)
-            for condition, rows in conditions.items()
-        }
-        metrics += picture_metrics(written)
+    with answering(config.policy, at_once=config.at_once, device=config.device) as answerer:
+        metrics = [
+            *_measured(answerer, chosen, photos, config),
+            *_seen(answerer, samples, faces, photos, config),
+        ]
     metrics += [
         *perplexity_metrics(
             config.policy, drawn(samples, config.perplexity_turns, config.seed), photos
@@ -144,15 +129,61 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     results.publish(result, config.output, config.folder)
 
 
+def _measured(
+    answerer: Answerer, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
+) -> Iterator[results.Metric]:
+    """Yield what the answers are worth, as they are written greedily and with the card's sampling."""
+    found: dict[str, list[Answer]] = {}
+    for way, sampling in _ways(config).items():
+        found[way] = answers_to(answerer, samples, photos, sampling, config.seed)
+        _keep(config.folder / f"turns.{way}.jsonl", found[way])
+    _print_some(config.folder / "replies.md", drawn(found["sampled"], config.printed, config.seed))
+    yield from (*label_metrics(found), *reply_metrics(found), *published(PUBLISHED))
+
+
+def _seen(
+    answerer: Answerer,
+    samples: Sequence[Sample],
+    faces: Sequence[Face],
+    photos: dict[str, bytes],
+    config: Config,
+) -> Iterator[results.Metric]:
+    """Yield what photos change, in greedy answers to some of the turns."""
+    if not config.picture_turns:
+        return
+    by_class: dict[str, list[str]] = {}
+    for face in faces:
+        if face.split == "valid":
+            by_class.setdefault(face.face_class, []).append(face.file)
+    asked = drawn(samples, config.picture_turns, config.seed)
+    conditions = shown(asked, by_class, face_class_of(config.faces), config.seed)
+    greedy = _ways(config)["greedy"]
+    yield from picture_metrics(
+        {
+            condition: answers_to(answerer, rows, photos, greedy, config.seed)
+            for condition, rows in conditions.items()
+        }
+    )
+
+
+def _ways(config: Config) -> dict[str, Sampling]:
+    as_in_card = config.sampling.applied()
+    return {"greedy": replace(as_in_card, temperature=0.0), "sampled": as_in_card}
+
+
 def answers_to(
-    samples: Sequence[Sample], photos: dict[str, bytes], sampling: Sampling, config: Config
+    answerer: Answerer,
+    samples: Sequence[Sample],
+    photos: dict[str, bytes],
+    sampling: Sampling,
+    seed: int,
 ) -> list[Answer]:
     """Let the policy answer; the same seed for the same place in every call."""
-    asked = [
-        Asked(sample.dialogue(photos), (seed_of(number, config.seed),))
+    asked = (
+        Asked(sample.dialogue(photos), (seed_of(number, seed),))
         for number, sample in enumerate(samples)
-    ]
-    turns = answered(config.policy, asked, sampling, at_once=config.at_once, device=config.device)
+    )
+    turns = answerer.answers(asked, sampling, len(samples))
     found = []
     for sample, (turn,) in zip(samples, turns, strict=True):
         gold = parse(sample.completion)

@@ -14,7 +14,7 @@ import numpy as np
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Reading, Reasoning
 from training import results
-from training.diversity import distinct, loops
+from training.diversity import distinct_without, loops
 from training.evaluation.metrics import (
     Estimate,
     Floats,
@@ -25,6 +25,7 @@ from training.evaluation.metrics import (
     estimate,
     jackknife,
     weighted_f1,
+    weighted_mean,
 )
 from training.evaluation.overlap import ORDERS, overlap
 from training.evaluation.shown_faces import Condition
@@ -110,7 +111,7 @@ def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Met
         common = overlap(texts, [answer.reference for answer in answers])
         of_sample: dict[str, Floats] = {
             **{f"BLEU-{order}": common.bleu(weights, order) for order in ORDERS},
-            "ROUGE-L": common.mean_rouge_l(weights),
+            "ROUGE-L": weighted_mean(weights, common.rouge_l),
         }
         for measure, values in of_sample.items():
             yield _reply(measure, estimate(values, len(answers)), name)
@@ -120,7 +121,7 @@ def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Met
             "complete": [answer.reading.is_complete for answer in answers],
             "loops (a 4-gram three times)": [loops(text) for text in texts],
         }.items():
-            values = (weights @ np.array(flags, dtype=np.float64)) / weights.sum(axis=1)
+            values = weighted_mean(weights, flags)
             yield _turns(measure, estimate(values, len(answers)), name)
 
 
@@ -135,11 +136,8 @@ def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
     """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
     sources = [answer.sample.dialogue_id for answer in answers]
-    values = [distinct(texts, length) or 0.0]
-    for left_out in dict.fromkeys(sources):
-        kept = [text for text, source in zip(texts, sources, strict=True) if source != left_out]
-        values.append(distinct(kept, length) or 0.0)
-    return replace(jackknife(np.array(values), len(values) - 1), n=len(answers))
+    values = np.array(distinct_without(texts, sources, length))
+    return replace(jackknife(values, len(values) - 1), n=len(answers))
 
 
 class _Published(FrozenModel):
@@ -184,7 +182,7 @@ def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
     )
     weights = _weights(without)
     alone, with_photo = (
-        _mean(weights, [emotion_of(one.reading) == emotion_of(one.gold) for one in answers])
+        weighted_mean(weights, [emotion_of(one.reading) == emotion_of(one.gold) for one in answers])
         for answers in (without, right)
     )
     for of, values in (
@@ -221,13 +219,8 @@ def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[resu
         ("with that photo", [other == face for _, other, face in of_turn]),
         ("changes to the photo's", [other == face != one for one, other, face in of_turn]),
     ):
-        found = estimate(_mean(weights, flags), len(pairs))
+        found = estimate(weighted_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)
-
-
-def _mean(weights: Floats, flags: Sequence[bool]) -> Floats:
-    result: Floats = (weights @ np.array(flags, dtype=np.float64)) / weights.sum(axis=1)
-    return result
 
 
 def _weights(answers: Sequence[Answer]) -> Floats:

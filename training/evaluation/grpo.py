@@ -33,9 +33,9 @@ from compeer_core.reasoning import Reading, read
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training import results
-from training.diversity import distinct, vendi_score
-from training.evaluation.answering import Asked, PolicySource, answered, seed_of
-from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife
+from training.diversity import distinct_without, vendi_score
+from training.evaluation.answering import Asked, PolicySource, answering, seed_of
+from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
 from training.evaluation.plots import plot_means
 from training.histories import History, drawn_histories, read_histories
 from training.judge_source import JudgeSource
@@ -157,15 +157,16 @@ def written(
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
     )
-    asked = [
+    asked = (
         Asked(
             history.dialogue(pictures),
             tuple(seed_of(number, seed) for seed in config.seeds),
             history.language,
         )
         for number, history in enumerate(histories)
-    ]
-    return answered(policy, asked, sampling, at_once=config.at_once, device=config.device)
+    )
+    with answering(policy, at_once=config.at_once, device=config.device) as answerer:
+        return list(answerer.answers(asked, sampling, len(histories)))
 
 
 def scored(
@@ -257,8 +258,10 @@ def compared(
     of_turns: dict[str, dict[str, Floats]] = {}
     of_texts: dict[str, dict[str, Floats]] = {}
     for name, given in answers.items():
+        of_turn = weights[:, [one.history for one in given]]
         of_turns[name] = {
-            measure: _weighted_mean(weights, given, value) for measure, (_, value) in MEANS.items()
+            measure: weighted_mean(of_turn, [value(one) for one in given])
+            for measure, (_, value) in MEANS.items()
         }
         of_texts[name] = diversity(given, sources, encoder)
     count = len({*sources})
@@ -283,18 +286,6 @@ def compared(
     return metrics
 
 
-def _weighted_mean(
-    weights: Floats, answers: Sequence[Answer], value: Callable[[Answer], float]
-) -> Floats:
-    """Return the mean under each row of weights, over the turns that say."""
-    values = np.array([value(one) for one in answers], dtype=np.float64)
-    of_turn = weights[:, [one.history for one in answers]] * ~np.isnan(values)
-    total = of_turn.sum(axis=1)
-    summed = of_turn @ np.nan_to_num(values)
-    result: Floats = np.divide(summed, total, out=np.full_like(total, np.nan), where=total > 0)
-    return result
-
-
 def diversity(
     answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder
 ) -> dict[str, Floats]:
@@ -305,17 +296,18 @@ def diversity(
     """
     texts = [one.reading.reply or "" for one in answers]
     embeddings = encoder.encode(texts)
-    seeds = sorted({one.seed for one in answers})
-    source = np.array([sources[one.history] for one in answers])
     of_seed = np.array([one.seed for one in answers])
-    found: dict[str, list[float]] = {"distinct-1": [], "distinct-2": [], "Vendi score": []}
-    for left_out in (None, *dict.fromkeys(sources)):
-        kept = np.ones(len(answers), dtype=bool) if left_out is None else source != left_out
-        places = [np.flatnonzero(kept & (of_seed == seed)) for seed in seeds]
-        replies = [[texts[place] for place in of_one] for of_one in places]
+    of_source = np.array([sources[one.history] for one in answers])
+    found: dict[str, list[list[float]]] = {"distinct-1": [], "distinct-2": [], "Vendi score": []}
+    for seed in sorted({*of_seed.tolist()}):
+        own = np.flatnonzero(of_seed == seed)
+        source = of_source[own]
+        replies = [texts[place] for place in own.tolist()]
         for length in (1, 2):
-            shares = [distinct(of_one, length) or 0.0 for of_one in replies]
-            found[f"distinct-{length}"].append(float(np.mean(shares)))
-        vendi = [vendi_score(embeddings[of_one]) if len(of_one) else 0.0 for of_one in places]
-        found["Vendi score"].append(float(np.mean(vendi)))
-    return {name: np.array(values) for name, values in found.items()}
+            shares = distinct_without(replies, source.tolist(), length)
+            found[f"distinct-{length}"].append(shares)
+        kept = [own, *(own[source != left_out] for left_out in dict.fromkeys(source.tolist()))]
+        found["Vendi score"].append(
+            [vendi_score(embeddings[some]) if len(some) else 0.0 for some in kept]
+        )
+    return {name: np.mean(of_seeds, axis=0) for name, of_seeds in found.items()}

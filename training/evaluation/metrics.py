@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
 
 Floats = NDArray[np.float64]
@@ -212,6 +212,25 @@ def drawn_weights(
     rng = np.random.default_rng(seed)
     times = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
     return np.vstack([np.ones(len(member)), times[:, member]]).astype(np.float64)
+
+
+def weighted_mean(weights: Floats, values: ArrayLike) -> Floats:
+    """Return the mean under each row of weights, over the values that are known.
+
+    Args:
+        weights: Shape (rows, n), as `drawn_weights` returns them.
+        values: Shape (n); NaN ones are left out.
+
+    Returns:
+        Shape (rows); NaN for a row that holds no known value.
+
+    Example:
+        >>> weighted_mean(np.array([[1, 1, 1], [0, 2, 1]]), [1.0, 4.0, float("nan")]).tolist()
+        [2.5, 4.0]
+    """
+    known = np.asarray(values, dtype=np.float64)
+    of_known = weights * ~np.isnan(known)
+    return _ratio(of_known @ np.nan_to_num(known), of_known.sum(axis=1))
 
 
 def estimate(values: Floats, n: int) -> Estimate:

@@ -60,11 +60,6 @@ class Overlap:
         ]
         return np.array(scores) / 100
 
-    def mean_rouge_l(self, weights: Floats) -> Floats:
-        """Return mean ROUGE-L under each row of weights."""
-        result: Floats = (weights @ self.rouge_l) / weights.sum(axis=1)
-        return result
-
 
 def overlap(replies: Sequence[str], references: Sequence[str]) -> Overlap:
     """Compare replies with references, pair by pair.

@@ -171,6 +171,8 @@ class Guard:
     def keeps(self, document: str) -> bool:
         """Whether a document repeats none that is tested; counts either way."""
         self.seen += 1
+        if not self.tested:
+            return True  # nothing to look for
         repeated = self._held_out.repeated_by(utterances_of(document))
         self.left_out += repeated is not None
         return repeated is None
