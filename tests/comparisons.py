@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.registry import Registry
+from compeer_core.votes.battles import Limits
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, script
@@ -53,8 +54,13 @@ def write_list(folder: Path, names: Sequence[str] = ("maple-1", "cedar-2")) -> P
 
 
 def make(
-    folder: Path, names: Sequence[str] = ("maple-1", "cedar-2"), *, grace_seconds: float = 0.2
+    folder: Path,
+    names: Sequence[str] = ("maple-1", "cedar-2"),
+    *,
+    grace_seconds: float = 0.2,
+    limits: Limits | None = None,
 ) -> Services:
     """Return the services of a server that compares scripted models."""
     registry = Registry.from_toml(write_list(folder, names))
-    return Services(Models(registry), VoteStore(default_url(folder)), grace_seconds=grace_seconds)
+    votes = VoteStore(default_url(folder), limits)
+    return Services(Models(registry), votes, grace_seconds=grace_seconds)

@@ -4,13 +4,13 @@ import re
 
 import PIL.Image
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.votes.__main__ import main
 from compeer_core.votes.desk import Desk
+from tests.browser.axe import violations
 from tests.pages import COMPLETE, eventually, make_services
 from training.reward_model.conversations import Kind, conversations
 from training.samples import read_records, write_records
@@ -122,15 +122,6 @@ def prefer(page, reply):
     page.keyboard.press(str((good if reply == "good" else 1 - good) + 1))
 
 
-def violations(page):
-    found = Axe().run(page, context={"include": [[DESK]]}).response["violations"]
-    return [
-        f"{each['id']}: {node['html'][:120]} ({node['failureSummary'][:200]})"
-        for each in found
-        for node in each["nodes"]
-    ]
-
-
 def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
@@ -187,7 +178,7 @@ def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, en
 
     cy.locator(f"{DESK} .desk-places [data-go=agreement]").click()
     expect(cy.locator(f"{DESK} .measures").first).to_contain_text("50 %")
-    assert violations(cy) == []
+    assert violations(cy, DESK) == []
     with cy.expect_download() as download:
         cy.get_by_role("link", name="Rows of CER for training (JSONL)").click()
     download.value.save_as(tmp_path / "cer.jsonl")
@@ -238,7 +229,7 @@ def test_every_key_does_what_the_help_says(enter):
     expect(dialog).to_be_visible()
     page.keyboard.press("1")
     assert checked("preference") == "neither"
-    assert violations(page) == []
+    assert violations(page, DESK) == []
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 
@@ -350,7 +341,7 @@ def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_rea
     page = chromium
     page.goto(world.address)
     expect(page.locator(DESK)).to_contain_text("Where people judge what models write")
-    assert violations(page) == []
+    assert violations(page, DESK) == []
     page.locator("#desk-token").fill("guess")
     page.locator("#desk-token").press("Enter")
     expect(page.locator("#desk-door-said")).to_have_text(re.compile("Nobody has this token"))
@@ -372,25 +363,24 @@ def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_rea
 # --- everybody ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_a_phone_need_not_scroll_sideways(enter, scheme):
-    ann, bo = enter("ann", color_scheme=scheme), enter("bo")
+def test_axe_finds_nothing_and_a_phone_need_not_scroll_sideways(enter):
+    ann, bo = enter("ann"), enter("bo")
     ann.locator(".guideline summary").click()
-    assert violations(ann) == []
+    assert violations(ann, DESK) == []
     for page, keys in ((ann, ("q", "w", "e", "1")), (bo, ("Shift+Q", "Shift+W", "Shift+E", "4"))):
         for key in keys:
             page.keyboard.press(key)
-        assert violations(page) == []
+        assert violations(page, DESK) == []
         page.keyboard.press("Enter")
         expect(title(page)).to_have_text("Item 2")
 
     size = {"width": 390, "height": 844}
-    cy = enter("cy", color_scheme=scheme, viewport=size)
+    cy = enter("cy", viewport=size)
     assert fits(cy)
     for place in ("conflicts", "agreement"):
         cy.locator(f".desk-places [data-go={place}]").click()
         expect(cy.locator(f"[data-place={place}]")).to_be_visible()
-        assert violations(cy) == []
+        assert violations(cy, DESK) == []
         assert fits(cy)
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 import app
 from compeer_core.registry import Registry
+from compeer_core.votes.battles import Limits
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.browser.axe import violations
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
 from tests.pages import REPLY, SECOND_REPLY, eventually
 from ui_components.models import Models
@@ -27,11 +28,14 @@ pytestmark = pytest.mark.filterwarnings(
 OWN_PARTS = ["#compare-talk", "#compare-ballot", "#compare-error"]
 CHECKPOINT = app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json"
 PHONE = {"width": 390, "height": 844}
+UNDO_SECONDS = 5.0
+"""Half of what people have, since tests wait for it."""
 
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
-    return make(tmp_path_factory.mktemp("models"), grace_seconds=6.0)
+    limits = Limits(undo_seconds=UNDO_SECONDS)
+    return make(tmp_path_factory.mktemp("models"), grace_seconds=6.0, limits=limits)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +207,7 @@ def test_the_names_wait_for_a_note_that_is_being_written(page):
     note = ballot(page).locator("[data-note]")
     hostile = "<img src=x onerror='window.stolen=1'> ![x](https://example.com/x.png) \u202eabc 1234"
     note.fill(hostile)
-    page.wait_for_timeout(11_000)
+    page.wait_for_timeout((UNDO_SECONDS + 1) * 1000)
     expect(note).to_have_value(hostile)
     expect(ballot(page).locator("[data-soon]")).to_contain_text("wait until you are done")
     expect(ballot(page).locator(".names")).to_have_count(0)
@@ -383,35 +387,23 @@ def test_on_a_phone_both_sides_are_opened_before_the_vote(phone):
     assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_our_own_parts_have_no_accessibility_violations(browser, address, theme):
-    context = browser.new_context(color_scheme=theme, locale="en-US", reduced_motion="reduce")
+def test_our_own_parts_have_no_accessibility_violations(browser, address):
+    context = browser.new_context(locale="en-US", reduced_motion="reduce")
     page = opened(context.new_page(), address)
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     page.get_by_label("Show the reasoning before the vote").check()
     send(page, "for ever")
     expect(page.locator("#compare-talk [data-reply]")).to_have_count(2)
     ballot(page).get_by_role("button", name="Stop and vote").click()
     settled(page)
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     page.keyboard.press("2")
     expect(ballot(page)).to_contain_text("You said")
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     ballot(page).get_by_role("button", name="Show who wrote what").click()
     expect(ballot(page).locator(".names")).to_be_visible()
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     context.close()
-
-
-def violations(page: Page) -> list[str]:
-    """What axe says against our own parts."""
-    shown = [part for part in OWN_PARTS if page.locator(part).count()]
-    result = Axe().run(page, context={"include": [[part] for part in shown]})
-    return [
-        f"{found['id']}: {node['html'][:120]} ({node['failureSummary'][:200]})"
-        for found in result.response["violations"]
-        for node in found["nodes"]
-    ]
 
 
 def test_the_screen_speaks_chinese(browser, address):

@@ -10,6 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from tests.browser.axe import violations
 from tests.pages import REPLY, SECOND_REPLY, eventually
 from ui_components.services import Services
 
@@ -366,14 +367,13 @@ def test_a_phone_needs_no_sideways_scrolling_and_reaches_the_inspector(browser, 
     context.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_our_own_parts_have_no_accessibility_violations(browser, address, theme):
+def test_our_own_parts_have_no_accessibility_violations(browser, address):
     from tests.browser.conftest import opened
 
-    context = browser.new_context(color_scheme=theme, locale="en-US", reduced_motion="reduce")
+    context = browser.new_context(locale="en-US", reduced_motion="reduce")
     context.set_default_timeout(30_000)
     page = opened(context.new_page(), address)
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     send(page, "broken, and I want to die")
     settled(page)
     send(page, "two")
@@ -385,20 +385,8 @@ def test_our_own_parts_have_no_accessibility_violations(browser, address, theme)
     message(page).press("Enter")
     expect(page.locator("#error [role=alert]")).to_be_visible()
 
-    assert violations(page) == []
+    assert violations(page, *OWN_PARTS) == []
     context.close()
-
-
-def violations(page: Page) -> list[str]:
-    """What axe says against our own parts; gradio's own are not ours to change."""
-    result = Axe().run(
-        page, context={"include": [[part] for part in OWN_PARTS if page.locator(part).count()]}
-    )
-    return [
-        f"{found['id']}: {node['html'][:120]} ({node['failureSummary'][:200]})"
-        for found in result.response["violations"]
-        for node in found["nodes"]
-    ]
 
 
 def test_the_whole_page_has_no_serious_violation(page):
