@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -129,3 +131,37 @@ def test_what_is_missing_is_said_and_a_dry_run_writes_nothing(config, tmp_path):
         vision.run(fresh.model_copy(update={"faces": tmp_path}), dry_run=True)
     with pytest.raises(ConfigError, match="cannot be resumed"):
         vision.run(fresh, resume=tmp_path)
+
+
+def test_a_varied_photo_is_the_same_face_a_little_moved():
+    ground = PIL.Image.new("RGB", (100, 100), (90, 90, 90))
+    ground.paste((250, 250, 250), (40, 40, 60, 60))  # a light square in the middle
+    rng = np.random.default_rng(0)
+
+    found = [np.asarray(vision.varied(ground, rng).convert("L"), float) for _ in range(200)]
+
+    assert {one.shape for one in found} == {(100, 100)}
+    middles = []
+    for one in found:
+        light = one > one.max() * 0.7  # 250 against 90: contrast keeps them apart
+        rows, columns = np.nonzero(light)
+        assert 0.85**2 * 400 * 0.9 < len(rows) < 1.15**2 * 400 * 1.1
+        middles.append((rows.mean() - 49.5, columns.mean() - 49.5))
+    far = np.abs(middles)
+    assert far.max() < 8 + 1 and far.max() > 6  # up to 8 of 100 either way
+    assert np.abs(np.mean(middles, axis=0)).max() < 1.5  # as often to one side as to the other
+    light = [one.max() for one in found]
+    assert max(light) == 255 and min(light) < 220
+
+
+def test_half_of_the_photos_are_mirrored_and_a_seed_says_which():
+    photo = PIL.Image.new("L", (60, 60), 0)
+    photo.paste(255, (0, 0, 30, 60))  # light on the left
+
+    def left(seed):
+        pixels = np.asarray(vision.varied(photo, np.random.default_rng(seed)), float)
+        return bool(pixels[:, :20].mean() > pixels[:, 40:].mean())
+
+    sides = [left(seed) for seed in range(200)]
+    assert 70 < sum(sides) < 130
+    assert sides == [left(seed) for seed in range(200)]

@@ -8,12 +8,14 @@ written beside the weights, so that a card can report what the pictures are wort
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Transpose
+from PIL.Image import Image, Resampling, Transform, Transpose
+from PIL.ImageEnhance import Brightness, Contrast
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
@@ -80,14 +82,38 @@ class _Faces:
     def __len__(self) -> int:
         return len(self._images)
 
-    def batch(self, rows: list[int], flips: list[bool]) -> tuple[Tensor, Tensor]:
-        """Return patches and grid of the chosen photos, some of them mirrored."""
-        images = [
-            self._images[row].transpose(Transpose.FLIP_LEFT_RIGHT) if flip else self._images[row]
-            for row, flip in zip(rows, flips, strict=True)
-        ]
+    def batch(
+        self, rows: Sequence[int], rng: np.random.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return patches and grid of the chosen photos; with `rng` each is varied."""
+        images = [self._images[row] for row in rows]
+        if rng is not None:
+            images = [varied(image, rng) for image in images]
         out = self._processor(images=images, return_tensors="pt")
         return out["pixel_values"], out["image_grid_thw"]
+
+
+def varied(photo: Image, rng: np.random.Generator) -> Image:
+    """Return a photo as it might also have been taken, so that no pass shows the same one again.
+
+    Half are mirrored. Each is turned by up to 15 degrees, 0.85 to 1.15 times as large, moved by up to
+    8 % of its side, and has 0.7 to 1.3 times its contrast and 0.75 to 1.25 times its brightness. What
+    was outside the photo is black.
+    """
+    if rng.random() < 0.5:
+        photo = photo.transpose(Transpose.FLIP_LEFT_RIGHT)
+    angle, zoom = math.radians(rng.uniform(-15, 15)), rng.uniform(0.85, 1.15)
+    across, down = (side / 2 for side in photo.size)
+    right, below = rng.uniform(-0.08, 0.08, 2) * photo.size
+    # Pillow asks where in the old photo a point of the new one comes from, whose middle stays.
+    cosine, sine = math.cos(angle) / zoom, math.sin(angle) / zoom
+    matrix = (
+        *(cosine, sine, across - cosine * (across + right) - sine * (down + below)),
+        *(-sine, cosine, down + sine * (across + right) - cosine * (down + below)),
+    )
+    photo = photo.transform(photo.size, Transform.AFFINE, matrix, Resampling.BILINEAR)
+    photo = Contrast(photo).enhance(rng.uniform(0.7, 1.3))
+    return Brightness(photo).enhance(rng.uniform(0.75, 1.25))
 
 
 class _Classifier(nn.Module):
@@ -110,7 +136,7 @@ def _accuracy(classifier: _Classifier, faces: _Faces) -> tuple[float, dict[str, 
     with torch.no_grad():
         for start in range(0, len(faces), 128):
             rows = list(range(start, min(start + 128, len(faces))))
-            predictions.append(classifier(*faces.batch(rows, [False] * len(rows))).argmax(-1))
+            predictions.append(classifier(*faces.batch(rows)).argmax(-1))
     classifier.train()
     right = torch.cat(predictions) == faces.labels
     by_class = {
@@ -171,7 +197,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         total = 0.0
         for step in range(steps_an_epoch):
             rows = order[step * config.batch_size : (step + 1) * config.batch_size]
-            pixels, grid = train.batch(rows, (rng.random(len(rows)) < 0.5).tolist())
+            pixels, grid = train.batch(rows, rng)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = classifier(pixels, grid)
             loss = functional.cross_entropy(logits.float(), train.labels[rows], label_smoothing=0.1)
