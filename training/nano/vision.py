@@ -216,7 +216,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             "by_class": by_class,
         }
         logger.info("%s", report)
-        config.output.mkdir(parents=True, exist_ok=True)
+        # After each epoch, so that a run that is cut short leaves what it has learnt.
+        model.save_pretrained(config.output)
+        processor.save_pretrained(config.output)
         (config.output / "vision.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
-    model.save_pretrained(config.output)
-    processor.save_pretrained(config.output)
