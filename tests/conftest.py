@@ -6,7 +6,8 @@ Environment variables it reads:
     A missing browser is a failure instead of a skip, and so is a run that collected browser tests
     but ran none.
 ``COMPEER_CHROMIUM``
-    The Chromium to drive, by default /usr/bin/chromium.
+    The Chromium to drive, by default /usr/bin/chromium-headless-shell (the same engine without
+    windows, which takes two thirds of the time) or else /usr/bin/chromium.
 ``COMPEER_CORPORA``
     The folder of public corpora, by default shared/corpora beside the checkout.
 """
@@ -46,7 +47,11 @@ settings.register_profile("compeer", deadline=None)
 settings.load_profile("compeer")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-CHROMIUM = Path(os.environ.get("COMPEER_CHROMIUM", "/usr/bin/chromium"))
+HEADLESS_SHELL = Path("/usr/bin/chromium-headless-shell")
+CHROMIUM = Path(
+    os.environ.get("COMPEER_CHROMIUM")
+    or (HEADLESS_SHELL if HEADLESS_SHELL.exists() else "/usr/bin/chromium")
+)
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
