@@ -7,7 +7,7 @@ Environment variables it reads:
     but ran none.
 ``COMPEER_CHROMIUM``
     The Chromium to drive, by default /usr/bin/chromium-headless-shell (the same engine without
-    windows, which takes two thirds of the time) or else /usr/bin/chromium.
+    windows, and faster) or else /usr/bin/chromium.
 ``COMPEER_CORPORA``
     The folder of public corpora, by default shared/corpora beside the checkout.
 """
