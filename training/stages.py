@@ -58,6 +58,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.encoder.distil", "teach the sentence encoder of the redundancy terms"
         ),
         "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
+        "sft dialogues": Stage(
+            "training.sft.dialogues",
+            "fine-tune a small policy on whole dialogues, each read once",
+        ),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
         ),

@@ -23,10 +23,14 @@ from training.nano.architecture import build_model
 from training.nano.pretrain import (
     Config,
     block_order,
-    build_optimizers,
     language_loss,
-    learning_rate_factor,
     tokenise,
+)
+from training.optimisation import (
+    Optimisers,
+    learning_rate_factor,
+    load_checkpoint,
+    save_checkpoint,
 )
 from training.stages import StoppedEarly
 
@@ -119,7 +123,7 @@ def test_the_loss_is_the_models_own(tokenizer, tiny_shape):
 
 def test_every_language_parameter_has_exactly_one_optimiser(config, tokenizer, tiny_shape):
     model = build_model(tiny_shape, tokenizer)
-    muon, adamw = build_optimizers(model, config)
+    muon, adamw = Optimisers(model, config).all
 
     name_of = {id(p): name for name, p in model.named_parameters()}
     by_muon, by_adamw = (
@@ -273,13 +277,13 @@ def state(step: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
 
 
 def save(folder: Path, step: int) -> None:
-    pretrain._save(folder, *state(step), step)
+    save_checkpoint(folder, *state(step), step)
 
 
 def load(folder: Path) -> int:
     """Return the step that is found, once the weights are known to be that step's."""
     model, optimizers = state(-1)
-    step = pretrain._load(folder, model, optimizers)
+    step = load_checkpoint(folder, model, optimizers)
     assert step == 0 or model.weight.item() == step
     return step
 

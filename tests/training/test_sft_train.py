@@ -16,7 +16,8 @@ from training.faces import read_faces
 from training.fine_tuning import FineTuning, message_rows
 from training.samples import Sample, read_records
 from training.sft import train as sft
-from training.sft.train import Config, prepare_samples, sample_row
+from training.sft.source import prepare_samples
+from training.sft.train import Config, sample_row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +41,7 @@ def samples(folder: Path, split: str) -> list[Sample]:
 
 
 def test_photos_of_validation_and_test_are_never_shown_in_training(config, tmp_path):
-    prepare_samples(config, tmp_path)
+    prepare_samples(config, 0, tmp_path)
 
     split_of = {face.file: face.split for face in read_faces(config.faces)}
     class_of = {face.file: face.face_class for face in read_faces(config.faces)}
@@ -51,7 +52,7 @@ def test_photos_of_validation_and_test_are_never_shown_in_training(config, tmp_p
 
 
 def test_every_split_has_its_own_dialogues(config, tmp_path):
-    prepare_samples(config, tmp_path)
+    prepare_samples(config, 0, tmp_path)
 
     dialogues = [{sample.dialogue_id for sample in samples(tmp_path, split)} for split in SPLITS]
     assert [len(ids) for ids in dialogues] == [12, 8, 8]
@@ -63,7 +64,7 @@ def test_every_split_has_its_own_dialogues(config, tmp_path):
 
 
 def test_a_row_asks_what_the_policy_is_asked_and_answers_with_the_turn(config, tmp_path):
-    prepare_samples(config, tmp_path)
+    prepare_samples(config, 0, tmp_path)
     photos = {face.file: face.data for face in read_faces(config.faces)}
     sample = next(s for s in samples(tmp_path, "train") if s.history[-1].face)
 

@@ -1,13 +1,7 @@
 """Next-token pre-training of COMPEER-nano: `python -m training pretrain <config.toml>`.
 
 The language model alone is trained here, in bf16 autocast with fp32 weights; the image tower
-gets its turn in `training.nano.vision` and in SFT. Matrices of the layers are moved by Muon
-(Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/), everything else by AdamW:
-measured on 2 cores, Muon needs less than half of AdamW's tokens for the same loss.
-
-The learning rate warms up, stays, and falls linearly to zero over the last `decay_steps`
-(warm-up, stable, decay), so a run can be prolonged or cut short by changing `steps` at a resume
-without having wasted anything.
+gets its turn in `training.nano.vision` and in SFT. How weights are moved: `training.optimisation`.
 
 A run stopped at any point continues from its last checkpoint with the same data order.
 """
@@ -15,7 +9,6 @@ A run stopped at any point continues from its last checkpoint with the same data
 import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +24,6 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from training.corpus import (
     DOCUMENT_END,
@@ -43,6 +35,13 @@ from training.corpus import (
 )
 from training.nano.architecture import NanoShape, build_model
 from training.near_duplicates import HeldOut
+from training.optimisation import (
+    Optimisers,
+    Schedule,
+    forget_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
@@ -55,7 +54,7 @@ LEAKS = "left_out.json"
 """How many documents of training repeat one that is tested."""
 
 
-class Config(FrozenModel):
+class Config(Schedule):
     """`[pretrain]`: data, shape, optimiser and schedule."""
 
     data_dir: Path
@@ -71,29 +70,11 @@ class Config(FrozenModel):
     """What will be tested on: documents of `sources` that repeat one of these are left out and
     counted (`training.near_duplicates`)."""
     shape: NanoShape = NanoShape()
-    seed: int = 0
-    steps: int = 2000
-    warmup_steps: int = 50
-    decay_steps: int = 600
-    """The last steps, over which the learning rates fall to zero."""
     batch_size: int = 8
     """Blocks per optimiser step."""
     block_size: int = 512
     """Tokens per block."""
-    muon_lr: float = 0.02
-    adamw_lr: float = 0.003
-    weight_decay: float = 0.01
-    save_every: int = 100
-    evaluate_every: int = 100
     validation_blocks: int = 48
-    compile: bool = False
-    """`torch.compile` the forward pass: 1.4 times as fast on a CPU; needs a C++ compiler."""
-    device: str = "cpu"
-
-    @property
-    def resumable_keys(self) -> frozenset[str]:
-        """Keys that a resumed run may change: they do not alter the steps already made."""
-        return frozenset({"steps", "decay_steps", "save_every", "evaluate_every", "compile"})
 
 
 def tokenise(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
@@ -114,32 +95,11 @@ def block_order(block_count: int, seed: int) -> Iterator[int]:
         epoch += 1
 
 
-def learning_rate_factor(step: int, config: Config) -> float:
-    """Return the factor in [0, 1] on both learning rates at `step` (counted from 0)."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    left = (config.steps - step) / max(1, config.decay_steps)
-    return warm * min(1.0, max(0.0, left))
-
-
 def language_loss(model: Qwen2_5_VLForConditionalGeneration, block: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats of a batch of blocks, shape (batch, block + 1)."""
     hidden = model.model.language_model(input_ids=block[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden)
     return functional.cross_entropy(logits.flatten(0, 1).float(), block[:, 1:].flatten())
-
-
-def build_optimizers(
-    model: Qwen2_5_VLForConditionalGeneration, config: Config
-) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices of the layers and AdamW for the rest of the language model."""
-    language = model.model.language_model
-    matrices = [p for p in language.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in language.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=config.weight_decay),
-        torch.optim.AdamW(rest, lr=config.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
 
 
 def _block_count(name: str, tokens: Tokens, config: Config) -> int:
@@ -203,53 +163,12 @@ def _validation_loss(
     count = min(config.validation_blocks, _block_count("validation", tokens, config))
     losses = []
     model.eval()
-    with torch.no_grad(), torch.autocast(config.device.split(":")[0], dtype=torch.bfloat16):
+    with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
         for i in range(count):
             row = torch.from_numpy(tokens[i * size : (i + 1) * size + 1].astype(np.int64))
             losses.append(language_loss(model, row[None].to(config.device)).item())
     model.train()
     return math.fsum(losses) / len(losses)
-
-
-def _save(
-    folder: Path,
-    model: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    step: int,
-) -> None:
-    """Write a checkpoint beside the last one and swap them.
-
-    At any moment `folder`, or else its `.old`, is whole: that is where `_load` looks.
-    """
-    fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    torch.save(
-        {
-            "model": model.state_dict(),
-            "optimizers": [o.state_dict() for o in optimizers],
-            "step": step,
-        },
-        fresh / "state.pt",
-    )
-    if folder.exists():  # if not, a run was killed at this point and `old` is all there is
-        shutil.rmtree(old, ignore_errors=True)
-        Path(folder).replace(old)
-    Path(fresh).replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _load(folder: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
-    whole = next(
-        (f for f in (folder, folder.with_suffix(".old")) if (f / "state.pt").exists()), None
-    )
-    if whole is None:
-        return 0
-    state = torch.load(whole / "state.pt", weights_only=True)
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return int(state["step"])
 
 
 def _prepare_tokens(
@@ -278,8 +197,7 @@ def _forget_former_start(run_dir: Path) -> None:
     """Remove what a start that made no step has left: it may have had another config."""
     for name in ("train.uint16.npy", "validation.uint16.npy", LEAKS):
         (run_dir / name).unlink(missing_ok=True)
-    for name in ("checkpoint", "checkpoint.old"):
-        shutil.rmtree(run_dir / name, ignore_errors=True)
+    forget_checkpoints(run_dir / "checkpoint")
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -309,26 +227,19 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             "%d of %d documents left out: they repeat one of the %d that are tested",
             *(found[key] for key in ("left_out", "seen", "tested")),
         )
-    optimizers = build_optimizers(model, config)
+    optimisers = Optimisers(model, config)
     checkpoint = directory.path / "checkpoint"
-    step = _load(checkpoint, model, optimizers)
+    step = load_checkpoint(checkpoint, model, optimisers.all)
     directory.rewind(step)
     batches = _Batches(tokens, config, skip=step)
     loss_of = torch.compile(language_loss) if config.compile else language_loss
     started, first = time.monotonic(), step
     with StopRequest() as stopping:
         while step < config.steps and not stopping.asked:
-            factor = learning_rate_factor(step, config)
-            for optimizer, rate in zip(optimizers, (config.muon_lr, config.adamw_lr), strict=True):
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * factor
-            with torch.autocast(config.device.split(":")[0], dtype=torch.bfloat16):
+            with torch.autocast(config.device_type, dtype=torch.bfloat16):
                 loss = loss_of(model, batches.next())
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            factor = optimisers.step(step)
             step += 1
             row: dict[str, float] = {"loss": loss.item(), "lr_factor": factor}
             if step % config.evaluate_every == 0 or step == config.steps:
@@ -337,9 +248,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             row["tokens_per_second"] = seen / (time.monotonic() - started)
             directory.metrics(step=step, **row)
             if step % config.save_every == 0 or step == config.steps:
-                _save(checkpoint, model, optimizers, step)
+                save_checkpoint(checkpoint, model, optimisers.all, step)
         if stopping.asked:
-            _save(checkpoint, model, optimizers, step)
+            save_checkpoint(checkpoint, model, optimisers.all, step)
             raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
     model.save_pretrained(directory.path / "model")
     tokenizer.save_pretrained(directory.path / "model")

@@ -1,0 +1,154 @@
+"""SFT on whole dialogues: a run from samples to a policy that loads, cut short and gone on with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.errors import ConfigError
+from training.optimisation import Optimisers
+from training.samples import Sample, read_records
+from training.sft import dialogues
+from training.sft.dialogues import Config
+from training.stages import StoppedEarly
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
+    """12 dialogues of five turns, five a step: a pass is two steps."""
+    return Config(
+        esconv=small_corpora / "esconv",
+        faces=small_corpora / "faces",
+        base=tiny_base,
+        output=tmp_path / "run",
+        face_share=0.5,
+        dialogues_per_step=5,
+        steps=5,
+        warmup_steps=1,
+        decay_steps=2,
+        save_every=2,
+        evaluate_every=2,
+        validation_dialogues=3,
+    )
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """What was measured, without what depends on the clock."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    clock = {"time", "tokens_per_second"}
+    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
+
+
+def test_the_stage_leaves_samples_metrics_and_a_policy_that_loads(config):
+    dialogues.run(config)
+
+    measured = rows(config.output)
+    assert [row["step"] for row in measured] == [1, 2, 3, 4, 5]
+    # 600 tokens, none of them learnt yet: ln 600 = 6.4
+    assert measured[0]["loss"] == pytest.approx(6.4, abs=0.3)
+    assert measured[-1]["loss"] < measured[0]["loss"] - 0.3
+    validated = [row["validation_loss"] for row in measured if "validation_loss" in row]
+    assert len(validated) == 3  # at 2, 4 and the end
+    assert validated[-1] < validated[0]
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.output / "model")
+    # what is only good for training is not what others get
+    assert model.config.text_config._attn_implementation == "sdpa"
+    written = (config.output / "model" / "config.json").read_text(encoding="utf-8")
+    assert "shared_prefix" not in written
+    for split, count in (("train", 60), ("valid", 40), ("test", 40)):
+        path = config.output / f"samples.{split}.jsonl"
+        assert len(list(read_records(path, Sample))) == count
+
+
+def test_the_image_tower_is_moved_only_where_it_is_asked_for(config, tiny_base, tmp_path):
+    before = load_file(tiny_base / "model.safetensors")
+    dialogues.run(config)
+    still = config.model_copy(update={"vision_lr": None, "output": tmp_path / "still"})
+    dialogues.run(still)
+
+    def moved(run: Path) -> set[bool]:
+        after = load_file(run / "model" / "model.safetensors")
+        return {torch.equal(after[n], before[n]) for n in after if n.startswith("visual")}
+
+    assert moved(still.output) == {True}
+    assert False in moved(config.output)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
+    whole = config.model_copy(update={"output": tmp_path / "whole"})
+    dialogues.run(whole)
+    step = Optimisers.step
+
+    def asked_to_stop(self: Optimisers, number: int) -> float:
+        if number == 2:  # in the second pass, and at no save
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+        return step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimisers, "step", asked_to_stop)
+        with pytest.raises(StoppedEarly, match=r"saved at step 3; go on with --resume"):
+            dialogues.run(config)
+    assert not (config.output / "model").exists()
+    dialogues.run(config, resume=config.output)
+
+    assert rows(config.output) == rows(whole.output)
+    ours, theirs = (load_file(c.output / "model" / "model.safetensors") for c in (config, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_each_pass_has_words_and_photos_of_its_own_and_the_same_turns(config):
+    made = dialogues._Dialogues(config, None, 0)  # type: ignore[arg-type]
+    first, second, again = made.of("train", 0), made.of("train", 1), made.of("train", 1)
+
+    assert [[s.id for s in one] for one in first] == [[s.id for s in one] for one in second]
+    assert second == again
+    pairs = [
+        (a, b)
+        for one, two in zip(first, second, strict=True)
+        for a, b in zip(one, two, strict=True)
+    ]
+    assert sum(a.completion != b.completion for a, b in pairs) > len(pairs) / 2
+    assert any(a.history[-1].face != b.history[-1].face for a, b in pairs)
+    replies = [(s.completion.partition("<reply>")[2]) for s, _ in pairs]
+    assert replies == [(s.completion.partition("<reply>")[2]) for _, s in pairs]
+
+
+def test_samples_longer_than_the_model_reads_are_left_out_and_counted(config, tiny_base, tmp_path):
+    short = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_base)
+    short.config.text_config.max_position_embeddings = 200
+    base = tmp_path / "short"
+    short.save_pretrained(base)
+    for path in tiny_base.iterdir():
+        if not (base / path.name).exists():
+            (base / path.name).write_bytes(path.read_bytes())
+
+    dialogues.run(config.model_copy(update={"base": base, "steps": 2}))
+
+    log = (config.output / "log.txt").read_text(encoding="utf-8")
+    assert "samples were longer than the model can read" in log
+
+
+def test_another_config_does_not_resume_but_a_longer_run_does(config):
+    dialogues.run(config)
+
+    with pytest.raises(ConfigError, match=r"muon_lr \(was 0\.02, now 0\.5\)"):
+        dialogues.run(config.model_copy(update={"muon_lr": 0.5}), resume=config.output)
+    dialogues.run(config.model_copy(update={"steps": 6}), resume=config.output)
+    assert [row["step"] for row in rows(config.output)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_dry_run_writes_nothing(config, caplog):
+    caplog.set_level("INFO")
+
+    dialogues.run(config, dry_run=True)
+
+    assert not config.output.exists()
+    assert "train: 60 samples" in caplog.text

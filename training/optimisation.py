@@ -1,0 +1,154 @@
+"""How COMPEER-nano's weights are moved, and how a run of its own loops is kept and gone on with.
+
+Matrices of the layers are moved by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/),
+everything else by AdamW: measured on 2 cores, Muon needs less than half of AdamW's tokens for the
+same loss in pre-training.
+
+The learning rate warms up, stays, and falls linearly to zero (warm-up, stable, decay), so a run can
+be prolonged or cut short at a resume without having wasted anything.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import nn
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.config import FrozenModel
+
+
+class Schedule(FrozenModel):
+    """Settings of the optimisers, and of how often a run is saved and looked at."""
+
+    steps: int = Field(default=2000, gt=0)
+    warmup_steps: int = Field(default=50, ge=0)
+    decay_steps: int = Field(default=600, ge=0)
+    """The last steps, over which the learning rates fall to zero."""
+    muon_lr: float = 0.02
+    """Of the matrices of the language model's layers."""
+    adamw_lr: float = 0.003
+    """Of the rest of the language model."""
+    weight_decay: float = 0.01
+    save_every: int = Field(default=100, gt=0)
+    evaluate_every: int = Field(default=100, gt=0)
+    compile: bool = False
+    """Compile the forward pass: 1.2 to 1.4 times as fast on a CPU; needs a C++ compiler."""
+    device: str = "cpu"
+    seed: int = 0
+
+    @property
+    def resumable_keys(self) -> frozenset[str]:
+        """Keys that a resumed run may change: they do not alter the steps already made."""
+        return frozenset({"steps", "decay_steps", "save_every", "evaluate_every", "compile"})
+
+    @property
+    def device_type(self) -> str:
+        """The device without its number, as autocast wants it."""
+        return self.device.split(":")[0]
+
+
+def learning_rate_factor(step: int, schedule: Schedule) -> float:
+    """Return the factor in [0, 1] on all learning rates at `step` (counted from 0)."""
+    warm = min(1.0, (step + 1) / max(1, schedule.warmup_steps))
+    left = (schedule.steps - step) / max(1, schedule.decay_steps)
+    return warm * min(1.0, max(0.0, left))
+
+
+class Optimisers:
+    """Muon and AdamW, moved together."""
+
+    def __init__(
+        self,
+        model: Qwen2_5_VLForConditionalGeneration,
+        schedule: Schedule,
+        vision_lr: float | None = None,
+    ) -> None:
+        """Take the language model, and the image tower where `vision_lr` is given.
+
+        Args:
+            model: Whose weights are moved.
+            schedule: How far.
+            vision_lr: Learning rate of the image tower, by AdamW; None leaves the tower.
+        """
+        language = model.model.language_model
+        matrices = [p for p in language.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in language.parameters() if id(p) not in chosen]
+        groups = [{"params": rest, "lr": schedule.adamw_lr}]
+        if vision_lr is not None:
+            groups.append({"params": list(model.model.visual.parameters()), "lr": vision_lr})
+        self._schedule = schedule
+        self.all: Sequence[torch.optim.Optimizer] = (
+            torch.optim.Muon(matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay),
+            torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._rates = [[group["lr"] for group in one.param_groups] for one in self.all]
+        self._moved = [p for one in self.all for group in one.param_groups for p in group["params"]]
+
+    def step(self, step: int) -> float:
+        """Clip the gradients to norm 1, move the weights, forget the gradients.
+
+        Args:
+            step: Number of the step, counted from 0.
+
+        Returns:
+            The factor on the learning rates.
+        """
+        factor = learning_rate_factor(step, self._schedule)
+        nn.utils.clip_grad_norm_(self._moved, 1.0)
+        for optimizer, rates in zip(self.all, self._rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return factor
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: int
+) -> None:
+    """Write a checkpoint beside the last one and swap them.
+
+    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks.
+    """
+    fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "optimizers": [one.state_dict() for one in optimizers],
+            "step": step,
+        },
+        fresh / "state.pt",
+    )
+    if folder.exists():  # if not, a run was killed at this point and `old` is all there is
+        shutil.rmtree(old, ignore_errors=True)
+        Path(folder).replace(old)
+    Path(fresh).replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> int:
+    """Take weights and optimisers from the last whole checkpoint; return its step, 0 for none."""
+    whole = next(
+        (f for f in (folder, folder.with_suffix(".old")) if (f / "state.pt").exists()), None
+    )
+    if whole is None:
+        return 0
+    state = torch.load(whole / "state.pt", weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return int(state["step"])
+
+
+def forget_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints that `save_checkpoint` has written to `folder`."""
+    for one in (folder, folder.with_suffix(".old")):
+        shutil.rmtree(one, ignore_errors=True)

@@ -1,0 +1,174 @@
+"""SFT of a small policy on whole dialogues: `python -m training sft dialogues <config.toml>`.
+
+The same samples and the same loss as `training.sft.train`, in another order of work: all turns of a
+dialogue are one row and its history is read once (`shared_prefix`), the weights are moved by Muon and
+AdamW (`training.optimisation`), and each pass draws the wording of the reasoning and the photos anew.
+It is made for models of the size of COMPEER-nano on one processor or one accelerator; for large ones,
+for LoRA and for several processes there is `training.sft.train`.
+
+A run stopped at any point continues from its last checkpoint with the same rows.
+"""
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from pydantic import Field
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.cer import Split
+from compeer_core.errors import ConfigError
+from training.base_model import check_base
+from training.faces import read_faces
+from training.optimisation import (
+    Optimisers,
+    Schedule,
+    forget_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from training.run_directory import RunDirectory
+from training.samples import Sample
+from training.sft.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
+from training.sft.source import SampleSource, drawn_samples, prepare_samples
+from training.sft.tokenise import SampleReader
+from training.stages import StoppedEarly
+from training.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
+
+
+class Config(SampleSource, Schedule):
+    """`[sft dialogues]`: which dialogues, which base, how long."""
+
+    base: Path
+    """Checkpoint to start from, a Qwen2.5-VL."""
+    output: Path
+    """Run directory: `samples.<split>.jsonl`, then `model`."""
+    history_characters: int = 100_000
+    """Older turns are left out beyond this; but what is left out is no longer shared."""
+    dialogues_per_step: int = Field(default=3, gt=0)
+    vision_lr: float | None = 3e-4
+    """Learning rate of the image tower; null leaves it as it is."""
+    validation_dialogues: int = Field(default=24, gt=0)
+    """The loss is measured on so many dialogues of the validation split."""
+
+
+class _Dialogues:
+    """The rows of a split, dialogue by dialogue."""
+
+    def __init__(self, config: Config, reader: SampleReader, limit: int) -> None:
+        self._config = config
+        self._reader = reader
+        self._limit = limit
+        self.too_long = 0
+        """Samples left out because they are longer than the model can read."""
+
+    def of(self, split: Split, number: int) -> list[list[Sample]]:
+        """Return the samples of each dialogue as pass `number` (from 0) has them."""
+        drawn = drawn_samples(self._config, split, self._config.seed + number)
+        return [list(group) for _, group in itertools.groupby(drawn, lambda s: s.dialogue_id)]
+
+    def row(self, samples: Sequence[Sample]) -> SharedPrefixRow | None:
+        """Return one dialogue's row, or None if all of it is too long."""
+        read = [self._reader.read(sample) for sample in samples]
+        fitting = [one for one in read if len(one.prompt) + len(one.completion) <= self._limit]
+        self.too_long += len(read) - len(fitting)
+        return shared_prefix_row(fitting).to(self._config.device) if fitting else None
+
+    def steps(self, skip: int) -> Iterator[list[SharedPrefixRow]]:
+        """Yield the rows of each step for ever, from step `skip` on."""
+        size = self._config.dialogues_per_step
+        for number in itertools.count():
+            dialogues = self.of("train", number)
+            rng = np.random.default_rng([self._config.seed, number])
+            order = rng.permutation(len(dialogues)).tolist()
+            for start in range(0, len(order) - size + 1, size):
+                if skip:
+                    skip -= 1
+                    continue
+                rows = (self.row(dialogues[i]) for i in order[start : start + size])
+                yield [row for row in rows if row is not None]
+
+
+def _validation_loss(
+    model: Qwen2_5_VLForConditionalGeneration, rows: Sequence[SharedPrefixRow], config: Config
+) -> float:
+    """Return the mean loss in nats a token."""
+    model.eval()
+    with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
+        total = math.fsum(row_loss(model, row).item() for row in rows)
+    model.train()
+    return total / sum(len(row.targets) for row in rows)
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts samples."""
+    if dry_run:
+        check_base(config.base)
+        with TemporaryDirectory() as scratch:
+            prepare_samples(config, config.seed, Path(scratch))
+        return
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.base, dtype=torch.float32)
+    photos = {face.file: face.data for face in read_faces(config.faces)}
+    reader = SampleReader(config.base, model, photos)
+    directory = RunDirectory.open(
+        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
+    )
+    checkpoint = directory.path / "checkpoint"
+    if resume is None:
+        forget_checkpoints(checkpoint)  # of a start that made no step, under another config
+    prepare_samples(config, config.seed, directory.path, keep=resume is not None)
+    torch.nn.Module.to(model, config.device)
+    language = model.model.language_model
+    language.set_attn_implementation(ATTENTION)
+    optimisers = Optimisers(model, config, config.vision_lr)
+    step = load_checkpoint(checkpoint, model, optimisers.all)
+    directory.rewind(step)
+    if config.compile:
+        for layer in language.layers:
+            layer.compile(dynamic=True)
+    limit: int = language.config.max_position_embeddings
+    dialogues = _Dialogues(config, reader, limit)
+    held_out = [
+        row
+        for samples in dialogues.of("valid", 0)[: config.validation_dialogues]
+        if (row := dialogues.row(samples)) is not None
+    ]
+    if not held_out:
+        raise ConfigError(f"{config.esconv}: the validation split has no dialogue that fits")
+    steps = dialogues.steps(skip=step)
+    started, seen = time.monotonic(), 0
+    with StopRequest() as stopping:
+        model.train()
+        while step < config.steps and not stopping.asked:
+            rows = next(steps)
+            learnt = sum(len(row.targets) for row in rows)
+            total = 0.0
+            for row in rows:
+                with torch.autocast(config.device_type, dtype=torch.bfloat16):
+                    loss = row_loss(model, row) / learnt
+                loss.backward()
+                total += loss.item()
+            metrics = {"loss": total, "lr_factor": optimisers.step(step)}
+            step += 1
+            if step % config.evaluate_every == 0 or step == config.steps:
+                metrics["validation_loss"] = _validation_loss(model, held_out, config)
+            seen += sum(row.tokens.shape[1] for row in rows)
+            metrics["tokens_per_second"] = seen / (time.monotonic() - started)
+            directory.metrics(step=step, **metrics)
+            if step % config.save_every == 0 or step == config.steps:
+                save_checkpoint(checkpoint, model, optimisers.all, step)
+        if stopping.asked:
+            save_checkpoint(checkpoint, model, optimisers.all, step)
+            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+    if dialogues.too_long:
+        directory.log("%d samples were longer than the model can read", dialogues.too_long)
+    model.save_pretrained(directory.path / "model")
+    reader.processor.save_pretrained(directory.path / "model")

@@ -1,0 +1,70 @@
+"""Where the samples of SFT come from: dialogues, photos, and how they are put together."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from compeer_core.cer import SPLITS, Split
+from compeer_core.config import FrozenModel
+from training.esconv import read_esconv
+from training.faces import face_class_of, read_faces
+from training.samples import Sample, write_records
+from training.sft.dataset import build_samples
+
+_log = logging.getLogger(__name__)
+
+
+class SampleSource(FrozenModel):
+    """Settings of the samples."""
+
+    esconv: Path
+    """Folder with ESConv's `train.txt.gz`, `valid.txt.gz` and `test.txt.gz`."""
+    faces: Path
+    """Folder of the packed faces."""
+    face_share: float = 0.25
+    """Share of turns whose last seeker message gets a photo that fits the emotion."""
+    told_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the turns after a mere greeting in which a face tells the emotion."""
+    history_characters: int = 1200
+    """Older turns are left out beyond this."""
+
+
+def drawn_samples(source: SampleSource, split: Split, seed: int) -> Iterator[Sample]:
+    """Yield the samples of a split; photos never cross splits.
+
+    Args:
+        source: The dialogues and the photos.
+        split: Which of ESConv's splits.
+        seed: Draws the wording and the photos.
+    """
+    by_class: dict[str, list[str]] = {}
+    for photo in read_faces(source.faces):
+        if photo.split == ("train" if split == "train" else "valid"):
+            by_class.setdefault(photo.face_class, []).append(photo.file)
+    return build_samples(
+        read_esconv(source.esconv / f"{split}.txt.gz", split),
+        by_class,
+        face_class_of(source.faces),
+        face_share=source.face_share,
+        history_characters=source.history_characters,
+        seed=seed,
+        told_share=source.told_share,
+    )
+
+
+def prepare_samples(source: SampleSource, seed: int, output: Path, *, keep: bool = False) -> None:
+    """Write the samples of every split.
+
+    Args:
+        source: The dialogues, the photos and how many of them.
+        seed: Draws the wording and the photos.
+        output: Folder that receives `samples.<split>.jsonl`.
+        keep: Leave the files that are there: a run that is resumed has already used them.
+    """
+    for split in SPLITS:
+        path = output / f"samples.{split}.jsonl"
+        if keep and path.exists():
+            continue
+        _log.info("%s: %d samples", split, write_records(path, drawn_samples(source, split, seed)))

@@ -1,0 +1,70 @@
+"""Samples as tokens, with the rotary positions that Qwen2.5-VL gives them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.backends.protocol import Message
+from compeer_core.backends.transformers_.chat_template import ChatTemplate
+from compeer_core.images import Image
+from compeer_core.prompts import policy_messages
+from training.samples import Sample
+from training.sft.shared_prefix import TokenisedSample
+from training.trainer_parts import open_processor
+
+
+class SampleReader:
+    """Turns samples into tokens for one model, as the page's backend would."""
+
+    def __init__(
+        self, base: Path, model: Qwen2_5_VLForConditionalGeneration, faces: Mapping[str, bytes]
+    ) -> None:
+        """Open the processor of a checkpoint.
+
+        Args:
+            base: The checkpoint.
+            model: The model in it, which knows its positions.
+            faces: The photos by name.
+
+        Raises:
+            CheckpointError: The processor cannot be loaded, or has no chat template.
+        """
+        self.processor: Any = open_processor(base)
+        self._template = ChatTemplate(str(base), self.processor)
+        self._positions_of = model.model.get_rope_index
+        self._faces = dict(faces)
+
+    def read(self, sample: Sample) -> TokenisedSample:
+        """Return a sample's tokens; its completion ends with the token that ends a turn.
+
+        Raises:
+            ConfigError: A photo is missing.
+        """
+        messages = policy_messages(sample.dialogue(self._faces), "trained")
+        prompt = self._template.render(messages, reply=True)
+        answered = [*messages, Message("assistant", (sample.completion,))]
+        # Behind the mark that ends a turn templates write a line break, which nobody has to learn.
+        completion = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
+        pictures = [
+            part.to_pil() for one in messages for part in one.content if isinstance(part, Image)
+        ]
+        inputs = self.processor(text=[prompt], images=pictures or None, return_tensors="pt")
+        learnt = self.processor.tokenizer(completion, add_special_tokens=False)["input_ids"]
+        prompted = inputs["input_ids"][0].tolist()
+        grid = inputs.get("image_grid_thw")
+        tokens = torch.tensor([[*prompted, *learnt]])
+        of_pictures = (tokens == self.processor.image_token_id).int()
+        positions, _ = self._positions_of(
+            tokens, mm_token_type_ids=of_pictures, image_grid_thw=grid
+        )
+        return TokenisedSample(
+            prompt=tuple(prompted),
+            completion=tuple(learnt),
+            positions=positions[:, 0],
+            first_picture=int(of_pictures[0].argmax()) if pictures else None,
+            pixels=inputs.get("pixel_values"),
+            grid=grid,
+        )
