@@ -191,6 +191,27 @@ def test_a_reply_is_laid_beside_and_taken_away_again(anna):
     assert "Reply 1 and Reply 2" in anna.inspector
 
 
+def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_total(services):
+    anna = Steerer(services)
+    asyncio.run(anna.send("It is broken."))
+    anna.ask("edit_step", part="history", text="It broke.", labels={"stage": "Comforting"})
+
+    # a step judged right while it was written, above the lowest total: that must not look like an error
+    assert "Reply 1 and Reply 2" in anna.inspector
+    assert "judged right +1" in anna.inspector
+    said = "does not follow the format: every part of its total counts −1"
+    assert anna.inspector.count("−4 of 4") >= 1
+    broken = sum(not reply.record.reading.is_complete for reply in anna.session.turns[0].replies)
+    assert broken >= 1
+    assert anna.inspector.count(said) == broken
+
+    whole = Steerer(services)
+    asyncio.run(whole.send("I lost my job."))
+    whole.ask("try_strategy", part="strategy", strategy="Question")
+    assert "Reply 1 and Reply 2" in whole.inspector
+    assert said not in whole.inspector
+
+
 def test_nothing_is_steered_while_a_reply_is_written(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("slow"))
