@@ -18,13 +18,13 @@ from training.esconv import read_esconv
 from training.faces import face_class_of, read_faces
 from training.samples import Sample
 from training.sft.dataset import build_samples
-from training.sft.shared_prefix import (
+from training.sft.tokenise import SampleReader
+from training.shared_prefix import (
     ATTENTION,
     TokenisedSample,
     row_loss,
     shared_prefix_row,
 )
-from training.sft.tokenise import SampleReader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

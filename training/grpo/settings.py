@@ -18,6 +18,7 @@ from training.trainer_parts import WeightTraining
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 Rollouts = Literal["shared", "plain", "vllm"]
+Update = Literal["shared", "plain"]
 
 
 class RewardSettings(FrozenModel):
@@ -83,6 +84,10 @@ class Reinforcement(WeightTraining):
     entropy_bonus: float = Field(default=0.0, ge=0)
     """Weight of the mean entropy, added to the objective: one cure where a policy collapses and
     reweighting cannot see it, because all of a group are alike."""
+    update: Update = "plain"
+    """`shared` reads a prompt once for those of its completions that are in the same forward pass
+    (`training.grpo.shared_update`), so let `batch_size` hold a whole generation; Qwen2.5-VL, one
+    process, no gradient checkpointing. `plain` is trl's own way."""
     mask_unfinished: bool = False
     """Leave completions that spent their budget out of the loss. Their reward is that of an
     incomplete turn, so without masking a policy learns to come to an end."""
@@ -138,6 +143,15 @@ class Reinforcement(WeightTraining):
             )
         return self
 
+    @model_validator(mode="after")
+    def _shared_update_recomputes_nothing(self) -> Self:
+        if self.update == "shared" and self.gradient_checkpointing:
+            raise ValueError(
+                "update = 'shared' cannot recompute activations (gradient_checkpointing); use one "
+                "of them"
+            )
+        return self
+
     @property
     def period(self) -> int:
         """Optimiser steps from one generation to the next."""
@@ -149,6 +163,10 @@ class Reinforcement(WeightTraining):
         Raises:
             ConfigError: They do not; the message says which numbers would fit.
         """
+        if self.update == "shared" and processes > 1:
+            raise ConfigError(
+                f"training.update = 'shared' is for one process, and these are {processes}; use 'plain'"
+            )
         generation = self.batch_size * self.accumulation * processes * self.generation_steps
         told = (
             f"batch_size {self.batch_size} x accumulation {self.accumulation} x "

@@ -49,6 +49,7 @@ from training.grpo.prompts import PromptBook, prompt_order
 from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement, RewardSettings
+from training.grpo.shared_update import check_model
 from training.grpo.trainer import GroupTrainer
 from training.grpo.vllm import VllmRollouts, check_vllm, vllm_arguments
 from training.histories import History, drawn_histories, read_histories
@@ -451,6 +452,8 @@ def build_trainer(
     )
     if settings.quantize:
         keep_adapter_in_fp32(trainer.model)
+    if settings.update == "shared":
+        check_model(model)
     if trainer.is_fsdp_enabled and settings.rollouts == "shared":
         raise ConfigError(
             "training.rollouts = 'shared' runs the policy as often as a process has tokens to "

@@ -1,4 +1,4 @@
-"""trl's GRPOTrainer with what the paper needs and the library leaves open, in four overrides.
+"""trl's GRPOTrainer with what the paper needs and the library leaves open, in a few overrides.
 
 `_calculate_rewards`
     Calls the one reward function. The library's own would write whole conversations to the log where
@@ -11,6 +11,8 @@
     prompts of the batch have some.
 `_generate_single_turn`
     With `rollouts = "shared"`: reads a prompt once for its group.
+`_get_per_token_logps_and_entropies`
+    With `update = "shared"`: the same in the update.
 
 The rest is trl's: the loss of Eq. 2, the old policy's probabilities, accumulation, distribution.
 """
@@ -39,6 +41,7 @@ from training.grpo.prompts import PromptBook
 from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement
+from training.grpo.shared_update import Pictures, completion_probabilities
 from training.processes import failing_together
 
 _OF_PICTURES = frozenset(
@@ -229,6 +232,48 @@ class GroupTrainer(GRPOTrainer):
         # The checkpoint's own sampling habits would be merged into ours.
         model.generation_config = GenerationConfig()
         return self._chat
+
+    # --- the update ------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *positional: Any,
+        pixel_values: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        num_images: Sequence[int] | None = None,
+        **named: Any,
+    ) -> Any:
+        if self._settings.update == "plain":
+            return super()._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                *positional,
+                pixel_values=pixel_values,
+                image_grid_thw=image_grid_thw,
+                num_images=num_images,
+                **named,
+            )
+        pictures = None
+        if pixel_values is not None and image_grid_thw is not None and num_images is not None:
+            pictures = Pictures(pixel_values, image_grid_thw, num_images)
+        policy: Any = self.accelerator.unwrap_model(model)
+        policy = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+        with self.accelerator.autocast():
+            probabilities, entropies = completion_probabilities(
+                policy,
+                input_ids,
+                attention_mask,
+                logits_to_keep,
+                pictures,
+                self._settings.temperature,
+            )
+        return probabilities, entropies, None  # a mixture of experts would have a third
 
 
 def _without_empty_pictures(

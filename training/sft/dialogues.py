@@ -35,9 +35,9 @@ from training.optimisation import (
 )
 from training.run_directory import RunDirectory
 from training.samples import Sample
-from training.sft.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 from training.sft.source import SampleSource, drawn_samples, prepare_samples
 from training.sft.tokenise import SampleReader
+from training.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
 

@@ -12,7 +12,7 @@ from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.images import Image
 from compeer_core.prompts import policy_messages
 from training.samples import Sample
-from training.sft.shared_prefix import TokenisedSample
+from training.shared_prefix import TokenisedSample
 from training.trainer_parts import open_processor
 
 

@@ -81,6 +81,18 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
 # --- what it does --------------------------------------------------------------------------------
 
 
+def test_a_step_that_reads_each_prompt_once_in_the_update_is_the_same_step(config, tmp_path):
+    found = {}
+    for update in ("plain", "shared"):
+        settings = config(update=update, batch_size=4, accumulation=1, max_steps=1)
+        train.run(settings.model_copy(update={"output": tmp_path / update}))
+        (found[update],) = rows_of(tmp_path / update)
+
+    assert found["shared"]["grad_norm"] > 1
+    for name in ("grad_norm", "entropy", "reward/total", "num_tokens"):
+        assert found["shared"][name] == pytest.approx(found["plain"][name], rel=1e-3), name
+
+
 def test_a_run_trains_the_policy_and_writes_what_it_did(config, policy, tmp_path):
     train.run(config())
 

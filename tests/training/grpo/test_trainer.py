@@ -239,3 +239,63 @@ def test_a_failure_while_writing_is_not_swallowed(trainer, monkeypatch):
     monkeypatch.setattr(one, "_written", fails)
     with pytest.raises(MemoryError, match="no room for a cache"):
         one._generate_and_score_completions(inputs_of(one))
+
+
+# --- the update ----------------------------------------------------------------------------------
+
+
+def probabilities(one: GroupTrainer, output: dict[str, Any], update: str) -> tuple[Any, Any]:
+    one._settings = one._settings.model_copy(update={"update": update})
+    names = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
+    logs, entropies, _ = one._get_per_token_logps_and_entropies(
+        one.model,
+        torch.cat([output["prompt_ids"], output["completion_ids"]], 1),
+        torch.cat([output["prompt_mask"], output["completion_mask"]], 1),
+        output["completion_ids"].size(1),
+        compute_entropy=True,
+        **{name: output.get(name) for name in names},
+    )
+    mask = output["completion_mask"].bool()
+    return logs[mask], entropies[mask]
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_prompts_read_once_give_trls_probabilities_entropies_and_gradients(trainer, lora):
+    changes = {"lora": {"rank": 2}} if lora else {}
+    one = trainer(group_size=4, batch_size=8, accumulation=1, temperature=0.7, **changes)
+    one.model.train()
+    plain_ones = [r for r in one.train_dataset if not one._book.histories[r["row"]].has_pictures]
+    inputs = [row for row in plain_ones[:2] for _ in range(4)]
+    output = one._generate_and_score_completions([inputs[n] for n in (4, 0, 1, 5, 2, 6, 7, 3)])
+    # trl shuffles what it trains on: the completions of a prompt need not stand together
+    assert len({tuple(row) for row in output["prompt_ids"].tolist()}) == 2
+
+    def learnt(update: str) -> tuple[Any, Any, dict[str, torch.Tensor]]:
+        one.model.zero_grad()
+        logs, entropies = probabilities(one, output, update)
+        (logs.mean() + entropies.mean()).backward()
+        named = one.model.named_parameters()
+        return logs, entropies, {n: p.grad.clone() for n, p in named if p.grad is not None}
+
+    logs, entropies, gradients = learnt("plain")
+    found, of_entropies, moved = learnt("shared")
+
+    torch.testing.assert_close(found, logs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(of_entropies, entropies, rtol=1e-4, atol=1e-4)
+    assert moved.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(moved[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_prompts_with_pictures_are_read_once_too(trainer):
+    one = trainer(group_size=2, batch_size=8, accumulation=1)
+    one.model.train()
+    output = one._generate_and_score_completions(inputs_of(one))
+    assert 0 < len(output["image_grid_thw"]) == sum(output["num_images"]) < 8
+
+    with torch.no_grad():
+        plain, shared = (probabilities(one, output, update) for update in ("plain", "shared"))
+
+    torch.testing.assert_close(shared, plain, rtol=1e-4, atol=1e-4)
+    # the model's own attention is there again for the next completions
+    assert one.model.model.language_model.config._attn_implementation == "sdpa"

@@ -34,7 +34,9 @@ class TokenisedSample:
     positions: Tensor
     """Rotary positions (time, height, width) of all tokens, shape (3, prompt + completion)."""
     first_picture: int | None = None
-    """Place of the first token of the prompt that belongs to a picture."""
+    """Place of the first token of the prompt that belongs to a picture of its own: from there on nothing
+    is shared. None where there is no picture, or where all samples of a row show the same ones: then
+    one of them brings the pixels."""
     pixels: Tensor | None = None
     """Patches of the prompt's pictures, as the processor gives them."""
     grid: Tensor | None = None
@@ -202,8 +204,8 @@ def shared_prefix_attention(
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
 
 
-def row_loss(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) -> Tensor:
-    """Return the sum of the cross-entropies, in nats, of all tokens of a row that are to be learnt.
+def predicted_logits(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) -> Tensor:
+    """Return the logits of all tokens of a row that are to be learnt, shape (learnt, vocabulary).
 
     Args:
         model: Its language model's attention is `ATTENTION`.
@@ -225,5 +227,10 @@ def row_loss(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) ->
         use_cache=False,
         branches=row.branches,
     ).last_hidden_state
-    logits = model.lm_head(hidden[0, row.predicting])
-    return functional.cross_entropy(logits.float(), row.targets, reduction="sum")
+    logits: Tensor = model.lm_head(hidden[0, row.predicting])
+    return logits.float()
+
+
+def row_loss(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) -> Tensor:
+    """Return the sum of the cross-entropies of those tokens in nats; see `predicted_logits`."""
+    return functional.cross_entropy(predicted_logits(model, row), row.targets, reduction="sum")
