@@ -7,7 +7,7 @@ with, and what people labelled is kept for the evaluation.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ class History:
     def has_pictures(self) -> bool:
         return any(said.images for said in self.utterances)
 
+    def shortened(self, characters: int) -> "History":
+        """Return it without its oldest utterances beyond so many characters; see `first_kept`."""
+        begin = first_kept([len(said.text) for said in self.utterances], characters)
+        return replace(self, utterances=self.utterances[begin:])
+
     def dialogue(self, pictures: Pictures) -> Dialogue:
         """Return it as a dialogue, with its pictures opened.
 
@@ -59,6 +64,25 @@ class History:
             ),
             id=self.source,
         )
+
+
+def first_kept(lengths: Sequence[int], limit: int) -> int:
+    """Return the place of the first utterance that stays where the oldest are left out.
+
+    Args:
+        lengths: Of each utterance, oldest first.
+        limit: How much may stay in all; the last utterance always does.
+
+    Example:
+        >>> first_kept([50, 20, 30], 50), first_kept([50, 20, 30], 10)
+        (1, 2)
+    """
+    room = limit
+    for place in reversed(range(len(lengths))):
+        room -= lengths[place]
+        if room < 0:
+            return min(place + 1, len(lengths) - 1)
+    return 0
 
 
 def read_histories(paths: Sequence[Path], split: str) -> tuple[list[History], Counter[str]]:

@@ -1,12 +1,14 @@
 """Histories: each once, from samples of the SFT stage and from rows of CER, and of the right split."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compeer_core.cer import Variant
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from tests.training.grpo.world import record, turn, write_rows
-from training.histories import drawn_histories, read_histories
+from training.histories import drawn_histories, first_kept, read_histories
 from training.pictures import Pictures
 from training.samples import Sample, SampleUtterance, write_records
 
@@ -101,3 +103,23 @@ def test_a_history_opens_as_a_dialogue(tmp_path):
         Speaker.SUPPORTER,
         Speaker.SEEKER,
     ]
+
+
+def test_a_shortened_history_ends_as_the_whole_one_does(tmp_path):
+    write_records(tmp_path / "train.jsonl", [record(1)])
+    (whole,), _ = read_histories([tmp_path / "train.jsonl"], "train")
+    texts = [said.text for said in whole.utterances]
+    assert [len(text) for text in texts] == [20, 25, 25]
+
+    assert whole.shortened(70) == whole
+    assert [said.text for said in whole.shortened(69).utterances] == texts[1:]
+    assert [said.text for said in whole.shortened(1).utterances] == texts[2:]  # never empty
+    assert whole.shortened(1).reference == whole.reference
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 120))
+def test_as_much_stays_as_there_is_room_for(lengths, limit):
+    begin = first_kept(lengths, limit)
+
+    assert sum(lengths[begin:]) <= limit or begin == len(lengths) - 1
+    assert begin == 0 or sum(lengths[begin - 1 :]) > limit

@@ -88,6 +88,9 @@ class Config(FrozenModel):
     """Files of CER rewritten by personality (`variants/persona.jsonl`), whose histories are sampled
     from as well. Paper: URP's dialogues are rewritten; here that is a switch of its own, beside
     `reweighting`."""
+    history_characters: int | None = Field(default=None, gt=0)
+    """Oldest utterances of a history are left out beyond this, of those held out as well; None leaves
+    out none."""
     prompt_limit: int | None = Field(default=None, gt=0)
     """At most so many histories, drawn by the seed; None takes all."""
     held_out: tuple[Path, ...] = ()
@@ -216,7 +219,10 @@ class Preparation:
             raise ConfigError("training.evaluate_every: name the held-out prompts (`held_out`)")
         pictures = Pictures(config.data_dir, config.faces)
         reserved = control_tokens(processor.tokenizer)
-        book = PromptBook([*train, *held_out], pictures, config.style, reserved)
+        histories = [*train, *held_out]
+        if config.history_characters is not None:
+            histories = [history.shortened(config.history_characters) for history in histories]
+        book = PromptBook(histories, pictures, config.style, reserved)
         numbers = _fitting(book, processor, config, left_out)
         told += [f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())]
         of_train = [number for number in numbers if number < len(train)]

@@ -34,6 +34,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage
 from training.esconv import AnnotatedDialogue
+from training.histories import first_kept
 from training.samples import Sample, SampleUtterance
 
 GREETING_WORDS = 6
@@ -156,18 +157,14 @@ def _told_by_face(
 def _history(
     before: Sequence[Utterance], face: str | None, limit: int
 ) -> tuple[SampleUtterance, ...]:
-    kept: list[SampleUtterance] = []
-    characters = 0
-    for utterance in reversed(before):
-        characters += len(utterance.text)
-        if kept and characters > limit:
-            break
-        kept.append(
-            SampleUtterance(
-                speaker=utterance.speaker, text=utterance.text, face=None if kept else face
-            )
+    kept = before[first_kept([len(utterance.text) for utterance in before], limit) :]
+    last = len(kept) - 1
+    return tuple(
+        SampleUtterance(
+            speaker=utterance.speaker, text=utterance.text, face=face if place == last else None
         )
-    return tuple(reversed(kept))
+        for place, utterance in enumerate(kept)
+    )
 
 
 def _history_step(

@@ -44,9 +44,11 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         "sft",
         "cer",
         *["reward"] * len(kinds),
+        *("pretrain", "vision", "sft dialogues"),
         "grpo",
     ]
     settings = dict(stages[:5])
+    policy = dict(stages[-4:-1])
     judges = [config for stage, config in stages if stage == "reward"]
     last = stages[-1][1]
     assert isinstance(last, Config)
@@ -54,10 +56,10 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     assert last.reweighting.form == form
     assert bool(last.rewritten) == rewritten
     # each stage reads what one before it wrote
-    assert last.base == str(settings["sft"].output / "model") or Path(last.base) == (
-        settings["sft"].output / "model"
-    )
-    assert last.prompts == (settings["sft"].output / "samples.train.jsonl",)
+    assert policy["vision"].model == policy["pretrain"].output / "model"
+    assert policy["sft dialogues"].base == policy["vision"].output
+    assert Path(last.base) == policy["sft dialogues"].output / "model"
+    assert last.prompts == (policy["sft dialogues"].output / "samples.train.jsonl",)
     asked = [last.judge.source, last.judge.reply_source]
     assert [source for source in asked if source] == [
         str(judge.output / "model") for judge in judges
@@ -72,10 +74,14 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     last.training.check_batches(1)
 
 
-def test_variants_share_the_stages_before_the_judge(planned):
-    first, *others = (planned(name)[:5] for name in ("ur", "por", "urp"))
+def test_variants_share_the_stages_before_the_judge_and_the_policy(planned):
+    plans = [planned(name) for name in ("ur", "por", "urp")]
+    first, *others = ([*stages[:5], *stages[-4:-1]] for stages in plans)
 
     assert all(other == first for other in others)
+    # and that policy is the one that is shipped: what is done for one is not done again for the other
+    assert first[5:] == planned("full")[1:4]
+    assert first[0] == planned("full")[0]
 
 
 def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
@@ -84,4 +90,4 @@ def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
 
     made = {name: planned(name)[-1][1].output / "model" for name in ("por", "ur", "urp")}
     assert {one.name: Path(one.source) for one in config.policies[1:]} == made
-    assert Path(config.policies[0].source) == planned("ur")[3][1].output / "model"
+    assert Path(config.policies[0].source) == planned("ur")[-2][1].output / "model"

@@ -81,6 +81,18 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
 # --- what it does --------------------------------------------------------------------------------
 
 
+def test_histories_are_shortened_where_the_config_says_so(config):
+    whole = train.Preparation.of(config())
+    short = train.Preparation.of(config(config={"history_characters": 40}))
+
+    longest = [max(len(h.utterances) for h in ready.book.histories) for ready in (whole, short)]
+    assert longest[1] < longest[0] == 3
+    for before, after in zip(whole.book.histories, short.book.histories, strict=True):
+        assert after.utterances[-1] == before.utterances[-1]
+    whole.close()
+    short.close()
+
+
 def test_a_step_that_reads_each_prompt_once_in_the_update_is_the_same_step(config, tmp_path):
     found = {}
     for update in ("plain", "shared"):
