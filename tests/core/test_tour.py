@@ -106,7 +106,7 @@ def test_tally_counts_by_hand():
         recordings = {("job", "sft"): recording.model_copy(update={"judged": judged})}
         return replace(tour, plan=plan, recordings=recordings)
 
-    # A person calls history and strategy wrong, and emotion right.
+    # A person calls history and emotion wrong, and strategy right.
     assert judged_as(True, True, True).tally("sft") == Tally(3, 2, 0, 0)
     assert judged_as(False, True, True).tally("sft") == Tally(3, 2, 1, 0)
     assert judged_as(False, False, False).tally("sft") == Tally(3, 2, 2, 1)

@@ -64,4 +64,4 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 8
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 9

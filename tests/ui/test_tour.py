@@ -146,7 +146,7 @@ def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, no
 
 
 def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_else(tour):
-    other = tour.recordings["friend", "sft"].raw.replace("anger", "fear")
+    other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
     unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
 
     assert "Nobody has written down yet" in words(step(3, unread))
