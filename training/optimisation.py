@@ -9,7 +9,8 @@ be prolonged or cut short at a resume without having wasted anything.
 """
 
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +19,12 @@ from torch import nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.config import FrozenModel
+from training.run_directory import RunDirectory
+from training.stages import StoppedEarly
+from training.stopping import StopRequest
+
+CHECKPOINT = "checkpoint"
+"""Folder of a run's last checkpoint, in its directory."""
 
 
 class Schedule(FrozenModel):
@@ -152,3 +159,46 @@ def forget_checkpoints(folder: Path) -> None:
     """Remove the checkpoints that `save_checkpoint` has written to `folder`."""
     for one in (folder, folder.with_suffix(".old")):
         shutil.rmtree(one, ignore_errors=True)
+
+
+def run_steps(
+    model: nn.Module,
+    optimisers: Optimisers,
+    schedule: Schedule,
+    directory: RunDirectory,
+    step: int,
+    learn: Callable[[], tuple[float, int]],
+    validate: Callable[[], float],
+) -> int:
+    """Make the steps that are left, with metrics and checkpoints; return how many are made in all.
+
+    Args:
+        model: What is saved.
+        optimisers: They move it.
+        schedule: How many steps, and how often the rest.
+        directory: Of the run; checkpoints lie in its `CHECKPOINT`.
+        step: How many steps are made already.
+        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read.
+        validate: Returns the loss on held-out data, in nats a token.
+
+    Raises:
+        StoppedEarly: Ctrl-C or SIGTERM; the step at hand was ended and a checkpoint was saved.
+    """
+    checkpoint = directory.path / CHECKPOINT
+    started, seen = time.monotonic(), 0
+    with StopRequest() as stopping:
+        while step < schedule.steps and not stopping.asked:
+            loss, tokens = learn()
+            metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
+            step += 1
+            if step % schedule.evaluate_every == 0 or step == schedule.steps:
+                metrics["validation_loss"] = validate()
+            seen += tokens
+            metrics["tokens_per_second"] = seen / (time.monotonic() - started)
+            directory.metrics(step=step, **metrics)
+            if step % schedule.save_every == 0 or step == schedule.steps:
+                save_checkpoint(checkpoint, model, optimisers.all, step)
+        if stopping.asked:
+            save_checkpoint(checkpoint, model, optimisers.all, step)
+            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+    return step

@@ -7,8 +7,8 @@ sample by itself, so the model computes what it would compute for the samples on
 tokens of ESConv's first 40 dialogues with whole histories, 60 % are spared (89,081 of 220,729 are
 left).
 
-transformers knows no such mask that a processor could compute fast: attention over whole rows would
-cost as much as is saved. `shared_prefix_attention` therefore attends to the trunk and to each branch
+A mask over whole rows would do, but by arithmetic attention of each token to all of a row of 2,000 costs
+a model of this size about as much as is saved. `shared_prefix_attention` therefore attends to the trunk and to each branch
 apart. It is registered as an attention implementation of transformers under `ATTENTION`.
 """
 

@@ -110,22 +110,11 @@ def _comparison(one: Progress, other: Progress, texts: Texts) -> dict[str, objec
         "notes": [
             texts("steering.incomplete", reply=texts("steering.reply", number=reply.number))
             for reply in (one, other)
-            if _counts_as_incomplete(reply)
+            if (record := reply.record) and record.judgement and not record.judgement.is_complete
         ],
         "sides": sides,
         "is_same": all(piece.kind == "same" for piece in pieces),
     }
-
-
-def _counts_as_incomplete(reply: Progress) -> bool:
-    """Whether every part of the reward is -1 whatever the judge said of a step on the way."""
-    record = reply.record
-    return bool(
-        record
-        and record.status == "finished"
-        and not record.reading.is_complete
-        and reward_of(reply)
-    )
 
 
 def _step_row(part: Part, one: Progress, other: Progress, texts: Texts) -> dict[str, object]:

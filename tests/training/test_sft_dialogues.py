@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import ConfigError
+from training.faces import read_faces
 from training.optimisation import Optimisers
 from training.samples import Sample, read_records
 from training.sft import dialogues
@@ -105,7 +106,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, 
 
 
 def test_each_pass_has_words_and_photos_of_its_own_and_the_same_turns(config):
-    made = dialogues._Dialogues(config, None, 0)  # type: ignore[arg-type]
+    made = dialogues._Dialogues(config, read_faces(config.faces), None, 0)  # type: ignore[arg-type]
     first, second, again = made.of("train", 0), made.of("train", 1), made.of("train", 1)
 
     assert [[s.id for s in one] for one in first] == [[s.id for s in one] for one in second]

@@ -27,7 +27,7 @@ from training.shared_prefix import (
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PromptPictures:
     """The pictures of a batch, as the processor lays them one after another."""
 
     pixels: Tensor
@@ -67,7 +67,7 @@ def completion_probabilities(
     ids: Tensor,
     mask: Tensor,
     kept: int,
-    pictures: Pictures | None,
+    pictures: PromptPictures | None,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each token of the completions, and the entropy before it.

@@ -41,7 +41,7 @@ from training.grpo.prompts import PromptBook
 from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement
-from training.grpo.shared_update import Pictures, completion_probabilities
+from training.grpo.shared_update import PromptPictures, completion_probabilities
 from training.processes import failing_together
 
 _OF_PICTURES = frozenset(
@@ -261,7 +261,7 @@ class GroupTrainer(GRPOTrainer):
             )
         pictures = None
         if pixel_values is not None and image_grid_thw is not None and num_images is not None:
-            pictures = Pictures(pixel_values, image_grid_thw, num_images)
+            pictures = PromptPictures(pixel_values, image_grid_thw, num_images)
         policy: Any = self.accelerator.unwrap_model(model)
         policy = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         with self.accelerator.autocast():

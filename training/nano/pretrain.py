@@ -9,7 +9,6 @@ A run stopped at any point continues from its last checkpoint with the same data
 import json
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,15 +35,14 @@ from training.corpus import (
 from training.nano.architecture import NanoShape, build_model
 from training.near_duplicates import HeldOut
 from training.optimisation import (
+    CHECKPOINT,
     Optimisers,
     Schedule,
     forget_checkpoints,
     load_checkpoint,
-    save_checkpoint,
+    run_steps,
 )
 from training.run_directory import RunDirectory
-from training.stages import StoppedEarly
-from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +195,7 @@ def _forget_former_start(run_dir: Path) -> None:
     """Remove what a start that made no step has left: it may have had another config."""
     for name in ("train.uint16.npy", "validation.uint16.npy", LEAKS):
         (run_dir / name).unlink(missing_ok=True)
-    forget_checkpoints(run_dir / "checkpoint")
+    forget_checkpoints(run_dir / CHECKPOINT)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -228,30 +226,26 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             *(found[key] for key in ("left_out", "seen", "tested")),
         )
     optimisers = Optimisers(model, config)
-    checkpoint = directory.path / "checkpoint"
-    step = load_checkpoint(checkpoint, model, optimisers.all)
+    step = load_checkpoint(directory.path / CHECKPOINT, model, optimisers.all)
     directory.rewind(step)
     batches = _Batches(tokens, config, skip=step)
     loss_of = torch.compile(language_loss) if config.compile else language_loss
-    started, first = time.monotonic(), step
-    with StopRequest() as stopping:
-        while step < config.steps and not stopping.asked:
-            with torch.autocast(config.device_type, dtype=torch.bfloat16):
-                loss = loss_of(model, batches.next())
-            loss.backward()
-            factor = optimisers.step(step)
-            step += 1
-            row: dict[str, float] = {"loss": loss.item(), "lr_factor": factor}
-            if step % config.evaluate_every == 0 or step == config.steps:
-                row["validation_loss"] = _validation_loss(model, held_out, config)
-            seen = (step - first) * config.batch_size * config.block_size
-            row["tokens_per_second"] = seen / (time.monotonic() - started)
-            directory.metrics(step=step, **row)
-            if step % config.save_every == 0 or step == config.steps:
-                save_checkpoint(checkpoint, model, optimisers.all, step)
-        if stopping.asked:
-            save_checkpoint(checkpoint, model, optimisers.all, step)
-            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+
+    def learn() -> tuple[float, int]:
+        with torch.autocast(config.device_type, dtype=torch.bfloat16):
+            loss = loss_of(model, batches.next())
+        loss.backward()
+        return loss.item(), config.batch_size * config.block_size
+
+    step = run_steps(
+        model,
+        optimisers,
+        config,
+        directory,
+        step,
+        learn,
+        lambda: _validation_loss(model, held_out, config),
+    )
     model.save_pretrained(directory.path / "model")
     tokenizer.save_pretrained(directory.path / "model")
     (directory.path / "model" / "pretraining.json").write_text(

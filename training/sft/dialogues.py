@@ -12,7 +12,6 @@ A run stopped at any point continues from its last checkpoint with the same rows
 import itertools
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,21 +24,20 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
 from training.base_model import check_base
-from training.faces import read_faces
+from training.faces import Face, read_faces
 from training.optimisation import (
+    CHECKPOINT,
     Optimisers,
     Schedule,
     forget_checkpoints,
     load_checkpoint,
-    save_checkpoint,
+    run_steps,
 )
 from training.run_directory import RunDirectory
 from training.samples import Sample
 from training.sft.source import SampleSource, drawn_samples, prepare_samples
 from training.sft.tokenise import SampleReader
 from training.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
-from training.stages import StoppedEarly
-from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +61,11 @@ class Config(SampleSource, Schedule):
 class _Dialogues:
     """The rows of a split, dialogue by dialogue."""
 
-    def __init__(self, config: Config, reader: SampleReader, limit: int) -> None:
+    def __init__(
+        self, config: Config, faces: Sequence[Face], reader: SampleReader, limit: int
+    ) -> None:
         self._config = config
+        self._faces = faces
         self._reader = reader
         self._limit = limit
         self.too_long = 0
@@ -72,7 +73,7 @@ class _Dialogues:
 
     def of(self, split: Split, number: int) -> list[list[Sample]]:
         """Return the samples of each dialogue as pass `number` (from 0) has them."""
-        drawn = drawn_samples(self._config, split, self._config.seed + number)
+        drawn = drawn_samples(self._config, self._faces, split, self._config.seed + number)
         return [list(group) for _, group in itertools.groupby(drawn, lambda s: s.dialogue_id)]
 
     def row(self, samples: Sequence[Sample]) -> SharedPrefixRow | None:
@@ -116,12 +117,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             prepare_samples(config, config.seed, Path(scratch))
         return
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.base, dtype=torch.float32)
-    photos = {face.file: face.data for face in read_faces(config.faces)}
-    reader = SampleReader(config.base, model, photos)
+    faces = read_faces(config.faces)
+    reader = SampleReader(config.base, model, {face.file: face.data for face in faces})
     directory = RunDirectory.open(
         resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
     )
-    checkpoint = directory.path / "checkpoint"
+    checkpoint = directory.path / CHECKPOINT
     if resume is None:
         forget_checkpoints(checkpoint)  # of a start that made no step, under another config
     prepare_samples(config, config.seed, directory.path, keep=resume is not None)
@@ -135,7 +136,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for layer in language.layers:
             layer.compile(dynamic=True)
     limit: int = language.config.max_position_embeddings
-    dialogues = _Dialogues(config, reader, limit)
+    dialogues = _Dialogues(config, faces, reader, limit)
     held_out = [
         row
         for samples in dialogues.of("valid", 0)[: config.validation_dialogues]
@@ -144,30 +145,28 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if not held_out:
         raise ConfigError(f"{config.esconv}: the validation split has no dialogue that fits")
     steps = dialogues.steps(skip=step)
-    started, seen = time.monotonic(), 0
-    with StopRequest() as stopping:
-        model.train()
-        while step < config.steps and not stopping.asked:
-            rows = next(steps)
-            learnt = sum(len(row.targets) for row in rows)
-            total = 0.0
-            for row in rows:
-                with torch.autocast(config.device_type, dtype=torch.bfloat16):
-                    loss = row_loss(model, row) / learnt
-                loss.backward()
-                total += loss.item()
-            metrics = {"loss": total, "lr_factor": optimisers.step(step)}
-            step += 1
-            if step % config.evaluate_every == 0 or step == config.steps:
-                metrics["validation_loss"] = _validation_loss(model, held_out, config)
-            seen += sum(row.tokens.shape[1] for row in rows)
-            metrics["tokens_per_second"] = seen / (time.monotonic() - started)
-            directory.metrics(step=step, **metrics)
-            if step % config.save_every == 0 or step == config.steps:
-                save_checkpoint(checkpoint, model, optimisers.all, step)
-        if stopping.asked:
-            save_checkpoint(checkpoint, model, optimisers.all, step)
-            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+
+    def learn() -> tuple[float, int]:
+        rows = next(steps)
+        learnt = sum(len(row.targets) for row in rows)
+        total = 0.0
+        for row in rows:
+            with torch.autocast(config.device_type, dtype=torch.bfloat16):
+                loss = row_loss(model, row) / learnt
+            loss.backward()
+            total += loss.item()
+        return total, sum(row.tokens.shape[1] for row in rows)
+
+    model.train()
+    run_steps(
+        model,
+        optimisers,
+        config,
+        directory,
+        step,
+        learn,
+        lambda: _validation_loss(model, held_out, config),
+    )
     if dialogues.too_long:
         directory.log("%d samples were longer than the model can read", dialogues.too_long)
     model.save_pretrained(directory.path / "model")

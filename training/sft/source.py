@@ -1,7 +1,7 @@
 """Where the samples of SFT come from: dialogues, photos, and how they are put together."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from pydantic import Field
 from compeer_core.cer import SPLITS, Split
 from compeer_core.config import FrozenModel
 from training.esconv import read_esconv
-from training.faces import face_class_of, read_faces
+from training.faces import Face, face_class_of, read_faces
 from training.samples import Sample, write_records
 from training.sft.dataset import build_samples
 
@@ -31,16 +31,19 @@ class SampleSource(FrozenModel):
     """Older turns are left out beyond this."""
 
 
-def drawn_samples(source: SampleSource, split: Split, seed: int) -> Iterator[Sample]:
+def drawn_samples(
+    source: SampleSource, photos: Sequence[Face], split: Split, seed: int
+) -> Iterator[Sample]:
     """Yield the samples of a split; photos never cross splits.
 
     Args:
-        source: The dialogues and the photos.
+        source: The dialogues, and how many photos.
+        photos: All that `source.faces` holds.
         split: Which of ESConv's splits.
         seed: Draws the wording and the photos.
     """
     by_class: dict[str, list[str]] = {}
-    for photo in read_faces(source.faces):
+    for photo in photos:
         if photo.split == ("train" if split == "train" else "valid"):
             by_class.setdefault(photo.face_class, []).append(photo.file)
     return build_samples(
@@ -63,8 +66,10 @@ def prepare_samples(source: SampleSource, seed: int, output: Path, *, keep: bool
         output: Folder that receives `samples.<split>.jsonl`.
         keep: Leave the files that are there: a run that is resumed has already used them.
     """
+    photos = read_faces(source.faces)
     for split in SPLITS:
         path = output / f"samples.{split}.jsonl"
         if keep and path.exists():
             continue
-        _log.info("%s: %d samples", split, write_records(path, drawn_samples(source, split, seed)))
+        count = write_records(path, drawn_samples(source, photos, split, seed))
+        _log.info("%s: %d samples", split, count)
