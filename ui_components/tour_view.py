@@ -11,6 +11,7 @@ from compeer_core.tour.recordings import Recording, StepJudged
 from compeer_core.votes.board import Settings
 from ui_components.help import lines_for
 from ui_components.keeping import KEEP_SECONDS
+from ui_components.reply_words import signed
 from ui_components.texts import Texts
 
 STEP_COUNT = 6
@@ -171,7 +172,7 @@ def _score(recording: Recording, texts: Texts) -> dict[str, str]:
     judged = recording.judged
     if judged is None or judged.total is None:
         return {"value": texts("tour.score_none"), "why": ""}
-    total = f"{judged.total:+.0f}".replace("-", "−")
+    total = signed(judged.total)
     return {
         "value": texts("tour.score_of", total=total, maximum=judged.maximum),
         "why": "" if judged.asked else texts("tour.score_rule"),
