@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
+from training.base_model import Weights
 from training.grpo.advantage import STD_FLOOR, Scale
 from training.grpo.vllm import VllmRollouts
 from training.trainer_parts import WeightTraining
@@ -106,6 +107,10 @@ class Reinforcement(WeightTraining):
     """`shared` reads a prompt once for its whole group, and draws every completion from a seed of
     its own; `plain` is trl's own way, which reads it once for each; `vllm` leaves it to vLLM, see
     `training.grpo.vllm`."""
+    rollout_weights: Weights | None = None
+    """With it completions are written by a copy of the weights in this precision, an adapter merged
+    into it (`training.grpo.writing_copy`): more memory, less time. None writes with the weights that
+    are trained."""
     vllm: VllmRollouts | None = None
     """Where vLLM runs; None with `rollouts = "vllm"` is in the training processes."""
 
@@ -140,6 +145,20 @@ class Reinforcement(WeightTraining):
         if self.vllm is not None and self.rollouts != "vllm":
             raise ValueError(
                 f"a [training.vllm] table belongs to rollouts = 'vllm', not '{self.rollouts}'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _copy_can_be_made(self) -> Self:
+        if self.rollout_weights is None:
+            return self
+        if self.rollouts != "shared":
+            raise ValueError(
+                f"rollout_weights belongs to rollouts = 'shared', not '{self.rollouts}'"
+            )
+        if self.quantize:
+            raise ValueError(
+                "rollout_weights cannot merge an adapter into weights of 4 bits; leave it out"
             )
         return self
 

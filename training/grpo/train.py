@@ -52,6 +52,7 @@ from training.grpo.settings import Reinforcement, RewardSettings
 from training.grpo.shared_update import check_model
 from training.grpo.trainer import GroupTrainer
 from training.grpo.vllm import VllmRollouts, check_vllm, vllm_arguments
+from training.grpo.writing_copy import WritingCopy
 from training.histories import History, drawn_histories, read_histories
 from training.judge_source import JudgeSource
 from training.pictures import Pictures
@@ -440,11 +441,20 @@ def build_trainer(
         settings.group_size,
         config.reward,
     )
+    writer = None
+    if settings.rollout_weights is not None:
+        begin = _beginning(config, last)
+        writer = WritingCopy(
+            load_base(
+                begin, settings.rollout_weights, settings.precision, None, arguments.device
+            ).to(arguments.device)
+        )
     trainer = kind(
         book=ready.book,
         reward=reward,
         settings=settings,
         kept=kept,
+        writer=writer,
         model=model,
         args=arguments,
         train_dataset=ready.book.data_set(order),
@@ -531,13 +541,19 @@ def grpo_arguments(settings: Reinforcement, checkpoints: Path, steps: int) -> GR
     )
 
 
+def _beginning(config: Config, last: Path | None) -> Path | str:
+    """Return where the weights to begin with are, those below an adapter if one is trained."""
+    # The trainer reads an adapter from its checkpoint. Whole weights it reads by their names in
+    # memory, which transformers 5 has changed on the way to disk: it would go on with the base's.
+    return last if last is not None and not config.training.trains_adapter else config.base
+
+
 def _load_policy(config: Config, device: torch.device, last: Path | None) -> PreTrainedModel:
     """Load the weights to begin with."""
     settings = config.training
-    # The trainer reads an adapter from its checkpoint. Whole weights it reads by their names in
-    # memory, which transformers 5 has changed on the way to disk: it would go on with the base's.
-    begin = last if last is not None and not settings.trains_adapter else config.base
-    model = load_base(begin, settings.weights, settings.precision, settings.quantize, device)
+    model = load_base(
+        _beginning(config, last), settings.weights, settings.precision, settings.quantize, device
+    )
     if settings.adapter is None:
         return model
     try:

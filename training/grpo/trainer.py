@@ -10,7 +10,8 @@
     Says "no pictures" as an empty list. trl says None, which image processors refuse where other
     prompts of the batch have some.
 `_generate_single_turn`
-    With `rollouts = "shared"`: reads a prompt once for its group.
+    With `rollouts = "shared"`: reads a prompt once for its group, and with `rollout_weights` has a
+    copy of the weights do so.
 `_get_per_token_logps_and_entropies`
     With `update = "shared"`: the same in the update.
 
@@ -42,6 +43,7 @@ from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
 from training.grpo.settings import Reinforcement
 from training.grpo.shared_update import PromptPictures, completion_probabilities
+from training.grpo.writing_copy import WritingCopy
 from training.processes import failing_together
 
 _OF_PICTURES = frozenset(
@@ -59,6 +61,7 @@ class GroupTrainer(GRPOTrainer):
         reward: GroupReward,
         settings: Reinforcement,
         kept: RolloutLog | None = None,
+        writer: WritingCopy | None = None,
         **options: Any,
     ) -> None:
         """Take what trl does not know.
@@ -68,12 +71,14 @@ class GroupTrainer(GRPOTrainer):
             reward: The reward function.
             settings: How to train and to sample.
             kept: Where a sample of what was written goes.
+            writer: What completions are written with; None is the weights that are trained.
             options: Those of trl's trainer.
         """
         self._book = book
         self._reward = reward
         self._settings = settings
         self._kept = kept
+        self._writer = writer
         self._rows: list[int] = []
         self._rewards: torch.Tensor | None = None
         self._chat: ChatModel | None = None
@@ -153,6 +158,8 @@ class GroupTrainer(GRPOTrainer):
     def _written(self, prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
         """Write a completion for each row; rows of one prompt that stand together share its cache."""
         runs = _runs(self._rows)
+        # Before the weights are made ready to write, which ends `_is_training`.
+        seeds = [[self._seed(place) for place in range(begin, end)] for begin, end in runs]
         written: list[list[int]] = []
         with self._for_generation() as chat:
             prompts = []
@@ -168,7 +175,7 @@ class GroupTrainer(GRPOTrainer):
                 chat,
                 None,
                 prompts,
-                [[self._seed(place) for place in range(begin, end)] for begin, end in runs],
+                seeds,
                 Sampling(
                     temperature=self._settings.temperature,
                     top_p=self._settings.top_p,
@@ -207,6 +214,10 @@ class GroupTrainer(GRPOTrainer):
             torch.no_grad(),
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
+            if self._writer is not None:
+                self._writer.follow(model)
+                yield self._chat_model(self._writer.model)
+                return
             inner = model.get_base_model() if isinstance(model, PeftModel) else model
             was_training, generation = model.training, inner.generation_config
             modules = [module for module in inner.modules() if "rope_deltas" in vars(module)]
@@ -223,7 +234,7 @@ class GroupTrainer(GRPOTrainer):
                     module.rope_deltas = offset
 
     def _chat_model(self, model: Any) -> ChatModel:
-        """Return the model around the weights; it holds no copy of them."""
+        """Return the model around these weights."""
         if self._chat is None:
             name = str(getattr(model.config, "_name_or_path", "") or "the policy")
             owner = OwnerThread("unused")  # all of this runs on the trainer's own thread

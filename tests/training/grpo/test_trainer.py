@@ -162,12 +162,12 @@ def test_completions_are_those_that_the_demo_would_write_from_the_same_seeds(tra
     output = one._generate_and_score_completions(inputs)
     rows = [row["row"] for row in inputs]
 
+    one._rows = rows
+    prompts = [
+        Prompt(one._book.messages(rows[a]), tuple(one._seed(n) for n in range(a, b)))
+        for a, b in _runs(rows)
+    ]
     with one._for_generation() as chat:
-        one._rows = rows
-        prompts = [
-            Prompt(one._book.messages(rows[a]), tuple(one._seed(n) for n in range(a, b)))
-            for a, b in _runs(rows)
-        ]
         sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=12)
         turns = write_turns(chat, None, prompts, sampling, threading.Event())
 
@@ -194,6 +194,23 @@ def test_writing_leaves_the_model_as_it_was(trainer):
     output = one._prepare_inputs(inputs_of(one))
     one.compute_loss(one.model, output).backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in one.model.parameters())
+
+
+def test_each_step_of_training_draws_anew_and_held_out_prompts_are_answered_alike(trainer):
+    one = trainer(rollouts="shared")
+    inputs = inputs_of(one)
+
+    def written(step: int) -> Any:
+        one.state.global_step = step
+        return one._generate_and_score_completions(inputs)["completion_ids"]
+
+    one.model.train()
+    first, second = written(0), written(1)
+    one.model.eval()
+    held_out, again = written(0), written(1)
+
+    assert first.shape != second.shape or not torch.equal(first, second)
+    assert torch.equal(held_out, again)
 
 
 def test_a_seed_depends_on_the_step_and_the_place_and_of_held_out_prompts_on_neither(trainer):
