@@ -1,11 +1,14 @@
 """Which reward model a stage asks: a name of a list of models, or where its weights are."""
 
+from functools import partial
 from pathlib import Path
 from typing import Self
 
+import torch
 from pydantic import model_validator
 
 from compeer_core.backends.openai_scoring import Verdicts
+from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import ModelEntry, Quantize, Registry
@@ -56,7 +59,7 @@ class JudgeSource(FrozenModel):
             judge = registry.judge(self.name)
             if judge is None:
                 raise ConfigError(f"{self.models}: there is no judge in this list")
-            return judge
+            return _with_all_threads(judge)
         given = {} if self.verdicts is None else {"verdicts": self.verdicts}
         entry = ModelEntry(
             name="judge",
@@ -70,4 +73,15 @@ class JudgeSource(FrozenModel):
         )
         judge = Registry([entry], quantize=self.quantize, device=self.device).judge("judge")
         assert judge is not None
-        return judge
+        return _with_all_threads(judge)
+
+
+def _with_all_threads(judge: Judge) -> Judge:
+    """Let a judge in this process compute on as many threads as the stage, which waits for it.
+
+    Where visitors share a machine, small models have one thread each (`compeer_core.model_pool`).
+    """
+    for scorer in (judge.scorer, judge.reply_scorer):
+        if isinstance(scorer, TransformersScorer):
+            scorer.chat.owner.call(partial(torch.set_num_threads, torch.get_num_threads()))
+    return judge
