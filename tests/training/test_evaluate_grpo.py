@@ -42,7 +42,9 @@ def test_means_and_differences_of_pairs_by_hand():
     sft = [answer(n, reward) for n, reward in enumerate([1.0, 3.0, -5.0, math.nan])]
     urp = [answer(n, reward) for n, reward in enumerate([3.0, 5.0, -3.0, 1.0])]
 
-    table = found(compared({"sft": sft, "urp": urp}, HISTORIES, WordEncoder()))
+    table = found(
+        compared({"sft": sft, "urp": urp}, HISTORIES, WordEncoder(), {"sft": (), "urp": ("sft",)})
+    )
 
     alone = "held-out histories"
     assert table["sft", alone, "reward"].value == pytest.approx(-1 / 3)
@@ -59,7 +61,11 @@ def test_means_and_differences_of_pairs_by_hand():
 def test_a_policy_is_no_different_from_itself():
     given = [answer(n, reward, f"word {n}") for n, reward in enumerate([1.0, 3.0, -5.0, 5.0])]
 
-    table = found(compared({"one": given, "other": given}, HISTORIES, WordEncoder()))
+    table = found(
+        compared(
+            {"one": given, "other": given}, HISTORIES, WordEncoder(), {"one": (), "other": ("one",)}
+        )
+    )
 
     pairs = [metric for (_, about, _), metric in table.items() if "pairs" in about]
     assert len(pairs) >= 8
@@ -147,7 +153,44 @@ def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkey
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="begin it again"):
         grpo.run(config, resume=tmp_path)
-    with pytest.raises(ValueError, match="two policies have one name"):
+    with pytest.raises(ValueError, match=r"sft: its runs answer from the seeds \[0, 0, 1, 1\]"):
         Config.model_validate(
             config.model_dump() | {"policies": [config.policies[0], config.policies[0]]}
         )
+    with pytest.raises(ValueError, match="names 'ur'; the others are sft"):
+        Config.model_validate(
+            config.model_dump()
+            | {"policies": [config.policies[0], {**dict(config.policies[1]), "against": ["ur"]}]}
+        )
+
+
+def test_runs_of_one_policy_answer_from_seeds_of_their_own(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
+    monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
+    sft, urp = (dict(policy) for policy in config.policies)
+    two = Config.model_validate(
+        config.model_dump()
+        | {"policies": [sft, {**sft, "name": "urp", "seeds": [1]}, {**urp, "seeds": [0]}]}
+    )
+
+    grpo.run(config)
+    alone = [rows_of(tmp_path, name) for name in ("sft", "urp")]
+    grpo.run(two)
+
+    assert two.pairs == {"sft": (), "urp": ("sft",)}
+    mixed = rows_of(tmp_path, "urp")
+    assert {seed: texts for seed, texts in mixed.items() if seed == 1} == {1: alone[0][1]}
+    assert len(mixed[0]) == 3 and mixed[0] != alone[0][0]
+    result = results.load(tmp_path / "results" / "grpo_nano.json")
+    runs = [one for one in result.metrics if one.about == "reward of each run"]
+    assert [(one.of, one.name, one.value) for one in runs] == [
+        ("urp", "run 1", -5.0),
+        ("urp", "run 2", -5.0),
+    ]
+
+
+def rows_of(folder: Path, name: str) -> dict[int, list[str]]:
+    """Return the turns of a policy by their seed."""
+    path = folder / "run" / f"turns.{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {seed: [row["text"] for row in rows if row["seed"] == seed] for seed in (0, 1)}

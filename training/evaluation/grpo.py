@@ -5,8 +5,12 @@ that a policy may have learnt to please stand measures that are none of the judg
 strategy and the emotion that it names are those that people labelled, and how different its replies are
 (distinct-n, Vendi score).
 
-Intervals are at 95 % and draw whole source dialogues, since turns of one are alike. Each policy is
-compared with the first one: the same histories, the same draws, differences of pairs.
+A policy that was trained several times, from several seeds, is several entries of one name: each of its
+runs answers from seeds of its own, so that together they have answered as often as one of the others.
+
+Intervals are at 95 % and draw whole source dialogues, since turns of one are alike. They say how far
+other dialogues would move a number, not how far other runs of training would: the reward of each run
+stands beside. Policies are compared on the same histories and the same draws, as differences of pairs.
 
 The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the table and a plot.
 """
@@ -15,7 +19,7 @@ import datetime
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -45,11 +49,20 @@ from training.run_directory import versions
 _log = logging.getLogger(__name__)
 
 
+class Run(PolicySource):
+    """One policy, or one run of the training of one."""
+
+    seeds: tuple[int, ...] | None = None
+    """From which of the seeds it answers; None is all of them."""
+    against: tuple[str, ...] | None = None
+    """Which policies it is compared with; None is the first one."""
+
+
 class Config(FrozenModel):
     """What is compared, on what."""
 
-    policies: tuple[PolicySource, ...] = Field(min_length=1)
-    """The first is what the others are compared with."""
+    policies: tuple[Run, ...] = Field(min_length=1)
+    """Those of one name are the runs of one policy."""
     judge: JudgeSource
     form: Form = "hard"
     """Of the reward; `hard` is the paper's, from -5 to 5."""
@@ -80,12 +93,50 @@ class Config(FrozenModel):
     label_source: str = "people of the corpora (strategy, emotion); the judge (reward)"
     command: str = "python -m training evaluate grpo training/configs/nano/evaluate_grpo.toml"
 
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """The runs of each policy, by its name."""
+        runs: dict[str, list[Run]] = {}
+        for run in self.policies:
+            runs.setdefault(run.name, []).append(run)
+        return runs
+
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        names = [policy.name for policy in self.policies]
-        if len({*names}) < len(names):
-            raise ValueError(f"two policies have one name: {', '.join(names)}")
+    def _each_answers_from_every_seed_once(self) -> Self:
+        for name, runs in self.runs.items():
+            seeds = sorted(seed for run in runs for seed in self.seeds_of(run))
+            if seeds != sorted(self.seeds):
+                raise ValueError(
+                    f"policy {name}: its runs answer from the seeds {seeds}, and each of "
+                    f"{sorted(self.seeds)} must come once; give each run its own `seeds`"
+                )
         return self
+
+    @model_validator(mode="after")
+    def _compared_ones_are_there(self) -> Self:
+        for run in self.policies:
+            for name in run.against or ():
+                if name not in self.runs or name == run.name:
+                    raise ValueError(
+                        f"policy {run.name}: `against` names {name!r}; the others are "
+                        f"{', '.join(other for other in self.runs if other != run.name)}"
+                    )
+        return self
+
+    def seeds_of(self, run: Run) -> tuple[int, ...]:
+        """Return the seeds that a run answers from."""
+        return self.seeds if run.seeds is None else run.seeds
+
+    @property
+    def pairs(self) -> dict[str, tuple[str, ...]]:
+        """Which policies each one is compared with."""
+        first, *others = self.runs
+        found: dict[str, tuple[str, ...]] = {first: ()}
+        for name in (first, *others):
+            named = [run.against for run in self.runs[name] if run.against is not None]
+            default = (first,) if name != first else ()
+            found[name] = tuple(dict.fromkeys(one for some in named for one in some)) or default
+        return found
 
 
 @dataclass(frozen=True)
@@ -120,13 +171,26 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         if dry_run:
             return
         answers = {}
-        for policy in config.policies:
-            turns = written(policy, histories, pictures, config)
-            answers[policy.name] = scored(turns, histories, pictures, judge, config)
-            _keep(config.folder, policy.name, histories, answers[policy.name])
+        for name, runs in config.runs.items():
+            answers[name] = [
+                answer
+                for run in runs
+                for answer in scored(
+                    written(run, histories, pictures, config),
+                    config.seeds_of(run),
+                    histories,
+                    pictures,
+                    judge,
+                    config.form,
+                )
+            ]
+            _keep(config.folder, name, histories, answers[name])
     finally:
         judge.close()
-    metrics = compared(answers, histories, encoder)
+    metrics = compared(answers, histories, encoder, config.pairs)
+    metrics += [
+        metric for name in answers for metric in of_runs(name, answers[name], config, histories)
+    ]
     result = results.Result(
         name=config.name,
         title=config.title,
@@ -147,9 +211,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def written(
-    policy: PolicySource, histories: Sequence[History], pictures: Pictures, config: Config
+    policy: Run, histories: Sequence[History], pictures: Pictures, config: Config
 ) -> list[tuple[Turn, ...]]:
-    """Let a policy answer each history, once from each seed.
+    """Let a policy answer each history, once from each of its seeds.
 
     Raises:
         CompeerError: A history cannot be read by the policy.
@@ -160,7 +224,7 @@ def written(
     asked = (
         Asked(
             history.dialogue(pictures),
-            tuple(seed_of(number, seed) for seed in config.seeds),
+            tuple(seed_of(number, seed) for seed in config.seeds_of(policy)),
             history.language,
         )
         for number, history in enumerate(histories)
@@ -171,20 +235,21 @@ def written(
 
 def scored(
     turns: Sequence[Sequence[Turn]],
+    seeds: Sequence[int],
     histories: Sequence[History],
     pictures: Pictures,
     judge: Judge,
-    config: Config,
+    form: Form,
 ) -> list[Answer]:
-    """Judge the turns, all of a history at once."""
+    """Judge the turns, all of a history at once; they were drawn from `seeds`."""
     answers: list[Answer] = []
     for number, (history, of_history) in enumerate(zip(histories, turns, strict=True)):
         readings = [read(turn.text) for turn in of_history]
         judgements = judge.judge(
             history.dialogue(pictures), readings, [history.reference] * len(readings)
         )
-        for seed, reading, judgement in zip(config.seeds, readings, judgements, strict=True):
-            reward = judgement.reward(config.form)
+        for seed, reading, judgement in zip(seeds, readings, judgements, strict=True):
+            reward = judgement.reward(form)
             steps = reward.steps or ()
             answers.append(
                 Answer(
@@ -250,9 +315,12 @@ MEANS: dict[str, tuple[str, Callable[[Answer], float]]] = {
 
 
 def compared(
-    answers: dict[str, list[Answer]], histories: Sequence[History], encoder: SentenceEncoder
+    answers: Mapping[str, list[Answer]],
+    histories: Sequence[History],
+    encoder: SentenceEncoder,
+    pairs: Mapping[str, Sequence[str]],
 ) -> list[results.Metric]:
-    """Return the measures of each policy, and the differences from the first one."""
+    """Return the measures of each policy, and how it differs from those it is compared with."""
     sources = [history.source for history in histories]
     weights = drawn_weights(sources)
     of_turns: dict[str, dict[str, Floats]] = {}
@@ -265,10 +333,9 @@ def compared(
         }
         of_texts[name] = diversity(given, sources, encoder)
     count = len({*sources})
-    first = next(iter(answers))
     metrics = []
     for name in answers:
-        for other in (None,) if name == first else (None, first):
+        for other in (None, *pairs[name]):
             about = "held-out histories" if other is None else f"less {other}, in pairs"
             for measure, (unit, _) in MEANS.items():
                 values = of_turns[name][measure]
@@ -283,6 +350,28 @@ def compared(
                 metrics.append(
                     results.measured(measure, jackknife(values, count), of=name, about=about)
                 )
+    return metrics
+
+
+def of_runs(
+    name: str, answers: Sequence[Answer], config: Config, histories: Sequence[History]
+) -> list[results.Metric]:
+    """Return the reward of each run of a policy that has several."""
+    runs = config.runs[name]
+    if len(runs) < 2:
+        return []
+    weights = drawn_weights([history.source for history in histories])
+    count = len({history.source for history in histories})
+    metrics = []
+    for number, run in enumerate(runs, 1):
+        own = [one for one in answers if one.seed in config.seeds_of(run)]
+        values = weighted_mean(
+            weights[:, [one.history for one in own]], [one.reward for one in own]
+        )
+        about = f"{REWARD} of each run"
+        metrics.append(
+            results.measured(f"run {number}", estimate(values, count), of=name, about=about)
+        )
     return metrics
 
 
