@@ -26,14 +26,14 @@ def planned(repository: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds", "form", "rewritten"),
+    ("name", "kinds", "form"),
     [
-        ("ur", ["unified"], "off", False),
-        ("por", ["process", "outcome"], "off", False),
-        ("urp", ["unified"], "signed", True),
+        ("ur", ["unified"], "off"),
+        ("por", ["process", "outcome"], "off"),
+        ("urp", ["unified"], "signed"),
     ],
 )
-def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds, form, rewritten):
+def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds, form):
     stages = planned(name)
 
     names = [stage for stage, _ in stages]
@@ -45,16 +45,23 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         "cer",
         *["reward"] * len(kinds),
         *("pretrain", "vision", "sft dialogues"),
-        "grpo",
+        *["grpo"] * 3,
     ]
     settings = dict(stages[:5])
-    policy = dict(stages[-4:-1])
+    policy = dict(stages[-6:-3])
     judges = [config for stage, config in stages if stage == "reward"]
-    last = stages[-1][1]
+    runs = [config for stage, config in stages if stage == "grpo"]
+    last = runs[-1]
     assert isinstance(last, Config)
+    assert [run.training.seed for run in runs] == [0, 1, 2]
+    assert len({run.output for run in runs}) == 3
+    # but for the seed they are one
+    alike = [
+        run.model_copy(update={"output": last.output, "training": last.training}) for run in runs
+    ]
+    assert all(run == last for run in alike)
     assert [judge.kind for judge in judges] == kinds
     assert last.reweighting.form == form
-    assert bool(last.rewritten) == rewritten
     # each stage reads what one before it wrote
     assert policy["vision"].model == policy["pretrain"].output / "model"
     assert policy["sft dialogues"].base == policy["vision"].output
@@ -70,13 +77,13 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         silver = settings["cer"].output
         rows = (silver / "train.jsonl", silver / "train.jsonl", silver / "mixed.jsonl")
         assert judge.records[:3] == rows
-    assert last.output == Path("runs/nano") / name
+    assert last.output == Path("runs/nano") / name / "seed2"
     last.training.check_batches(1)
 
 
 def test_variants_share_the_stages_before_the_judge_and_the_policy(planned):
     plans = [planned(name) for name in ("ur", "por", "urp")]
-    first, *others = ([*stages[:5], *stages[-4:-1]] for stages in plans)
+    first, *others = ([*stages[:5], *stages[-6:-3]] for stages in plans)
 
     assert all(other == first for other in others)
     # and that policy is the one that is shipped: what is done for one is not done again for the other
@@ -88,6 +95,14 @@ def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
     path = repository / "training" / "configs" / "nano" / "evaluate_grpo.toml"
     config = load_toml(path, Evaluation)
 
-    made = {name: planned(name)[-1][1].output / "model" for name in ("por", "ur", "urp")}
-    assert {one.name: Path(one.source) for one in config.policies[1:]} == made
-    assert Path(config.policies[0].source) == planned("ur")[-2][1].output / "model"
+    for name, runs in config.runs.items():
+        if name == "sft":
+            continue
+        made = [settings for stage, settings in planned(name) if stage == "grpo"]
+        assert [run.adapter for run in runs] == [one.output / "adapter" for one in made]
+        assert {run.source for run in runs} == {str(one.base) for one in made}
+        assert [config.seeds_of(run) for run in runs] == [(0,), (1,), (2,)]
+    assert list(config.runs) == ["sft", "por", "ur", "urp"]
+    assert config.policies[0].source == str(made[-1].base)
+    assert config.pairs["urp"] == ("sft", "ur")
+    assert config.judge.source == planned("ur")[-1][1].judge.source
