@@ -2,20 +2,24 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from compeer_core.errors import ConfigError
+from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import read
 from tests.checkpoints import build_adapter, build_qwen
 from tests.training.grpo.world import WordEncoder, judge, record, turn, write_rows
 from training import results
 from training.evaluation import grpo
-from training.evaluation.grpo import Answer, Config, compared, diversity
+from training.evaluation.grpo import Answer, Config, compared, diversity, surprising
+from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import jackknife
 from training.histories import History
+from training.pictures import Pictures
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -31,7 +35,7 @@ HISTORIES = [
 
 def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> Answer:
     text = turn(reply) if reply else "no turn"
-    return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None)
+    return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None, "a b d")
 
 
 def found(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
@@ -53,6 +57,11 @@ def test_means_and_differences_of_pairs_by_hand():
     assert table["sft", alone, "not scorable"].value == 25.0
     assert table["sft", alone, "complete"].value == 100.0
     assert table["sft", alone, "strategy as people"].value == 50.0
+    assert table["sft", alone, "ROUGE-L"].value == pytest.approx(100 * 2 / 3)  # "a b" of three
+    # runs of one and two words: 2 of 3, and 1 of 2
+    assert table["sft", alone, "BLEU-2"].value == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
+    assert table["sft", alone, "words of a reply"].value == 3
+    assert ("sft", alone, "surprise of the first policy") not in table  # it was not asked
     assert table["urp", alone, "reward"].n == 2  # source dialogues
     assert ("sft", alone, "emotion as people") not in table  # nobody said
     assert not any(of == "sft" and about != alone for of, about, _ in table)
@@ -137,11 +146,29 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     assert table["sft", "held-out histories", "complete"].value == 0.0
     assert table["urp", "less sft, in pairs", "reward"].value == 0.0
     assert table["sft", "held-out histories", "emotion as people"].value == 0.0
+    assert ("sft", "held-out histories", "surprise of the first policy") not in table
     assert (tmp_path / "run" / "reward.png").is_file()
     table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
     assert "| Question | Policy |" in table
     grpo.run(config)
     assert texts("sft") == before
+
+
+def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(config):
+    histories = [History("r0", "s0", record(0).case.history, "good", "en")]
+    text = turn("a good day")
+    whole = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None, "good")
+    broken = replace(whole, reading=read("nothing"))
+
+    found = surprising({"urp": [whole, broken]}, histories, Pictures(None, None), config)
+
+    model = LikelihoodModel(config.policies[0].source)
+    messages = policy_messages(histories[0].dialogue(Pictures(None, None)), "trained")
+    expected = model.surprise(messages, text)
+    assert found["urp"][0].surprise == expected.reply_loss / expected.reply_tokens
+    assert found["urp"][0].surprise > 1  # an untrained model expects nothing
+    assert math.isnan(found["urp"][1].surprise)
+    assert found["urp"][0].reading is whole.reading
 
 
 def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 Every policy answers every history from the same seeds. A judge scores the turns, and beside the reward
 that a policy may have learnt to please stand measures that are none of the judge's: whether the
-strategy and the emotion that it names are those that people labelled, and how different its replies are
-(distinct-n, Vendi score).
+strategy and the emotion that it names are those that people labelled, what its replies have in common
+with those that people gave (BLEU-2, ROUGE-L), how long and how different they are (distinct-n, Vendi
+score), and how much they surprise the first policy: a reply that falls apart pleases a judge that does
+not mind, and counts as diverse, but is not what a model of the language expects.
 
 A policy that was trained several times, from several seeds, is several entries of one name: each of its
 runs answers from seeds of its own, so that together they have answered as often as one of the others.
@@ -20,7 +22,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,17 +35,22 @@ from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
+from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
+from compeer_core.reweighting import reply_length
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training import results
 from training.diversity import distinct_without, vendi_score
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
+from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
+from training.evaluation.overlap import overlap, rouge_l
 from training.evaluation.plots import plot_means
 from training.histories import History, drawn_histories, read_histories
 from training.judge_source import JudgeSource
 from training.pictures import Pictures
+from training.progress import track
 from training.run_directory import versions
 
 _log = logging.getLogger(__name__)
@@ -72,6 +79,8 @@ class Config(FrozenModel):
     """Which split of rows of CER."""
     limit: int | None = Field(default=None, gt=0)
     """At most so many histories, drawn by the seed 0."""
+    history_characters: int | None = Field(default=None, gt=0)
+    """Oldest utterances of a history are left out beyond this, as in training; None leaves out none."""
     faces: Path | None = None
     data_dir: Path | None = None
     encoder: str | None = None
@@ -155,6 +164,10 @@ class Answer:
     strategy: bool | None
     """Whether the strategy is one that people labelled; None where nobody said."""
     emotion: bool | None
+    reference: str
+    """What people replied."""
+    surprise: float = math.nan
+    """Of the first policy at the reply, in nats a token; NaN where the turn is not complete."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -164,6 +177,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     found, left_out = read_histories(config.histories, config.split)
     histories = drawn_histories(found, config.limit, 0)
     _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
+    if config.history_characters is not None:
+        histories = [history.shortened(config.history_characters) for history in histories]
     pictures = Pictures(config.data_dir, config.faces)
     encoder = load_encoder(config.encoder)
     judge = config.judge.load()
@@ -187,6 +202,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             _keep(config.folder, name, histories, answers[name])
     finally:
         judge.close()
+    answers = surprising(answers, histories, pictures, config)
     metrics = compared(answers, histories, encoder, config.pairs)
     metrics += [
         metric for name in answers for metric in of_runs(name, answers[name], config, histories)
@@ -261,9 +277,34 @@ def scored(
                     _known(reward.response),
                     _names_strategy(reading, history),
                     _names_emotion(reading, history),
+                    history.reference,
                 )
             )
     return answers
+
+
+def surprising(
+    answers: Mapping[str, list[Answer]],
+    histories: Sequence[History],
+    pictures: Pictures,
+    config: Config,
+) -> dict[str, list[Answer]]:
+    """Return the answers with how much their replies surprise the first policy."""
+    first = config.policies[0]
+    model = LikelihoodModel(first.source, first.adapter)
+
+    def of(answer: Answer) -> float:
+        if not answer.reading.is_complete:
+            return math.nan
+        history = histories[answer.history]
+        messages = policy_messages(history.dialogue(pictures), first.style, history.language)
+        found = model.surprise(messages, answer.reading.raw)
+        return found.reply_loss / found.reply_tokens
+
+    return {
+        name: [replace(answer, surprise=of(answer)) for answer in track(given, f"surprise: {name}")]
+        for name, given in answers.items()
+    }
 
 
 def _known(value: float | None) -> float:
@@ -310,6 +351,9 @@ MEANS: dict[str, tuple[str, Callable[[Answer], float]]] = {
     "not scorable": ("%", lambda one: float(math.isnan(one.reward))),
     "strategy as people": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
     "emotion as people": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
+    "ROUGE-L": ("%", lambda one: rouge_l(one.reading.reply or "", one.reference)),
+    "words of a reply": ("", lambda one: reply_length(one.reading.reply or "")),
+    "surprise of the first policy": ("nats a token", lambda one: one.surprise),
 }
 """Means over turns: the unit, and what of a turn; NaN where it does not say."""
 
@@ -331,13 +375,18 @@ def compared(
             measure: weighted_mean(of_turn, [value(one) for one in given])
             for measure, (_, value) in MEANS.items()
         }
+        pairs_of_replies = overlap(
+            [one.reading.reply or "" for one in given], [one.reference for one in given]
+        )
+        of_turns[name]["BLEU-2"] = pairs_of_replies.bleu(of_turn, 2)
         of_texts[name] = diversity(given, sources, encoder)
     count = len({*sources})
+    units = {measure: unit for measure, (unit, _) in MEANS.items()} | {"BLEU-2": "%"}
     metrics = []
     for name in answers:
         for other in (None, *pairs[name]):
             about = "held-out histories" if other is None else f"less {other}, in pairs"
-            for measure, (unit, _) in MEANS.items():
+            for measure, unit in units.items():
                 values = of_turns[name][measure]
                 values = values if other is None else values - of_turns[other][measure]
                 if not np.isnan(values[0]):
