@@ -444,11 +444,10 @@ def build_trainer(
     writer = None
     if settings.rollout_weights is not None:
         begin = _beginning(config, last)
-        writer = WritingCopy(
-            load_base(
-                begin, settings.rollout_weights, settings.precision, None, arguments.device
-            ).to(arguments.device)
+        copy: Any = load_base(
+            begin, settings.rollout_weights, settings.precision, None, arguments.device
         )
+        writer = WritingCopy(copy.to(arguments.device))
     trainer = kind(
         book=ready.book,
         reward=reward,
