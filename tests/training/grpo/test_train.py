@@ -217,10 +217,20 @@ def cut() -> None:
         ({}, 3),
         ({"rollouts": "plain"}, 3),
         ({"lora": {"rank": 4}}, 3),
+        ({"lora": {"rank": 4}, "rollout_weights": "bf16", "lr": 1e-2}, 3),
+        ({"rollout_weights": "bf16"}, 3),
         ({"iterations": 2, "save_steps": 2, "max_steps": 5, "lr": 1e-3}, 4),
         ({"generation_steps": 2, "save_steps": 2, "max_steps": 5, "lr": 1e-3}, 4),
     ],
-    ids=["whole", "plain", "adapter", "twice", "two steps a generation"],
+    ids=[
+        "whole",
+        "plain",
+        "adapter",
+        "copy of adapter",
+        "copy of whole",
+        "twice",
+        "two steps a generation",
+    ],
 )
 def test_a_run_that_was_cut_goes_on_to_the_bit(config, tmp_path, at_step, held, step):
     train.run(config(config={"output": tmp_path / "whole"}, **held))
