@@ -50,21 +50,21 @@ def test_means_and_differences_of_pairs_by_hand():
         compared({"sft": sft, "urp": urp}, HISTORIES, WordEncoder(), {"sft": (), "urp": ("sft",)})
     )
 
-    alone = "held-out histories"
-    assert table["sft", alone, "reward"].value == pytest.approx(-1 / 3)
-    assert table["urp", alone, "reward"].value == pytest.approx(1.5)
-    assert table["urp", "less sft, in pairs", "reward"].value == pytest.approx(1.5 + 1 / 3)
-    assert table["sft", alone, "not scorable"].value == 25.0
-    assert table["sft", alone, "complete"].value == 100.0
-    assert table["sft", alone, "strategy as people"].value == 50.0
-    assert table["sft", alone, "ROUGE-L"].value == pytest.approx(100 * 2 / 3)  # "a b" of three
+    judge, people, replies = "the judge", "people's labels", "replies"
+    assert table["sft", judge, "reward"].value == pytest.approx(-1 / 3)
+    assert table["urp", judge, "reward"].value == pytest.approx(1.5)
+    assert table["urp less sft", judge, "reward"].value == pytest.approx(1.5 + 1 / 3)
+    assert table["sft", judge, "not scorable"].value == 25.0
+    assert table["sft", judge, "complete"].value == 100.0
+    assert table["sft", people, "strategy"].value == 50.0
+    assert table["sft", replies, "ROUGE-L"].value == pytest.approx(100 * 2 / 3)  # "a b" of three
     # runs of one and two words: 2 of 3, and 1 of 2
-    assert table["sft", alone, "BLEU-2"].value == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
-    assert table["sft", alone, "words of a reply"].value == 3
-    assert ("sft", alone, "surprise of the first policy") not in table  # it was not asked
-    assert table["urp", alone, "reward"].n == 2  # source dialogues
-    assert ("sft", alone, "emotion as people") not in table  # nobody said
-    assert not any(of == "sft" and about != alone for of, about, _ in table)
+    assert table["sft", replies, "BLEU-2"].value == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
+    assert table["sft", replies, "words"].value == 3
+    assert ("sft", replies, "surprise of the first policy") not in table  # it was not asked
+    assert table["urp", judge, "reward"].n == 2  # source dialogues
+    assert ("sft", people, "emotion") not in table  # nobody said
+    assert {of for of, _, _ in table} == {"sft", "urp", "urp less sft"}
 
 
 def test_a_policy_is_no_different_from_itself():
@@ -76,7 +76,7 @@ def test_a_policy_is_no_different_from_itself():
         )
     )
 
-    pairs = [metric for (_, about, _), metric in table.items() if "pairs" in about]
+    pairs = [metric for (of, _, _), metric in table.items() if of == "other less one"]
     assert len(pairs) >= 8
     assert all(one.value == one.low == one.high == 0 for one in pairs)
 
@@ -142,11 +142,11 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     result = results.load(tmp_path / "results" / "grpo_nano.json")
     table = found(list(result.metrics))
     # an untrained model writes no whole turn
-    assert table["sft", "held-out histories", "reward"].value == -5.0
-    assert table["sft", "held-out histories", "complete"].value == 0.0
-    assert table["urp", "less sft, in pairs", "reward"].value == 0.0
-    assert table["sft", "held-out histories", "emotion as people"].value == 0.0
-    assert ("sft", "held-out histories", "surprise of the first policy") not in table
+    assert table["sft", "the judge", "reward"].value == -5.0
+    assert table["sft", "the judge", "complete"].value == 0.0
+    assert table["urp less sft", "the judge", "reward"].value == 0.0
+    assert table["sft", "people's labels", "emotion"].value == 0.0
+    assert ("sft", "replies", "surprise of the first policy") not in table
     assert (tmp_path / "run" / "reward.png").is_file()
     table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
     assert "| Question | Policy |" in table

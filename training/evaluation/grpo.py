@@ -343,19 +343,40 @@ def _keep(folder: Path, name: str, histories: Sequence[History], answers: Sequen
 # --- the numbers -------------------------------------------------------------------------------
 
 REWARD = "reward"
-MEANS: dict[str, tuple[str, Callable[[Answer], float]]] = {
-    REWARD: ("", lambda one: one.reward),
-    "steps": ("", lambda one: one.steps),
-    "reply": ("", lambda one: one.reply),
-    "complete": ("%", lambda one: float(one.reading.is_complete)),
-    "not scorable": ("%", lambda one: float(math.isnan(one.reward))),
-    "strategy as people": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
-    "emotion as people": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
-    "ROUGE-L": ("%", lambda one: rouge_l(one.reading.reply or "", one.reference)),
-    "words of a reply": ("", lambda one: reply_length(one.reading.reply or "")),
-    "surprise of the first policy": ("nats a token", lambda one: one.surprise),
+_JUDGE, _PEOPLE, _REPLIES, _VARIETY = "the judge", "people's labels", "replies", "variety"
+
+Value = Callable[[Answer], float]
+MEANS: dict[str, dict[str, tuple[str, Value]]] = {
+    _JUDGE: {
+        REWARD: ("", lambda one: one.reward),
+        "steps": ("", lambda one: one.steps),
+        "reply": ("", lambda one: one.reply),
+        "complete": ("%", lambda one: float(one.reading.is_complete)),
+        "not scorable": ("%", lambda one: float(math.isnan(one.reward))),
+    },
+    _PEOPLE: {
+        "strategy": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
+        "emotion": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
+    },
+    _REPLIES: {
+        "ROUGE-L": ("%", lambda one: rouge_l(one.reading.reply or "", one.reference)),
+        "words": ("", lambda one: reply_length(one.reading.reply or "")),
+        "surprise of the first policy": ("nats a token", lambda one: one.surprise),
+    },
 }
-"""Means over turns: the unit, and what of a turn; NaN where it does not say."""
+"""Means over turns, by what they ask: the unit, and what of a turn; NaN where it does not say."""
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """One measure of one policy: of all histories, then of each sample or without each source."""
+
+    about: str
+    name: str
+    unit: str
+    values: Floats
+    is_text: bool
+    """Whether the values leave a source out each, as those of variety do."""
 
 
 def compared(
@@ -367,39 +388,45 @@ def compared(
     """Return the measures of each policy, and how it differs from those it is compared with."""
     sources = [history.source for history in histories]
     weights = drawn_weights(sources)
-    of_turns: dict[str, dict[str, Floats]] = {}
-    of_texts: dict[str, dict[str, Floats]] = {}
-    for name, given in answers.items():
-        of_turn = weights[:, [one.history for one in given]]
-        of_turns[name] = {
-            measure: weighted_mean(of_turn, [value(one) for one in given])
-            for measure, (_, value) in MEANS.items()
-        }
-        pairs_of_replies = overlap(
-            [one.reading.reply or "" for one in given], [one.reference for one in given]
-        )
-        of_turns[name]["BLEU-2"] = pairs_of_replies.bleu(of_turn, 2)
-        of_texts[name] = diversity(given, sources, encoder)
     count = len({*sources})
-    units = {measure: unit for measure, (unit, _) in MEANS.items()} | {"BLEU-2": "%"}
+    measures = {
+        name: _measures(given, weights[:, [one.history for one in given]], sources, encoder)
+        for name, given in answers.items()
+    }
     metrics = []
-    for name in answers:
+    for name, own in measures.items():
         for other in (None, *pairs[name]):
-            about = "held-out histories" if other is None else f"less {other}, in pairs"
-            for measure, unit in units.items():
-                values = of_turns[name][measure]
-                values = values if other is None else values - of_turns[other][measure]
-                if not np.isnan(values[0]):
-                    found = estimate(values, count)
-                    metrics.append(
-                        results.measured(measure, found, unit=unit, of=name, about=about)
-                    )
-            for measure, texts in of_texts[name].items():
-                values = texts if other is None else texts - of_texts[other][measure]
+            for place, one in enumerate(own):
+                values = one.values
+                if other is not None:
+                    values = values - measures[other][place].values
+                if np.isnan(values[0]):
+                    continue
+                found = jackknife(values, count) if one.is_text else estimate(values, count)
+                of = name if other is None else f"{name} less {other}"
                 metrics.append(
-                    results.measured(measure, jackknife(values, count), of=name, about=about)
+                    results.measured(one.name, found, unit=one.unit, of=of, about=one.about)
                 )
     return metrics
+
+
+def _measures(
+    answers: Sequence[Answer], weights: Floats, sources: Sequence[str], encoder: SentenceEncoder
+) -> list[_Measure]:
+    found = [
+        _Measure(about, name, unit, weighted_mean(weights, [value(one) for one in answers]), False)
+        for about, means in MEANS.items()
+        for name, (unit, value) in means.items()
+    ]
+    in_common = overlap(
+        [one.reading.reply or "" for one in answers], [one.reference for one in answers]
+    )
+    found.append(_Measure(_REPLIES, "BLEU-2", "%", in_common.bleu(weights, 2), False))
+    found += [
+        _Measure(_VARIETY, name, "", values, True)
+        for name, values in diversity(answers, sources, encoder).items()
+    ]
+    return found
 
 
 def of_runs(
@@ -417,7 +444,7 @@ def of_runs(
         values = weighted_mean(
             weights[:, [one.history for one in own]], [one.reward for one in own]
         )
-        about = f"{REWARD} of each run"
+        about = "reward of each run"
         metrics.append(
             results.measured(f"run {number}", estimate(values, count), of=name, about=about)
         )

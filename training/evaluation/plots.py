@@ -110,7 +110,7 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
 
 def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
     """Draw a measure of each who is compared, with its interval."""
-    shown = [one for one in metrics if one.name == measure and not one.about.startswith("less ")]
+    shown = [one for one in metrics if one.name == measure and " less " not in one.of]
     figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
     for place, one in enumerate(shown):
