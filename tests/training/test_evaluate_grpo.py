@@ -18,6 +18,7 @@ from training.evaluation import grpo
 from training.evaluation.grpo import Answer, Config, compared, diversity, surprising
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import jackknife
+from training.evaluation.plots import TRAINING
 from training.histories import History
 from training.pictures import Pictures
 
@@ -189,6 +190,27 @@ def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkey
             config.model_dump()
             | {"policies": [config.policies[0], {**dict(config.policies[1]), "against": ["ur"]}]}
         )
+
+
+def test_training_is_drawn_beside_that_of_others(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
+    monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
+    log = tmp_path / "metrics.jsonl"
+    step = dict.fromkeys(TRAINING, 0.5)
+    rows = [{"step": n, **step} for n in (1, 2, 6)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"loss": 1}]), "utf-8")
+    sft, urp = (dict(policy) for policy in config.policies)
+    drawn = Config.model_validate(
+        config.model_dump() | {"policies": [sft, {**urp, "metrics": log}]}
+    )
+
+    grpo.run(drawn)
+
+    assert (tmp_path / "run" / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert grpo.metrics_of_training(drawn) == {"urp": [rows]}
+    log.write_text("{}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is not there, or holds no steps"):
+        grpo.run(drawn)
 
 
 def test_runs_of_one_policy_answer_from_seeds_of_their_own(config, tmp_path, monkeypatch):

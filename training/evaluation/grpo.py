@@ -46,8 +46,9 @@ from training.evaluation.answering import Asked, PolicySource, answering, seed_o
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
 from training.evaluation.overlap import overlap, rouge_l
-from training.evaluation.plots import plot_means
+from training.evaluation.plots import TRAINING, plot_means, plot_training
 from training.histories import History, drawn_histories, read_histories
+from training.json_lines import whole_rows
 from training.judge_source import JudgeSource
 from training.pictures import Pictures
 from training.progress import track
@@ -61,6 +62,8 @@ class Run(PolicySource):
 
     seeds: tuple[int, ...] | None = None
     """From which of the seeds it answers; None is all of them."""
+    metrics: Path | None = None
+    """`metrics.jsonl` of the training, which is drawn beside that of the others."""
     against: tuple[str, ...] | None = None
     """Which policies it is compared with; None is the first one."""
 
@@ -180,6 +183,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if config.history_characters is not None:
         histories = [history.shortened(config.history_characters) for history in histories]
     pictures = Pictures(config.data_dir, config.faces)
+    trained = metrics_of_training(config)
     encoder = load_encoder(config.encoder)
     judge = config.judge.load()
     try:
@@ -221,6 +225,30 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     )
     results.publish(result, config.output, config.folder)
     plot_means(metrics, REWARD, config.folder / "reward.png")
+    if trained:
+        plot_training(trained, config.folder / "training.png")
+
+
+def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]:
+    """Return what the runs of each policy have logged in training, where they name it.
+
+    Raises:
+        ConfigError: A file is missing, or has no steps.
+    """
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for name, runs in config.runs.items():
+        for path in [run.metrics for run in runs if run.metrics is not None]:
+            steps = [
+                row
+                for row in whole_rows(path)
+                if all(row.get(metric) is not None for metric in TRAINING)
+            ]
+            if not steps:
+                raise ConfigError(
+                    f"policies.metrics: {path} is not there, or holds no steps of GRPO"
+                )
+            found.setdefault(name, []).append(steps)
+    return found
 
 
 # --- the turns ---------------------------------------------------------------------------------

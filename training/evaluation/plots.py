@@ -1,8 +1,10 @@
 """Plots of an evaluation, as PNG. The numbers are in the tables; a plot shows them at a glance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from training import results
@@ -11,6 +13,17 @@ from training.evaluation.calibration import reliability
 _INK = "#1f2937"
 _DOTS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 150
+_LINES = ("-", "--", ":", "-.")
+_COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
+_STEPS_TOGETHER = 5
+
+TRAINING: Mapping[str, str] = {
+    "reward/total": "reward, before reweighting",
+    "text/distinct_2": "distinct-2 of a step's replies",
+    "redundancy/s_in": "likeness of a group's replies (s_in)",
+    "entropy": "entropy of a token, nats",
+}
+"""What `plot_training` shows: metrics of a run, and their names."""
 
 
 def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
@@ -121,3 +134,48 @@ def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> N
     axes.set_xlabel(f"{measure}, with 95 % interval")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
+
+
+def plot_training(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) -> None:
+    """Draw how policies went through training: each run thin, the mean of a policy's runs thick.
+
+    Args:
+        runs: For each policy, the rows of its runs' metrics.
+        path: Where the picture goes. Each point is the mean of a few steps.
+    """
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    panels = figure.subplots(2, 2)
+    for axes, (metric, label) in zip(panels.flat, TRAINING.items(), strict=True):
+        for number, (policy, of_policy) in enumerate(runs.items()):
+            style = {
+                "linestyle": _LINES[number % len(_LINES)],
+                "color": _COLOURS[number % len(_COLOURS)],
+            }
+            curves = [in_steps(rows, metric) for rows in of_policy]
+            for curve in curves:
+                axes.plot(*zip(*curve.items(), strict=True), linewidth=0.7, alpha=0.4, **style)
+            shared = [step for step in curves[0] if all(step in curve for curve in curves)]
+            means = [float(np.mean([curve[step] for curve in curves])) for step in shared]
+            name = f"{policy} ({len(curves)} runs)" if len(curves) > 1 else policy
+            axes.plot(shared, means, linewidth=2, label=name, **style)
+        axes.set_title(label, fontsize="medium")
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    panels.flat[0].legend(fontsize="small")
+    figure.savefig(path, dpi=_DPI)
+
+
+def in_steps(
+    rows: Sequence[Mapping[str, Any]], metric: str, together: int = _STEPS_TOGETHER
+) -> dict[int, float]:
+    """Return the mean of a metric over every few steps, by the last of them.
+
+    Example:
+        >>> in_steps([{"step": 1, "a": 1.0}, {"step": 2, "a": 3.0}, {"step": 3, "a": 7.0}], "a", 2)
+        {2: 2.0, 4: 7.0}
+    """
+    values: dict[int, list[float]] = {}
+    for row in rows:
+        if row.get(metric) is not None:
+            values.setdefault(-(-int(row["step"]) // together) * together, []).append(row[metric])
+    return {step: float(np.mean(some)) for step, some in values.items()}

@@ -100,6 +100,7 @@ def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
             continue
         made = [settings for stage, settings in planned(name) if stage == "grpo"]
         assert [run.adapter for run in runs] == [one.output / "adapter" for one in made]
+        assert [run.metrics for run in runs] == [one.output / "metrics.jsonl" for one in made]
         assert {run.source for run in runs} == {str(one.base) for one in made}
         assert [config.seeds_of(run) for run in runs] == [(0,), (1,), (2,)]
     assert list(config.runs) == ["sft", "por", "ur", "urp"]
