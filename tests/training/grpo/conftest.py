@@ -44,3 +44,19 @@ def config(policy: Path, faces: Path, tmp_path: Path) -> Callable[..., Any]:
         return world.small_config(policy, faces, tmp_path, **changes)
 
     return made
+
+
+@pytest.fixture
+def trainer(config: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Makes a trainer that is ready to begin."""
+    from training.grpo import train
+    from training.run_directory import RunDirectory
+    from training.stopping import StopRequest
+
+    def built(**changes: Any) -> Any:
+        settings = config(**changes)
+        directory = RunDirectory.open(tmp_path / "made", settings)
+        ready = train.Preparation.of(settings)
+        return train.build_trainer(settings, ready, directory, StopRequest())
+
+    return built

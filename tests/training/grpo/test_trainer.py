@@ -1,7 +1,6 @@
 """The overrides of trl's trainer: advantages equal to its own, completions that were really sampled."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,13 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_writing import Prompt, write_turns
-from training.grpo import train
 from training.grpo.trainer import GroupTrainer, _runs
-from training.run_directory import RunDirectory
-from training.stopping import StopRequest
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "words"),
     # trl 1.16 still reads a property that transformers 5.23 has renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
-
-
-@pytest.fixture
-def trainer(config: Callable[..., Any], tmp_path: Any) -> Callable[..., GroupTrainer]:
-    def built(**changes: Any) -> GroupTrainer:
-        settings = config(**changes)
-        directory = RunDirectory.open(tmp_path / "made", settings)
-        ready = train.Preparation.of(settings)
-        return train.build_trainer(settings, ready, directory, StopRequest())
-
-    return built
 
 
 def inputs_of(one: GroupTrainer) -> list[dict[str, Any]]:

@@ -8,12 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from training.grpo import train
 from training.grpo.settings import Reinforcement
-from training.grpo.trainer import GroupTrainer
 from training.grpo.writing_copy import WritingCopy
-from training.run_directory import RunDirectory
-from training.stopping import StopRequest
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "words"),
@@ -55,12 +51,11 @@ def test_an_adapter_is_merged_and_the_trained_weights_are_copied_by_hand():
 
 
 @pytest.fixture
-def trainer(config: Callable[..., Any], tmp_path: Any) -> Callable[..., GroupTrainer]:
-    def built(**changes: Any) -> GroupTrainer:
-        settings = config(**changes)
-        directory = RunDirectory.open(tmp_path / "made", settings)
-        ready = train.Preparation.of(settings)
-        one = train.build_trainer(settings, ready, directory, StopRequest())
+def moved(trainer: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a trainer whose trained weights are no longer those it began with."""
+
+    def made(**changes: Any) -> Any:
+        one = trainer(**changes)
         one.model.train()
         torch.manual_seed(0)
         with torch.no_grad():
@@ -69,14 +64,14 @@ def trainer(config: Callable[..., Any], tmp_path: Any) -> Callable[..., GroupTra
                     weight.add_(0.1 * torch.randn_like(weight))
         return one
 
-    return built
+    return made
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_copy_writes_what_the_trained_weights_would(trainer, lora):
+def test_a_copy_writes_what_the_trained_weights_would(moved, lora):
     changes = {"lora": {"rank": 2}} if lora else {}
-    plain = trainer(precision="fp32", **changes)
-    copying = trainer(precision="fp32", rollout_weights="fp32", **changes)
+    plain = moved(precision="fp32", **changes)
+    copying = moved(precision="fp32", rollout_weights="fp32", **changes)
     inputs = next(iter(plain.get_train_dataloader()))
 
     written = [one._generate_and_score_completions(inputs) for one in (plain, copying)]
@@ -85,8 +80,8 @@ def test_a_copy_writes_what_the_trained_weights_would(trainer, lora):
     assert torch.equal(written[0]["advantages"], written[1]["advantages"])
 
 
-def test_a_copy_may_lie_in_another_precision(trainer):
-    one = trainer(rollout_weights="bf16", lora={"rank": 2})
+def test_a_copy_may_lie_in_another_precision(moved):
+    one = moved(rollout_weights="bf16", lora={"rank": 2})
 
     written = one._generate_and_score_completions(next(iter(one.get_train_dataloader())))
 
