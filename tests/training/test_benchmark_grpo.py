@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import ModelPool, load_label_scorer
 from compeer_core.unifireward import Judge
@@ -77,8 +78,9 @@ LORA = {"rank": 4}
         ({}, {}),
         ({"lora": LORA, "weights": "bf16", "precision": "bf16", "group_size": 4}, {}),
         ({"lora": LORA, "weights": "bf16", "quantize": "4bit"}, {"judge_quantize": "4bit"}),
+        ({"lora": LORA, "rollout_weights": "bf16", "update": "shared"}, {}),
     ],
-    ids=["whole", "LoRA in bf16", "QLoRA"],
+    ids=["whole", "LoRA in bf16", "QLoRA", "LoRA and a copy"],
 )
 def test_of_a_shape_each_step_is_done_in_all_ways(config, tmp_path, training, others):
     steps = measured(config(shape="tiny", training=training, **others), tmp_path)
@@ -220,3 +222,26 @@ def test_made_up_dialogues_begin_and_end_with_the_seeker(models, tmp_path):
     assert all(one.utterances[-1].speaker == "seeker" for one in histories)
     assert all(one.reference for one in histories)
     assert len(histories) == 40 and not left_out
+
+
+@pytest.mark.parametrize(
+    ("file", "shape"),
+    [("benchmark_grpo.toml", None), ("qwen/benchmark_grpo.toml", "qwen2.5-vl-7b")],
+)
+def test_the_configs_take_the_papers_batch_and_say_how_they_are_run(repository, file, shape):
+    config = load_toml(repository / "training" / "configs" / file, Config)
+
+    settings = config.training
+    assert (settings.batch_size * settings.accumulation, settings.group_size) == (32, 4)
+    settings.check_batches(1)
+    assert config.shape == shape
+    assert config.command == f"python -m training benchmark grpo training/configs/{file}"
+
+
+def test_the_config_for_this_machine_times_a_step_of_the_recipe(repository):
+    folder = repository / "training" / "configs"
+    timed = load_toml(folder / "benchmark_grpo.toml", Config).training
+    recipe = load_toml(folder / "nano" / "grpo.toml", train.Config).training
+
+    of_the_run = {"lr", "warmup_share", "schedule", "max_steps", "save_steps"}
+    assert timed.model_dump(exclude=of_the_run) == recipe.model_dump(exclude=of_the_run)

@@ -445,12 +445,15 @@ class _TimedTrainer(GroupTrainer):
                 read.append(ids.numel())
 
         bare: Any = self.accelerator.unwrap_model(self.model)
-        inner = bare.get_base_model() if hasattr(bare, "get_base_model") else bare
-        hook = inner.register_forward_pre_hook(count, with_kwargs=True)
+        readers = [bare.get_base_model() if hasattr(bare, "get_base_model") else bare]
+        if self._writer is not None:
+            readers.append(self._writer.model)
+        hooks = [one.register_forward_pre_hook(count, with_kwargs=True) for one in readers]
         try:
             yield read
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _peak(self, part: str) -> None:
         """Note the most memory of the GPU since the last part."""
