@@ -1,10 +1,8 @@
 """Which reward model a stage asks: a name of a list of models, or where its weights are."""
 
-from functools import partial
 from pathlib import Path
 from typing import Self
 
-import torch
 from pydantic import model_validator
 
 from compeer_core.backends.openai_scoring import Verdicts
@@ -13,6 +11,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import ModelEntry, Quantize, Registry
 from compeer_core.unifireward import Judge
+from training.threads import use_all_threads
 
 
 class JudgeSource(FrozenModel):
@@ -77,11 +76,7 @@ class JudgeSource(FrozenModel):
 
 
 def _with_all_threads(judge: Judge) -> Judge:
-    """Let a judge in this process compute on as many threads as the stage, which waits for it.
-
-    Where visitors share a machine, small models have one thread each (`compeer_core.model_pool`).
-    """
     for scorer in (judge.scorer, judge.reply_scorer):
         if isinstance(scorer, TransformersScorer):
-            scorer.chat.owner.call(partial(torch.set_num_threads, torch.get_num_threads()))
+            use_all_threads(scorer.chat)
     return judge

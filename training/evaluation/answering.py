@@ -19,6 +19,7 @@ from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
 from training.progress import track
+from training.threads import use_all_threads
 
 
 class PolicySource(FrozenModel):
@@ -115,6 +116,7 @@ def answering(
     """
     lease = ModelPool().lease(policy.source, policy.adapter, None, device)
     try:
+        use_all_threads(lease.chat)
         yield Answerer(policy, lease, at_once)
     finally:
         lease.release()
