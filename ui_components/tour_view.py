@@ -6,6 +6,7 @@ from typing import Any
 from compeer_core.reasoning import STEPS, Part, Reading, Unreadable
 from compeer_core.safety import load_help_lines
 from compeer_core.tour.contents import Tour
+from compeer_core.tour.figures import Figure
 from compeer_core.tour.plan import Case, Opinion
 from compeer_core.tour.recordings import Recording, StepJudged
 from compeer_core.votes.board import Settings
@@ -272,6 +273,16 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
         ),
         "caption": texts("tour.learnt_table", model=stage.model, n=f"{stage.n:,}"),
         "file": complete.file,
+        "reward": texts(
+            "tour.learnt_reward",
+            sft=signed(figures["reward_sft"].value),
+            urp=signed(figures["reward_urp"].value),
+            strategy=signed(figures["strategy_urp"].value),
+            strategy_interval=_between(figures["strategy_urp"]),
+            emotion=signed(figures["emotion_urp"].value),
+            emotion_interval=_between(figures["emotion_urp"]),
+        ),
+        "reward_file": figures["reward_urp"].file,
         "rows": [
             {
                 "title": texts(f"tour.learnt_{name}"),
@@ -281,6 +292,13 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
             for name in ("stage", "emotion", "strategy")
         ],
     }
+
+
+def _between(figure: Figure) -> str:
+    """Return the interval of a difference: with signs, and no dash that could be one."""
+    if figure.low is None or figure.high is None:
+        return ""
+    return f"[{signed(figure.low)}, {signed(figure.high)}]"
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:

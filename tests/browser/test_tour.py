@@ -252,7 +252,7 @@ def test_the_printed_tour_is_a_few_sheets_of_a4(chromium, address, language):
     sheets = len(re.findall(rb"/Type\s*/Page\b(?!s)", paper))
     boxes = set(re.findall(rb"/MediaBox\s*\[([^\]]*)\]", paper))
 
-    assert 1 <= sheets <= 4
+    assert 1 <= sheets <= 5  # four recorded stages of training, where two took four sheets
     for box in boxes:
         width, height = (float(number) for number in box.split()[2:])
         assert (round(width), round(height)) in {(595, 842), (596, 842), (595, 841), (594, 841)}

@@ -1,5 +1,6 @@
 """The tour as the server renders it: both languages, what depends on the data, and its addresses."""
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -154,6 +155,12 @@ def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_el
 
 
 def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
+    early = {
+        (case, stage): one for (case, stage), one in tour.recordings.items() if "u" not in stage
+    }
+    assert {stage for _, stage in early} == {"base", "sft"}
+    tour = replace(tour, recordings=early)
+
     def learnt(cases: list[str]) -> Tour:
         made = {
             (case, "ur"): tour.recordings[case, "sft"].model_copy(update={"stage": "ur"})
@@ -168,6 +175,20 @@ def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
     assert step(4, some).count('class="t-stage"') == 6
     assert step(4, every).count('class="t-stage"') == 9
     assert "(UR)”" not in words(step(4, every)).split("Not trained yet")[1]
+
+
+def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring(tour):
+    result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
+    values = {(one["about"], one["of"], one["name"]): one for one in result["metrics"]}
+    reward = values["the judge", "urp", "reward"]["value"]
+    strategy = values["people's labels", "urp less sft", "strategy"]
+
+    seen = words(step(4, tour))
+
+    assert f"to +{reward:.3g}, of 5" in seen
+    low, high = (f"{strategy[end]:+.3g}".replace("-", "−") for end in ("low", "high"))
+    assert f"points [{low}, {high}]" in seen
+    assert seen.count("assets/results/grpo_nano.json") == 1
 
 
 def test_the_base_is_said_not_to_be_shipped(tour):
