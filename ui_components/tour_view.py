@@ -275,11 +275,11 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
         "file": complete.file,
         "reward": texts(
             "tour.learnt_reward",
-            sft=signed(figures["reward_sft"].value),
-            urp=signed(figures["reward_urp"].value),
-            strategy=signed(figures["strategy_urp"].value),
+            sft=_signed(figures["reward_sft"].value),
+            urp=_signed(figures["reward_urp"].value),
+            strategy=_signed(figures["strategy_urp"].value),
             strategy_interval=_between(figures["strategy_urp"]),
-            emotion=signed(figures["emotion_urp"].value),
+            emotion=_signed(figures["emotion_urp"].value),
             emotion_interval=_between(figures["emotion_urp"]),
         ),
         "reward_file": figures["reward_urp"].file,
@@ -298,7 +298,11 @@ def _between(figure: Figure) -> str:
     """Return the interval of a difference: with signs, and no dash that could be one."""
     if figure.low is None or figure.high is None:
         return ""
-    return f"[{signed(figure.low)}, {signed(figure.high)}]"
+    return f"[{_signed(figure.low)}, {_signed(figure.high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:

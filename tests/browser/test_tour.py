@@ -159,7 +159,7 @@ def test_a_situation_that_is_picked_is_the_same_before_and_after(chromium, addre
     expect(page.locator("#tour .t-slide:visible .t-case:visible")).to_have_attribute(
         "data-case", "friend"
     )
-    expect(page.locator("#tour .t-slide:visible .t-stage:visible")).to_have_count(2)
+    expect(page.locator("#tour .t-slide:visible .t-stage:visible")).to_have_count(4)
 
 
 @pytest.fixture

@@ -185,8 +185,8 @@ def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring
 
     seen = words(step(4, tour))
 
-    assert f"to +{reward:.3g}, of 5" in seen
-    low, high = (f"{strategy[end]:+.3g}".replace("-", "−") for end in ("low", "high"))
+    assert f"to +{reward:.1f}, of 5" in seen
+    low, high = (f"{strategy[end]:+.1f}".replace("-", "−") for end in ("low", "high"))
     assert f"points [{low}, {high}]" in seen
     assert seen.count("assets/results/grpo_nano.json") == 1
 
