@@ -53,7 +53,7 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     rows = (grpo / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     rewards = [row["reward/total"] for row in map(json.loads, rows) if "reward/total" in row]
     assert len(rewards) == 1 and -5 <= rewards[0] <= 5
-    assert (grpo / "model" / "model.safetensors").is_file()
+    assert (grpo / "adapter" / "adapter_model.safetensors").is_file()
     assert (grpo / "rollouts.jsonl").is_file() and (grpo / "plots" / "reward.png").is_file()
     assert (output / "results" / "grpo_nano.json").is_file()
 
