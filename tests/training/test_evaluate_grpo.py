@@ -29,14 +29,14 @@ pytestmark = [
 ]
 
 HISTORIES = [
-    History(f"r{n}", f"s{n // 2}", record(n).case.history, "good", "en", ("Question",), "Sadness")
+    History(f"r{n}", f"s{n // 2}", record(n).case.history, "a b d", "en", ("Question",), "Sadness")
     for n in range(4)
 ]
 
 
 def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> Answer:
     text = turn(reply) if reply else "no turn"
-    return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None, "a b d")
+    return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None)
 
 
 def found(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
@@ -158,7 +158,7 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
 def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(config):
     histories = [History("r0", "s0", record(0).case.history, "good", "en")]
     text = turn("a good day")
-    whole = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None, "good")
+    whole = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None)
     broken = replace(whole, reading=read("nothing"))
 
     found = surprising({"urp": [whole, broken]}, histories, Pictures(None, None), config)
@@ -181,7 +181,7 @@ def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkey
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="begin it again"):
         grpo.run(config, resume=tmp_path)
-    with pytest.raises(ValueError, match=r"sft: its runs answer from the seeds \[0, 0, 1, 1\]"):
+    with pytest.raises(ValueError, match="two policies have one name: sft, sft"):
         Config.model_validate(
             config.model_dump() | {"policies": [config.policies[0], config.policies[0]]}
         )
@@ -213,28 +213,28 @@ def test_training_is_drawn_beside_that_of_others(config, tmp_path, monkeypatch):
         grpo.run(drawn)
 
 
-def test_runs_of_one_policy_answer_from_seeds_of_their_own(config, tmp_path, monkeypatch):
+def test_runs_of_one_policy_answer_from_the_seeds_of_their_training(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
     sft, urp = (dict(policy) for policy in config.policies)
-    two = Config.model_validate(
-        config.model_dump()
-        | {"policies": [sft, {**sft, "name": "urp", "seeds": [1]}, {**urp, "seeds": [0]}]}
-    )
+    policy = Path(sft["source"])
+    build_adapter(policy, tmp_path / "run0")
+    build_adapter(policy, tmp_path / "run1", seed=2)
+    runs = {**urp, "adapter": tmp_path / "run{seed}"}
+    alone = {**urp, "name": "alone", "adapter": tmp_path / "run1"}
+    three = Config.model_validate(config.model_dump() | {"policies": [sft, runs, alone]})
 
-    grpo.run(config)
-    alone = [rows_of(tmp_path, name) for name in ("sft", "urp")]
-    grpo.run(two)
+    grpo.run(three)
 
-    assert two.pairs == {"sft": (), "urp": ("sft",)}
-    mixed = rows_of(tmp_path, "urp")
-    assert {seed: texts for seed, texts in mixed.items() if seed == 1} == {1: alone[0][1]}
-    assert len(mixed[0]) == 3 and mixed[0] != alone[0][0]
+    assert three.pairs == {"sft": (), "urp": ("sft",), "alone": ("sft",)}
+    together, second = rows_of(tmp_path, "urp"), rows_of(tmp_path, "alone")
+    assert together[1] == second[1]
+    assert len(together[0]) == 3 and together[0] != second[0]
     result = results.load(tmp_path / "results" / "grpo_nano.json")
-    runs = [one for one in result.metrics if one.about == "reward of each run"]
-    assert [(one.of, one.name, one.value) for one in runs] == [
-        ("urp", "run 1", -5.0),
-        ("urp", "run 2", -5.0),
+    of_runs = [one for one in result.metrics if one.about == "reward of each run"]
+    assert [(one.of, one.name, one.value) for one in of_runs] == [
+        ("urp", "seed 0", -5.0),
+        ("urp", "seed 1", -5.0),
     ]
 
 

@@ -7,8 +7,8 @@ with those that people gave (BLEU-2, ROUGE-L), how long and how different they a
 score), and how much they surprise the first policy: a reply that falls apart pleases a judge that does
 not mind, and counts as diverse, but is not what a model of the language expects.
 
-A policy that was trained several times, from several seeds, is several entries of one name: each of its
-runs answers from seeds of its own, so that together they have answered as often as one of the others.
+Of a policy that was trained several times, from several seeds, each run answers from the seed of its own
+training, so that together they answer as often as a policy of one run.
 
 Intervals are at 95 % and draw whole source dialogues, since turns of one are alike. They say how far
 other dialogues would move a number, not how far other runs of training would: the reward of each run
@@ -45,7 +45,7 @@ from training.diversity import distinct_without, vendi_score
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
-from training.evaluation.overlap import overlap, rouge_l
+from training.evaluation.overlap import overlap
 from training.evaluation.plots import TRAINING, plot_means, plot_training
 from training.histories import History, drawn_histories, read_histories
 from training.json_lines import whole_rows
@@ -57,22 +57,43 @@ from training.run_directory import versions
 _log = logging.getLogger(__name__)
 
 
-class Run(PolicySource):
-    """One policy, or one run of the training of one."""
+_SEED = "{seed}"
 
-    seeds: tuple[int, ...] | None = None
-    """From which of the seeds it answers; None is all of them."""
+
+class Compared(PolicySource):
+    """One policy. With `{seed}` in `adapter` or `source` it is as many runs as there are seeds."""
+
     metrics: Path | None = None
-    """`metrics.jsonl` of the training, which is drawn beside that of the others."""
+    """`metrics.jsonl` of the training, which is drawn beside that of the others; `{seed}` as above."""
     against: tuple[str, ...] | None = None
     """Which policies it is compared with; None is the first one."""
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether it is several runs of a training."""
+        return _SEED in f"{self.source} {self.adapter}"
+
+    def runs(self, seeds: tuple[int, ...]) -> list[tuple["Compared", tuple[int, ...]]]:
+        """Return each run with the seeds that it answers from: its own, or all of one run."""
+        if not self.has_runs:
+            return [(self, seeds)]
+        return [(self._of(seed), (seed,)) for seed in seeds]
+
+    def _of(self, seed: int) -> "Compared":
+        places = {key: getattr(self, key) for key in ("source", "adapter", "metrics")}
+        return self.model_copy(
+            update={
+                key: type(place)(str(place).replace(_SEED, str(seed)))
+                for key, place in places.items()
+                if place is not None
+            }
+        )
 
 
 class Config(FrozenModel):
     """What is compared, on what."""
 
-    policies: tuple[Run, ...] = Field(min_length=1)
-    """Those of one name are the runs of one policy."""
+    policies: tuple[Compared, ...] = Field(min_length=1)
     judge: JudgeSource
     form: Form = "hard"
     """Of the reward; `hard` is the paper's, from -5 to 5."""
@@ -105,50 +126,29 @@ class Config(FrozenModel):
     label_source: str = "people of the corpora (strategy, emotion); the judge (reward)"
     command: str = "python -m training evaluate grpo training/configs/nano/evaluate_grpo.toml"
 
-    @property
-    def runs(self) -> dict[str, list[Run]]:
-        """The runs of each policy, by its name."""
-        runs: dict[str, list[Run]] = {}
-        for run in self.policies:
-            runs.setdefault(run.name, []).append(run)
-        return runs
-
     @model_validator(mode="after")
-    def _each_answers_from_every_seed_once(self) -> Self:
-        for name, runs in self.runs.items():
-            seeds = sorted(seed for run in runs for seed in self.seeds_of(run))
-            if seeds != sorted(self.seeds):
-                raise ValueError(
-                    f"policy {name}: its runs answer from the seeds {seeds}, and each of "
-                    f"{sorted(self.seeds)} must come once; give each run its own `seeds`"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _compared_ones_are_there(self) -> Self:
-        for run in self.policies:
-            for name in run.against or ():
-                if name not in self.runs or name == run.name:
+    def _names_fit(self) -> Self:
+        names = [policy.name for policy in self.policies]
+        if len({*names}) < len(names):
+            raise ValueError(f"two policies have one name: {', '.join(names)}")
+        for policy in self.policies:
+            others = [name for name in names if name != policy.name]
+            for name in policy.against or ():
+                if name not in others:
                     raise ValueError(
-                        f"policy {run.name}: `against` names {name!r}; the others are "
-                        f"{', '.join(other for other in self.runs if other != run.name)}"
+                        f"policy {policy.name}: `against` names {name!r}; the others are "
+                        f"{', '.join(others)}"
                     )
         return self
-
-    def seeds_of(self, run: Run) -> tuple[int, ...]:
-        """Return the seeds that a run answers from."""
-        return self.seeds if run.seeds is None else run.seeds
 
     @property
     def pairs(self) -> dict[str, tuple[str, ...]]:
         """Which policies each one is compared with."""
-        first, *others = self.runs
-        found: dict[str, tuple[str, ...]] = {first: ()}
-        for name in (first, *others):
-            named = [run.against for run in self.runs[name] if run.against is not None]
-            default = (first,) if name != first else ()
-            found[name] = tuple(dict.fromkeys(one for some in named for one in some)) or default
-        return found
+        first, *others = self.policies
+        pairs = {first.name: first.against or ()}
+        for policy in others:
+            pairs[policy.name] = (first.name,) if policy.against is None else policy.against
+        return pairs
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,6 @@ class Answer:
     strategy: bool | None
     """Whether the strategy is one that people labelled; None where nobody said."""
     emotion: bool | None
-    reference: str
-    """What people replied."""
     surprise: float = math.nan
     """Of the first policy at the reply, in nats a token; NaN where the turn is not complete."""
 
@@ -190,27 +188,25 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         if dry_run:
             return
         answers = {}
-        for name, runs in config.runs.items():
-            answers[name] = [
+        for policy in config.policies:
+            answers[policy.name] = [
                 answer
-                for run in runs
+                for one, seeds in policy.runs(config.seeds)
                 for answer in scored(
-                    written(run, histories, pictures, config),
-                    config.seeds_of(run),
+                    written(one, seeds, histories, pictures, config),
+                    seeds,
                     histories,
                     pictures,
                     judge,
                     config.form,
                 )
             ]
-            _keep(config.folder, name, histories, answers[name])
+            _keep(config.folder, policy.name, histories, answers[policy.name])
     finally:
         judge.close()
     answers = surprising(answers, histories, pictures, config)
     metrics = compared(answers, histories, encoder, config.pairs)
-    metrics += [
-        metric for name in answers for metric in of_runs(name, answers[name], config, histories)
-    ]
+    metrics += of_runs(answers, config, histories)
     result = results.Result(
         name=config.name,
         title=config.title,
@@ -236,18 +232,20 @@ def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]
         ConfigError: A file is missing, or has no steps.
     """
     found: dict[str, list[list[dict[str, Any]]]] = {}
-    for name, runs in config.runs.items():
-        for path in [run.metrics for run in runs if run.metrics is not None]:
+    for policy in config.policies:
+        for one, _ in policy.runs(config.seeds):
+            if one.metrics is None:
+                continue
             steps = [
                 row
-                for row in whole_rows(path)
+                for row in whole_rows(one.metrics)
                 if all(row.get(metric) is not None for metric in TRAINING)
             ]
             if not steps:
                 raise ConfigError(
-                    f"policies.metrics: {path} is not there, or holds no steps of GRPO"
+                    f"policies.metrics: {one.metrics} is not there, or holds no steps of GRPO"
                 )
-            found.setdefault(name, []).append(steps)
+            found.setdefault(policy.name, []).append(steps)
     return found
 
 
@@ -255,9 +253,13 @@ def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]
 
 
 def written(
-    policy: Run, histories: Sequence[History], pictures: Pictures, config: Config
+    policy: PolicySource,
+    seeds: Sequence[int],
+    histories: Sequence[History],
+    pictures: Pictures,
+    config: Config,
 ) -> list[tuple[Turn, ...]]:
-    """Let a policy answer each history, once from each of its seeds.
+    """Let a policy answer each history, once from each seed.
 
     Raises:
         CompeerError: A history cannot be read by the policy.
@@ -268,7 +270,7 @@ def written(
     asked = (
         Asked(
             history.dialogue(pictures),
-            tuple(seed_of(number, seed) for seed in config.seeds_of(policy)),
+            tuple(seed_of(number, seed) for seed in seeds),
             history.language,
         )
         for number, history in enumerate(histories)
@@ -305,7 +307,6 @@ def scored(
                     _known(reward.response),
                     _names_strategy(reading, history),
                     _names_emotion(reading, history),
-                    history.reference,
                 )
             )
     return answers
@@ -318,7 +319,7 @@ def surprising(
     config: Config,
 ) -> dict[str, list[Answer]]:
     """Return the answers with how much their replies surprise the first policy."""
-    first = config.policies[0]
+    first, _ = config.policies[0].runs(config.seeds)[0]
     model = LikelihoodModel(first.source, first.adapter)
 
     def of(answer: Answer) -> float:
@@ -387,7 +388,6 @@ MEANS: dict[str, dict[str, tuple[str, Value]]] = {
         "emotion": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
     },
     _REPLIES: {
-        "ROUGE-L": ("%", lambda one: rouge_l(one.reading.reply or "", one.reference)),
         "words": ("", lambda one: reply_length(one.reading.reply or "")),
         "surprise of the first policy": ("nats a token", lambda one: one.surprise),
     },
@@ -418,8 +418,7 @@ def compared(
     weights = drawn_weights(sources)
     count = len({*sources})
     measures = {
-        name: _measures(given, weights[:, [one.history for one in given]], sources, encoder)
-        for name, given in answers.items()
+        name: _measures(given, weights, histories, encoder) for name, given in answers.items()
     }
     metrics = []
     for name, own in measures.items():
@@ -439,17 +438,27 @@ def compared(
 
 
 def _measures(
-    answers: Sequence[Answer], weights: Floats, sources: Sequence[str], encoder: SentenceEncoder
+    answers: Sequence[Answer],
+    weights: Floats,
+    histories: Sequence[History],
+    encoder: SentenceEncoder,
 ) -> list[_Measure]:
+    weights = weights[:, [one.history for one in answers]]
     found = [
         _Measure(about, name, unit, weighted_mean(weights, [value(one) for one in answers]), False)
         for about, means in MEANS.items()
         for name, (unit, value) in means.items()
     ]
     in_common = overlap(
-        [one.reading.reply or "" for one in answers], [one.reference for one in answers]
+        [one.reading.reply or "" for one in answers],
+        [histories[one.history].reference for one in answers],
     )
-    found.append(_Measure(_REPLIES, "BLEU-2", "%", in_common.bleu(weights, 2), False))
+    rouge = weighted_mean(weights, in_common.rouge_l)
+    found += [
+        _Measure(_REPLIES, "ROUGE-L", "%", rouge, False),
+        _Measure(_REPLIES, "BLEU-2", "%", in_common.bleu(weights, 2), False),
+    ]
+    sources = [history.source for history in histories]
     found += [
         _Measure(_VARIETY, name, "", values, True)
         for name, values in diversity(answers, sources, encoder).items()
@@ -458,24 +467,24 @@ def _measures(
 
 
 def of_runs(
-    name: str, answers: Sequence[Answer], config: Config, histories: Sequence[History]
+    answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[History]
 ) -> list[results.Metric]:
-    """Return the reward of each run of a policy that has several."""
-    runs = config.runs[name]
-    if len(runs) < 2:
-        return []
-    weights = drawn_weights([history.source for history in histories])
-    count = len({history.source for history in histories})
+    """Return the reward of each run of the policies that have several."""
+    sources = [history.source for history in histories]
+    weights = drawn_weights(sources)
     metrics = []
-    for number, run in enumerate(runs, 1):
-        own = [one for one in answers if one.seed in config.seeds_of(run)]
-        values = weighted_mean(
-            weights[:, [one.history for one in own]], [one.reward for one in own]
-        )
-        about = "reward of each run"
-        metrics.append(
-            results.measured(f"run {number}", estimate(values, count), of=name, about=about)
-        )
+    for policy in config.policies:
+        if not policy.has_runs:
+            continue
+        for seed in config.seeds:
+            own = [one for one in answers[policy.name] if one.seed == seed]
+            values = weighted_mean(
+                weights[:, [one.history for one in own]], [one.reward for one in own]
+            )
+            found = estimate(values, len({*sources}))
+            metrics.append(
+                results.measured(f"seed {seed}", found, of=policy.name, about="reward of each run")
+            )
     return metrics
 
 

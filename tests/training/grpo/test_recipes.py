@@ -95,15 +95,15 @@ def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
     path = repository / "training" / "configs" / "nano" / "evaluate_grpo.toml"
     config = load_toml(path, Evaluation)
 
-    for name, runs in config.runs.items():
-        if name == "sft":
-            continue
-        made = [settings for stage, settings in planned(name) if stage == "grpo"]
+    first, *others = config.policies
+    for policy in others:
+        runs = [one for one, _ in policy.runs(config.seeds)]
+        made = [settings for stage, settings in planned(policy.name) if stage == "grpo"]
         assert [run.adapter for run in runs] == [one.output / "adapter" for one in made]
         assert [run.metrics for run in runs] == [one.output / "metrics.jsonl" for one in made]
         assert {run.source for run in runs} == {str(one.base) for one in made}
-        assert [config.seeds_of(run) for run in runs] == [(0,), (1,), (2,)]
-    assert list(config.runs) == ["sft", "por", "ur", "urp"]
-    assert config.policies[0].source == str(made[-1].base)
+        assert config.seeds == tuple(one.training.seed for one in made)
+    assert [policy.name for policy in others] == ["por", "ur", "urp"]
+    assert first.source == str(made[-1].base)
     assert config.pairs["urp"] == ("sft", "ur")
     assert config.judge.source == planned("ur")[-1][1].judge.source
