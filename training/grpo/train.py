@@ -23,6 +23,7 @@ import torch
 from peft import PeftModel
 from pydantic import Field
 from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer.grpo_config import GRPOConfig
 
 from compeer_core.backends.transformers_.control_tokens import control_tokens
@@ -441,19 +442,12 @@ def build_trainer(
         settings.group_size,
         config.reward,
     )
-    writer = None
-    if settings.rollout_weights is not None:
-        begin = _beginning(config, last)
-        copy: Any = load_base(
-            begin, settings.rollout_weights, settings.precision, None, arguments.device
-        )
-        writer = WritingCopy(copy.to(arguments.device))
     trainer = kind(
         book=ready.book,
         reward=reward,
         settings=settings,
         kept=kept,
-        writer=writer,
+        writer=_writing_copy(config, arguments.device, last),
         model=model,
         args=arguments,
         train_dataset=ready.book.data_set(order),
@@ -475,6 +469,22 @@ def build_trainer(
             "write, and FSDP needs all processes to run it equally often; use 'plain'"
         )
     return trainer
+
+
+def _writing_copy(config: Config, device: torch.device, last: Path | None) -> WritingCopy | None:
+    """Return the weights that write the completions, if they are others than those that are trained."""
+    weights = config.training.rollout_weights
+    if weights is None:
+        return None
+    if is_deepspeed_zero3_enabled():
+        raise ConfigError(
+            "training.rollout_weights needs a whole copy of the weights in every process, and under "
+            "DeepSpeed ZeRO-3 whatever is loaded is split among them; leave it out, or use ZeRO-2"
+        )
+    copy: Any = load_base(
+        _beginning(config, last), weights, config.training.precision, None, device
+    )
+    return WritingCopy(copy.to(device))
 
 
 def _plan(settings: Reinforcement, prompts: Sequence[int]) -> tuple[int, list[int]]:

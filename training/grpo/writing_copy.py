@@ -46,9 +46,15 @@ class WritingCopy:
 
 
 def merged(layer: Any) -> torch.Tensor:
-    """Return the weight of a linear layer with its active LoRA adapters, in fp32.
+    """Return the weight of a linear layer with its active LoRA adapters.
 
     W + (alpha / rank) B A (Hu et al. 2021, arXiv 2106.09685).
+
+    Args:
+        layer: One of peft's `LoraLayer`, over a `torch.nn.Linear` that is not quantised.
+
+    Returns:
+        Of shape (features out, features in), in fp32.
     """
     weight: torch.Tensor = layer.base_layer.weight.float()
     for adapter in layer.active_adapters:

@@ -8,6 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
+from compeer_core.errors import ConfigError
+from training.grpo import train
 from training.grpo.settings import Reinforcement
 from training.grpo.writing_copy import WritingCopy
 
@@ -96,3 +98,11 @@ def test_settings_that_cannot_be_are_refused():
         Reinforcement(rollout_weights="bf16", rollouts="plain")
     with pytest.raises(ValueError, match="cannot merge an adapter into weights of 4 bits"):
         Reinforcement(rollout_weights="bf16", quantize="4bit", lora={"rank": 2})
+
+
+def test_a_copy_is_refused_where_whatever_is_loaded_is_split(moved, monkeypatch):
+    monkeypatch.setattr(train, "is_deepspeed_zero3_enabled", lambda: True)
+
+    moved()
+    with pytest.raises(ConfigError, match=r"under DeepSpeed ZeRO-3 .* leave it out, or use ZeRO-2"):
+        moved(rollout_weights="bf16")
