@@ -275,11 +275,11 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
         "file": complete.file,
         "reward": texts(
             "tour.learnt_reward",
-            sft=_signed(figures["reward_sft"].value),
-            urp=_signed(figures["reward_urp"].value),
-            strategy=_signed(figures["strategy_urp"].value),
+            sft=signed(round(figures["reward_sft"].value, 1)),
+            urp=signed(round(figures["reward_urp"].value, 1)),
+            strategy=signed(round(figures["strategy_urp"].value, 1)),
             strategy_interval=_between(figures["strategy_urp"]),
-            emotion=_signed(figures["emotion_urp"].value),
+            emotion=signed(round(figures["emotion_urp"].value, 1)),
             emotion_interval=_between(figures["emotion_urp"]),
         ),
         "reward_file": figures["reward_urp"].file,
@@ -298,11 +298,7 @@ def _between(figure: Figure) -> str:
     """Return the interval of a difference: with signs, and no dash that could be one."""
     if figure.low is None or figure.high is None:
         return ""
-    return f"[{_signed(figure.low)}, {_signed(figure.high)}]"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return f"[{signed(round(figure.low, 1))}, {signed(round(figure.high, 1))}]"
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
