@@ -21,7 +21,6 @@ in any other recipe with the same `output`: variants of a model share the stages
 that was stopped half-way is resumed if its config names its run directory as `output`.
 """
 
-import hashlib
 import json
 import logging
 import re
@@ -34,6 +33,7 @@ from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
 from training.run_directory import CONFIG_FILE, METRICS_FILE
 from training.stages import STAGES, StageModule, load_stage
+from training.stamps import digest
 
 _log = logging.getLogger(__name__)
 
@@ -122,8 +122,7 @@ def _begun(settings: FrozenModel) -> Path | None:
 
 
 def _fingerprint(name: str, settings: FrozenModel) -> str:
-    text = json.dumps([name, settings.model_dump(mode="json")], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest([name, settings.model_dump(mode="json")])
 
 
 def _is_done(folder: Path, fingerprint: str) -> bool:

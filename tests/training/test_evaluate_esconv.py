@@ -13,6 +13,7 @@ from tests.training.corpora_fixture import write_faces
 from tests.training.test_shown_faces import sample
 from training import results
 from training.evaluation import esconv
+from training.evaluation.answering import Answerer
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -216,6 +217,32 @@ def test_the_same_seed_gives_the_same_turns(config, tmp_path):
 
     assert (tmp_path / "run" / "turns.sampled.jsonl").read_bytes() == before
     assert greedy != before
+
+
+def test_an_evaluation_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
+    esconv.run(config)
+    whole = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+    asked: list[int] = []
+    write = Answerer._write
+
+    def stopped_at(call: int):
+        def counted(self, prompts, sampling):
+            if len(asked) == call:
+                raise KeyboardInterrupt
+            asked.append(len(prompts))
+            return write(self, prompts, sampling)
+
+        return counted
+
+    monkeypatch.setattr(Answerer, "_write", stopped_at(2))
+    with pytest.raises(KeyboardInterrupt):
+        esconv.run(config)
+    monkeypatch.setattr(Answerer, "_write", stopped_at(99))
+    esconv.run(config)
+
+    assert (tmp_path / "run" / "table.md").read_text(encoding="utf-8") == whole
+    assert len(asked) == 5  # two ways, three kinds of photos: each was written once
+    assert not (tmp_path / "run" / "answers").exists()
 
 
 def test_a_dry_run_writes_nothing_and_nothing_is_resumed(config, tmp_path):

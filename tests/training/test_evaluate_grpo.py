@@ -153,6 +153,7 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     assert "| Question | Policy |" in table
     grpo.run(config)
     assert texts("sft") == before
+    assert not (tmp_path / "run" / "answers").exists()
 
 
 def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(config):

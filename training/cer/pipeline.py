@@ -68,11 +68,12 @@ from training.cer.generators import GeneratorSettings
 from training.cer.personality import clusters, rewriting, traits
 from training.cer.records import StepReport
 from training.cer.settings import Config, check
-from training.cer.steps import Json, Steps, stamp
+from training.cer.steps import Json, Steps
 from training.pictures import Pictures
 from training.run_directory import CONFIG_FILE, RunDirectory
 from training.samples import read_records, write_records
 from training.stages import StoppedEarly, WaitingForPeople
+from training.stamps import stamp
 from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)

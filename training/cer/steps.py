@@ -27,8 +27,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from training.cer.records import StepReport
+from training.stamps import digest
 
 REPORTS = "reports"
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Steps:
         """
         report_path = self.folder / REPORTS / f"{name}.json"
         note = self.folder / REPORTS / "done" / f"{name}.json"
-        fingerprint = _digest([name, settings, [self.content(path) for path in inputs]])
+        fingerprint = digest([name, settings, [self.content(path) for path in inputs]])
         report = self._done_before(note, report_path, fingerprint, outputs)
         if report is not None:
             self._say(f"{name}: done before, {report.written} rows")
@@ -159,43 +159,12 @@ class Steps:
         return found
 
 
-_READ_WHOLE = 64 << 20
-
-
-def stamp(path: Path) -> Json:
-    """Return what tells a file or a folder that somebody else wrote from a changed one.
-
-    Content, for files of up to 64 MiB, so that a copy is not taken for a change; of larger ones the
-    size and the time of the last change.
-
-    Raises:
-        ConfigError: There is no such file.
-    """
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file or folder")
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-    return [[file.relative_to(path).as_posix(), _stamp_of(file)] for file in files]
-
-
-def _stamp_of(file: Path) -> Json:
-    found = file.stat()
-    if found.st_size > _READ_WHOLE:
-        return [found.st_size, found.st_mtime_ns]
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def write_json(path: Path, value: Json) -> None:
     """Write under a temporary name and rename, so that a crash leaves the old file whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     fresh.replace(path)
-
-
-def _digest(value: Json) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sentence(report: StepReport) -> str:

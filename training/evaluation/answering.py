@@ -1,25 +1,33 @@
-"""Policies answer histories, many at a time, each answer from a seed of its own."""
+"""Policies answer histories, many at a time, each answer from a seed of its own.
+
+What they have answered can be kept in a file, and is then not written again.
+"""
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_writing import Prompt, Turn, write_turns
-from compeer_core.backends.transformers_.chat_model import ChatModel
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
 from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
+from training.evaluation.kept_answers import KeptAnswers
 from training.progress import track
+from training.run_directory import versions
+from training.stamps import digest, stamp
 from training.threads import use_all_threads
+
+_LIBRARIES = ("torch", "transformers")
 
 
 class PolicySource(FrozenModel):
@@ -50,8 +58,21 @@ class Answerer:
         self._lease = lease
         self._at_once = at_once
 
+    @functools.cached_property
+    def _identity(self) -> list[Any]:
+        """What answers depend on beside what is asked."""
+        policy, device = self._policy, str(self._lease.chat.model.device)
+        places = [Path(policy.source), policy.adapter]
+        weights = [stamp(one) for one in places if one is not None and one.exists()]
+        named = [policy.source, str(policy.adapter), policy.style]
+        return [*named, weights, device, versions(_LIBRARIES)]
+
     def answers(
-        self, asked: Iterable[Asked], sampling: Sampling, total: int | None = None
+        self,
+        asked: Iterable[Asked],
+        sampling: Sampling,
+        total: int | None = None,
+        kept: Path | None = None,
     ) -> Iterator[tuple[Turn, ...]]:
         """Answer everything that is asked, once from each seed, in the order asked.
 
@@ -59,32 +80,48 @@ class Answerer:
             asked: Read as it is answered, so that pictures need not all be in memory at once.
             sampling: Its seed is not looked at.
             total: How much will be asked, for the display of progress.
+            kept: File of the answers, which is made, or gone on with where it holds answers to the
+                same questions by the same weights; None keeps nothing.
 
         Raises:
             CompeerError: The policy cannot read one of the histories.
         """
-        chat = self._lease.chat
-        written = self._written(asked, sampling, chat)
+        written = self._written(asked, sampling, None if kept is None else KeptAnswers(kept))
         return track(written, self._policy.name, total=total, unit="histories")
 
     def _written(
-        self, asked: Iterable[Asked], sampling: Sampling, chat: ChatModel
+        self, asked: Iterable[Asked], sampling: Sampling, kept: KeptAnswers | None
     ) -> Iterator[tuple[Turn, ...]]:
+        reserved = self._lease.chat.reserved
         for part in self._parts(asked):
             prompts = [
                 Prompt(
-                    policy_messages(one.dialogue, self._policy.style, one.language, chat.reserved),
+                    policy_messages(one.dialogue, self._policy.style, one.language, reserved),
                     one.seeds,
                 )
                 for one in part
             ]
-            job = functools.partial(
-                write_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
-            )
-            for one in chat.owner.call(job):
-                if isinstance(one, Exception):
-                    raise one
-                yield one
+            if kept is None:
+                yield from self._write(prompts, sampling)
+                continue
+            asked_now = digest([self._identity, repr(sampling), repr(prompts)])
+            turns = kept.take(asked_now)
+            if turns is None:
+                turns = self._write(prompts, sampling)
+                kept.put(asked_now, turns)
+            yield from turns
+
+    def _write(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[Turn, ...]]:
+        chat = self._lease.chat
+        job = functools.partial(
+            write_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
+        )
+        turns = []
+        for one in chat.owner.call(job):
+            if isinstance(one, Exception):
+                raise one
+            turns.append(one)
+        return turns
 
     def _parts(self, asked: Iterable[Asked]) -> Iterator[list[Asked]]:
         """Yield what is written together: some `at_once` turns, or one history's if they are more."""

@@ -11,7 +11,8 @@ with the sampling of the policy's card. Reported, each beside what a guess would
 - perplexity of the corpus's own turns, and what earlier stages measured on held-out data.
 
 Intervals are at 95 % and draw whole dialogues. The run folder keeps every turn (`turns.<way>.jsonl`),
-and some of them to be read by a person (`replies.md`).
+and some of them to be read by a person (`replies.md`). An evaluation that was stopped goes on with the
+turns that are written.
 """
 
 import datetime
@@ -39,6 +40,7 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
+from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import perplexity, share
 from training.evaluation.shown_faces import shown
@@ -94,7 +96,7 @@ class Config(FrozenModel):
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Measure and write the results file; a dry run reads the rows."""
     if resume is not None:
-        raise ConfigError("an evaluation cannot be resumed: begin it again")
+        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
     samples = list(read_records(config.samples, Sample))
     faces = read_faces(config.faces)
     photos = {face.file: face.data for face in faces}
@@ -127,6 +129,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
+    forget(config.folder)
 
 
 def _measured(
@@ -135,7 +138,8 @@ def _measured(
     """Yield what the answers are worth, as they are written greedily and with the card's sampling."""
     found: dict[str, list[Answer]] = {}
     for way, sampling in _ways(config).items():
-        found[way] = answers_to(answerer, samples, photos, sampling, config.seed)
+        kept = kept_file(config.folder, way)
+        found[way] = answers_to(answerer, samples, photos, sampling, config.seed, kept)
         _keep(config.folder / f"turns.{way}.jsonl", found[way])
     _print_some(config.folder / "replies.md", drawn(found["sampled"], config.printed, config.seed))
     yield from (*label_metrics(found), *reply_metrics(found), *published(PUBLISHED))
@@ -160,7 +164,10 @@ def _seen(
     greedy = _ways(config)["greedy"]
     yield from picture_metrics(
         {
-            condition: answers_to(answerer, rows, photos, greedy, config.seed)
+            condition: answers_to(
+                *(answerer, rows, photos, greedy, config.seed),
+                kept_file(config.folder, f"greedy.{condition}"),
+            )
             for condition, rows in conditions.items()
         }
     )
@@ -177,13 +184,14 @@ def answers_to(
     photos: dict[str, bytes],
     sampling: Sampling,
     seed: int,
+    kept: Path,
 ) -> list[Answer]:
-    """Let the policy answer; the same seed for the same place in every call."""
+    """Let the policy answer; the same seed for the same place in every call, kept in a file."""
     asked = (
         Asked(sample.dialogue(photos), (seed_of(number, seed),))
         for number, sample in enumerate(samples)
     )
-    turns = answerer.answers(asked, sampling, len(samples))
+    turns = answerer.answers(asked, sampling, len(samples), kept)
     found = []
     for sample, (turn,) in zip(samples, turns, strict=True):
         gold = parse(sample.completion)

@@ -14,7 +14,8 @@ Intervals are at 95 % and draw whole source dialogues, since turns of one are al
 other dialogues would move a number, not how far other runs of training would: the reward of each run
 stands beside. Policies are compared on the same histories and the same draws, as differences of pairs.
 
-The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the table and a plot.
+The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the table and a plot. An
+evaluation that was stopped goes on with the turns that are written.
 """
 
 import datetime
@@ -43,6 +44,7 @@ from compeer_core.unifireward import Judge
 from training import results
 from training.diversity import distinct_without, vendi_score
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
+from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
 from training.evaluation.overlap import overlap
@@ -174,7 +176,7 @@ class Answer:
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Let the policies answer, score and compare; a dry run loads the judge and counts histories."""
     if resume is not None:
-        raise ConfigError("an evaluation cannot be resumed: begin it again")
+        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
     found, left_out = read_histories(config.histories, config.split)
     histories = drawn_histories(found, config.limit, 0)
     _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
@@ -223,6 +225,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     plot_means(metrics, REWARD, config.folder / "reward.png")
     if trained:
         plot_training(trained, config.folder / "training.png")
+    forget(config.folder)
 
 
 def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]:
@@ -276,7 +279,8 @@ def written(
         for number, history in enumerate(histories)
     )
     with answering(policy, at_once=config.at_once, device=config.device) as answerer:
-        return list(answerer.answers(asked, sampling, len(histories)))
+        kept = kept_file(config.folder, f"{policy.name}.{'-'.join(map(str, seeds))}")
+        return list(answerer.answers(asked, sampling, len(histories), kept))
 
 
 def scored(

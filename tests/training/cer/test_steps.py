@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compeer_core.errors import ConfigError
 from training.cer.records import StepReport
-from training.cer.steps import Steps, stamp
+from training.cer.steps import Steps
 
 
 class Mill:
@@ -135,15 +134,3 @@ def test_a_note_that_another_version_wrote_means_not_done(mill, note):
     mill.grind()
 
     assert mill.done == ["upper"]
-
-
-def test_a_stamp_tells_changed_files_apart(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("a", encoding="utf-8")
-    before = stamp(tmp_path / "in")
-
-    assert stamp(tmp_path / "in") == before
-    (tmp_path / "in" / "b.txt").write_text("b", encoding="utf-8")
-    assert stamp(tmp_path / "in") != before
-    with pytest.raises(ConfigError, match="no such file"):
-        stamp(tmp_path / "out")
