@@ -4,7 +4,9 @@ A policy that collapses says the same to everybody, or the same again and again.
 words to meaning:
 
 - distinct-n: the share of all runs of n words that are different (Li et al. 2016, arXiv 1510.03055).
-  It falls with the amount of text, so only equal amounts can be compared.
+  It falls with the amount of text, so only equal amounts can be compared: what longer texts have is
+  taken for the average of draws of as many runs as the shorter ones hold (rarefaction, Hurlbert 1971,
+  doi 10.2307/1934145, who counts species).
 - loops: the share of texts that hold one run of words several times;
 - the Vendi score: how many different texts there are in effect, by the similarity of their
   embeddings (Friedman and Dieng 2023, arXiv 2210.02410): exp of the entropy of the eigenvalues of
@@ -16,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+import numpy.typing as npt
+from scipy.special import gammaln
 
 # Letters of scripts that are written without spaces count as words of their own.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
@@ -43,31 +46,74 @@ def distinct(texts: Sequence[str], length: int) -> float | None:
     return len(runs) / runs.total() if runs else None
 
 
-def distinct_without(texts: Sequence[str], groups: Sequence[str], length: int) -> list[float]:
+def distinct_without(
+    texts: Sequence[str], groups: Sequence[str], length: int, amount: int | None = None
+) -> list[float]:
     """Return distinct-n of all texts, then without each group in turn; 0 where nothing is left.
 
     Args:
         texts: Of all groups.
         groups: The group of each text; they are left out in the order in which they first come.
         length: Words of a run.
+        amount: Of so many runs, the average of all ways to draw them from those that there are; None
+            takes them all.
+
+    Raises:
+        ValueError: Fewer than `amount` are left.
 
     Example:
         >>> distinct_without(["that is hard", "that is sad"], ["a", "b"], 2)
         [0.75, 1.0, 1.0]
     """
+    counts = _counts_without(texts, groups, length)
+    if amount is not None:
+        return [_expected(row, amount) for row in counts]
+    different, total = (counts > 0).sum(axis=1), counts.sum(axis=1)
+    shares: list[float] = np.divide(
+        different, total, out=np.zeros(len(total)), where=total > 0
+    ).tolist()
+    return shares
+
+
+def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int:
+    """Return how many runs of `length` words are left, whichever group is left out.
+
+    Example:
+        >>> fewest_runs(["that is hard", "that is sad", "so sad"], ["a", "a", "b"], 2)
+        1
+    """
+    return int(_counts_without(texts, groups, length).sum(axis=1).min())
+
+
+def _counts_without(
+    texts: Sequence[str], groups: Sequence[str], length: int
+) -> npt.NDArray[np.int64]:
+    """Return how often each run comes: row 0 in all texts, the others without one group each."""
     members: dict[str, list[str]] = {}
     for text, group in zip(texts, groups, strict=True):
         members.setdefault(group, []).append(text)
-    of_group = {group: runs_of(own, length) for group, own in members.items()}
-    everything: Counter[tuple[str, ...]] = Counter()
-    for runs in of_group.values():
-        everything.update(runs)
-    different, total = len(everything), everything.total()
-    counts = [(different, total)]
-    for runs in of_group.values():
-        only_here = sum(everything[run] == times for run, times in runs.items())
-        counts.append((different - only_here, total - runs.total()))
-    return [kept / left if left else 0.0 for kept, left in counts]
+    of_group = [runs_of(own, length) for own in members.values()]
+    everything = {run: None for runs in of_group for run in runs}
+    rows = [[runs[run] for run in everything] for runs in of_group]
+    table = np.array(rows, dtype=np.int64).reshape(len(of_group), len(everything))
+    total = table.sum(axis=0)
+    return np.vstack([total, total - table])
+
+
+def _expected(counts: npt.NDArray[np.int64], amount: int) -> float:
+    """Return the expected share of different ones among `amount` that are drawn."""
+    total = int(counts.sum())
+    if amount > total:
+        raise ValueError(f"{amount} runs cannot be drawn from {total}")
+    others = total - counts
+    # that none of a kind is drawn: C(others, amount) / C(total, amount), 0 where others < amount
+    possible = others >= amount
+    kept = np.where(possible, others, amount)
+    missed = np.exp(
+        (gammaln(kept + 1) - gammaln(kept - amount + 1))
+        - (gammaln(total + 1) - gammaln(total - amount + 1))
+    )
+    return float((1 - missed * possible).sum() / amount)
 
 
 def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
@@ -89,7 +135,7 @@ def loops(text: str, length: int = 4, times: int = 3) -> bool:
     return max(runs_of([text], length).values(), default=0) >= times
 
 
-def vendi_score(embeddings: ArrayLike) -> float:
+def vendi_score(embeddings: npt.ArrayLike) -> float:
     """Return how many different texts there are in effect.
 
     Args:

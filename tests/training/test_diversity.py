@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.diversity import distinct, distinct_without, vendi_score, words_of
+from training.diversity import distinct, distinct_without, fewest_runs, vendi_score, words_of
 
 
 def test_distinct_by_hand():
@@ -79,3 +79,34 @@ def test_leaving_a_group_out_is_counting_without_its_texts(pairs, length):
             for left_out in (None, *dict.fromkeys(groups))
         ]
     )
+
+
+def test_distinct_of_an_equal_amount_by_hand():
+    texts, groups = ["so so", "sad", "i", "so"], ["a", "a", "b", "b"]
+
+    # so 3, sad, i; of 2 of 5: P(no so) = 1/10, P(no sad) = P(no i) = 6/10
+    # without a: i, so: both of 2. Without b: so 2, sad; of 2 of 3: (1 - 0) + (1 - 1/3)
+    assert distinct_without(texts, groups, 1, 2) == pytest.approx(
+        [(0.9 + 0.4 + 0.4) / 2, 1.0, (1 + 2 / 3) / 2]
+    )
+    assert fewest_runs(texts, groups, 1) == 2
+    with pytest.raises(ValueError, match="3 runs cannot be drawn from 2"):
+        distinct_without(texts, groups, 1, 3)
+
+
+@given(st.lists(st.text("abc ", max_size=9), min_size=1, max_size=8), st.integers(0, 2**31))
+def test_distinct_of_an_equal_amount_is_the_average_of_draws(texts, seed):
+    words = [word for text in texts for word in words_of(text)]
+    amount = max(1, len(words) // 2)
+    if not words:
+        return
+    random = np.random.default_rng(seed)
+    drawn = [random.permutation(words)[:amount] for _ in range(400)]
+    shares = [len({*some}) / amount for some in drawn]
+
+    expected = distinct_without([*texts, "d"], [*("a" for _ in texts), "b"], 1, 1)
+    assert expected == pytest.approx([1.0, 1.0, 1.0])
+    of_half = distinct_without([" ".join(words)] * 2, ["a", "b"], 1, amount)[1]
+    assert of_half == pytest.approx(np.mean(shares), abs=5 * np.std(shares) / 20 + 1e-9)
+    every = distinct_without([" ".join(words)] * 2, ["a", "b"], 1, len(words))[1]
+    assert every == pytest.approx(distinct([" ".join(words)], 1))

@@ -95,6 +95,31 @@ def test_diversity_is_taken_within_a_seed_and_without_each_source_by_hand():
     assert values["Vendi score"].tolist() == pytest.approx([(1.0 + 2.0) / 2, 1.0, 1.0])
 
 
+def test_longer_replies_are_compared_by_as_many_pairs_of_words():
+    words = [f"w{n}" for n in range(120)]
+    short = " ".join(words[:103])  # 102 pairs, all different
+    long = " ".join(words + words)  # 239 pairs, of which 120 are different
+    given = {
+        name: [answer(n, 1.0, text) for n in (0, 2)] for name, text in [("a", short), ("b", long)]
+    }
+
+    table = found(compared(given, HISTORIES, WordEncoder(), {"a": (), "b": ("a",)}))
+
+    assert table["a", "variety", "distinct-2"].value == pytest.approx(0.5)
+    assert table["b", "variety", "distinct-2"].value == pytest.approx(120 / 478)
+    assert table["a", "variety", "distinct-2 of 100 pairs"].n == 2
+    # each of 102 kinds is there twice among 204: missed by a draw of 100 with 104 103 / (204 203)
+    missed = 104 * 103 / (204 * 203)
+    assert table["a", "variety", "distinct-2 of 100 pairs"].value == pytest.approx(
+        102 * (1 - missed) / 100
+    )
+    # 119 kinds are there four times among 478, and "w119 w0" twice
+    of_four, of_two = (math.comb(478 - times, 100) / math.comb(478, 100) for times in (4, 2))
+    assert table["b", "variety", "distinct-2 of 100 pairs"].value == pytest.approx(
+        (119 * (1 - of_four) + (1 - of_two)) / 100
+    )
+
+
 def test_the_jackknife_of_a_mean_is_its_standard_error():
     values = np.array([1.0, 4.0, 2.0, 7.0])
     without = [np.delete(values, place).mean() for place in range(4)]

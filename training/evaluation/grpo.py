@@ -3,8 +3,8 @@
 Every policy answers every history from the same seeds. A judge scores the turns, and beside the reward
 that a policy may have learnt to please stand measures that are none of the judge's: whether the
 strategy and the emotion that it names are those that people labelled, what its replies have in common
-with those that people gave (BLEU-2, ROUGE-L), how long and how different they are (distinct-n, Vendi
-score), and how much they surprise the first policy: a reply that falls apart pleases a judge that does
+with those that people gave (BLEU-2, ROUGE-L), how long and how different they are (distinct-n, also of
+as many pairs of words for each policy, since it falls with length; Vendi score), and how much they surprise the first policy: a reply that falls apart pleases a judge that does
 not mind, and counts as diverse, but is not what a model of the language expects.
 
 Of a policy that was trained several times, from several seeds, each run answers from the seed of its own
@@ -22,12 +22,13 @@ import datetime
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
@@ -42,7 +43,7 @@ from compeer_core.reweighting import reply_length
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training import results
-from training.diversity import distinct_without, vendi_score
+from training.diversity import distinct_without, fewest_runs, vendi_score
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
@@ -421,8 +422,10 @@ def compared(
     sources = [history.source for history in histories]
     weights = drawn_weights(sources)
     count = len({*sources})
+    amount = _amount(answers.values(), sources)
     measures = {
-        name: _measures(given, weights, histories, encoder) for name, given in answers.items()
+        name: _measures(given, weights, histories, encoder, amount)
+        for name, given in answers.items()
     }
     metrics = []
     for name, own in measures.items():
@@ -446,6 +449,7 @@ def _measures(
     weights: Floats,
     histories: Sequence[History],
     encoder: SentenceEncoder,
+    amount: int,
 ) -> list[_Measure]:
     weights = weights[:, [one.history for one in answers]]
     found = [
@@ -465,7 +469,7 @@ def _measures(
     sources = [history.source for history in histories]
     found += [
         _Measure(_VARIETY, name, "", values, True)
-        for name, values in diversity(answers, sources, encoder).items()
+        for name, values in diversity(answers, sources, encoder, amount).items()
     ]
     return found
 
@@ -493,27 +497,57 @@ def of_runs(
 
 
 def diversity(
-    answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder
+    answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder, amount: int = 0
 ) -> dict[str, Floats]:
     """Return how different the replies of a policy are: of all, then without each source in turn.
 
     Each seed gives one reply to each history; the measures are taken within a seed, so that a policy
     is not charged for answering the same history alike, and averaged over the seeds.
+
+    Args:
+        answers: Of one policy.
+        sources: Of each history.
+        encoder: For the Vendi score.
+        amount: Pairs of words of which distinct-2 is taken once more; 0 does not.
+
+    Returns:
+        By the name of the measure, shape (1 + sources,).
     """
-    texts = [one.reading.reply or "" for one in answers]
-    embeddings = encoder.encode(texts)
+    embeddings = encoder.encode([one.reading.reply or "" for one in answers])
+    found: dict[str, list[list[float]]] = {}
+    for own, replies, source in _by_seed(answers, sources):
+        measures = {
+            f"distinct-{length}": distinct_without(replies, source, length) for length in (1, 2)
+        }
+        if amount:
+            name = f"distinct-2 of {amount:,} pairs"
+            measures[name] = distinct_without(replies, source, 2, amount)
+        of_source = np.array(source)
+        kept = [own, *(own[of_source != left_out] for left_out in dict.fromkeys(source))]
+        measures["Vendi score"] = [
+            vendi_score(embeddings[some]) if len(some) else 0.0 for some in kept
+        ]
+        for name, values in measures.items():
+            found.setdefault(name, []).append(values)
+    return {name: np.mean(of_seeds, axis=0) for name, of_seeds in found.items()}
+
+
+def _amount(policies: Iterable[Sequence[Answer]], sources: Sequence[str]) -> int:
+    """Return how many pairs of words every policy has at every seed, in whole hundreds."""
+    fewest = min(
+        fewest_runs(replies, source, 2)
+        for answers in policies
+        for _, replies, source in _by_seed(answers, sources)
+    )
+    return fewest // 100 * 100
+
+
+def _by_seed(
+    answers: Sequence[Answer], sources: Sequence[str]
+) -> Iterator[tuple[npt.NDArray[np.intp], list[str], list[str]]]:
+    """Yield the places of the answers from each seed, their replies and the sources of their histories."""
     of_seed = np.array([one.seed for one in answers])
-    of_source = np.array([sources[one.history] for one in answers])
-    found: dict[str, list[list[float]]] = {"distinct-1": [], "distinct-2": [], "Vendi score": []}
     for seed in sorted({*of_seed.tolist()}):
         own = np.flatnonzero(of_seed == seed)
-        source = of_source[own]
-        replies = [texts[place] for place in own.tolist()]
-        for length in (1, 2):
-            shares = distinct_without(replies, source.tolist(), length)
-            found[f"distinct-{length}"].append(shares)
-        kept = [own, *(own[source != left_out] for left_out in dict.fromkeys(source.tolist()))]
-        found["Vendi score"].append(
-            [vendi_score(embeddings[some]) if len(some) else 0.0 for some in kept]
-        )
-    return {name: np.mean(of_seeds, axis=0) for name, of_seeds in found.items()}
+        some = [answers[place] for place in own.tolist()]
+        yield own, [one.reading.reply or "" for one in some], [sources[one.history] for one in some]
