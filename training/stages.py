@@ -62,6 +62,8 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.sft.dialogues",
             "fine-tune a small policy on whole dialogues, each read once",
         ),
+        "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
+        "merge": Stage("training.merge", "merge a LoRA adapter into the weights it was trained on"),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
         ),

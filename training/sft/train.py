@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from compeer_core.backends.protocol import Message
+from compeer_core.dialogue import Dialogue
 from compeer_core.prompts import policy_messages
 from training.faces import read_faces
 from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
@@ -29,11 +30,16 @@ class Config(SampleSource):
 
 
 def sample_row(sample: Sample, faces: dict[str, bytes]) -> Row:
-    """Return one sample in trl's columns; `length` is an estimate in characters."""
-    prompt, images = message_rows(policy_messages(sample.dialogue(faces), "trained"))
-    completion, _ = message_rows([Message("assistant", (sample.completion,))])
-    length = sum(len(turn.text) for turn in sample.history) + len(sample.completion)
-    return {"prompt": prompt, "completion": completion, "images": images, "length": length}
+    """Return one sample in trl's columns."""
+    return turn_row(sample.dialogue(faces), sample.completion)
+
+
+def turn_row(dialogue: Dialogue, completion: str) -> Row:
+    """Return a history and the turn that answers it in trl's columns; `length` is in characters."""
+    prompt, images = message_rows(policy_messages(dialogue, "trained"))
+    answer, _ = message_rows([Message("assistant", (completion,))])
+    length = sum(len(said.text) for said in dialogue) + len(completion)
+    return {"prompt": prompt, "completion": answer, "images": images, "length": length}
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:

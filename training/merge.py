@@ -1,0 +1,78 @@
+"""A LoRA adapter becomes part of its weights: `python -m training merge <config.toml>`.
+
+What is trained next can then begin from one checkpoint: GRPO from an SFT that trained an adapter, with an
+adapter of its own on top. An adapter that was trained on weights of 4 bits is merged into those that were
+not quantised, so the result differs from what was trained by what quantising had changed.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+from transformers import PreTrainedModel
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import CheckpointError, ConfigError
+from training.base_model import Weights, check_base, load_base
+from training.trainer_parts import open_processor
+
+ADAPTER = "adapter_config.json"
+
+
+class Config(FrozenModel):
+    """`[merge]`: what goes into what."""
+
+    base: Path | str
+    """Checkpoint, or name on the hub, that the adapter was trained on."""
+    adapter: Path
+    """Folder of the adapter."""
+    output: Path
+    """Folder that receives the checkpoint, with tokenizer and image processor."""
+    weights: Weights = "bf16"
+    """The precision to compute in and to store."""
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Merge and write; a dry run looks whether base and adapter are there.
+
+    Raises:
+        ConfigError: There is no adapter, or there is something in the output folder.
+        CheckpointError: The base cannot be loaded, or the adapter is not for it.
+    """
+    if resume is not None:
+        raise ConfigError("a merge cannot be resumed: begin it again")
+    check_base(config.base)
+    if not (config.adapter / ADAPTER).is_file():
+        raise ConfigError(f"adapter: {config.adapter} holds no {ADAPTER}")
+    if config.output.exists() and any(config.output.iterdir()):
+        raise ConfigError(f"{config.output}: something is already there; choose another output")
+    if dry_run:
+        return
+    processor = open_processor(config.base)
+    base = load_base(config.base, config.weights, config.weights, None, torch.device("cpu"))
+    adapted: Any = _adapted(base, config)
+    merged = adapted.merge_and_unload()
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=config.output.parent) as folder:
+        whole = Path(folder) / "model"
+        merged.save_pretrained(whole)
+        processor.save_pretrained(whole)
+        whole.replace(config.output)
+
+
+def _adapted(base: PreTrainedModel, config: Config) -> PeftModel:
+    try:
+        adapted = PeftModel.from_pretrained(base, config.adapter)
+        given = load_peft_weights(str(config.adapter), device="cpu")
+        if different := sorted(get_peft_model_state_dict(adapted).keys() ^ given.keys()):
+            # peft would only warn, and leave what is missing as it was drawn
+            raise ValueError(f"{len(different)} weights differ, first {different[0]}")
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{config.adapter} does not fit {config.base} ({reason}); name the base that it was "
+            "trained on"
+        ) from error
+    return adapted
