@@ -1,12 +1,13 @@
 """The scores of a board as a picture: for each model a dot, and a line over its 95 % interval.
 
 SVG with neither script nor foreign request, which follows the colour of the text around it and can be
-read on a phone: a row has two lines, so that 360 units of width are enough. Each number stands
-beside its dot, and the same numbers are in the table of the board; nothing is told by colour alone.
+read on a phone: name, numbers and dot of a model stand below each other, so that 360 units of width are
+enough. The same numbers are in the table of the board; nothing is told by colour alone.
 """
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -16,8 +17,9 @@ from compeer_core.votes.board_text import sentence
 
 _WIDTH = 360
 _MARGIN = 16
-_ROW = 46
-_LONGEST_NAME = 26
+_ROW = 60
+_COLUMNS = 46
+"""About how many letters a line holds in the usual fonts; a Chinese character takes two."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -92,24 +94,37 @@ def _scale(axis: _Axis, bottom: int, words: PlotWords) -> Iterator[str]:
 
 
 def _model(row: ModelRow, y: int, axis: _Axis | None, words: PlotWords) -> Iterator[str]:
-    name = row.model if len(row.model) <= _LONGEST_NAME else f"{row.model[: _LONGEST_NAME - 1]}…"
     rank = "" if row.rank is None else f"{row.rank}. "
     if row.rank is not None and row.rank_low != row.rank_high:
         rank = f"{row.rank}. ({row.rank_low}–{row.rank_high}) "
     faint = "" if row.score else ' fill-opacity="0.7"'
+    name = _shortened(row.model, _COLUMNS - len(rank))
     yield f'<text x="{_MARGIN}" y="{y}"{faint}>{rank}<tspan>{_text(name)}</tspan></text>'
-    end = f'<text x="{_WIDTH - _MARGIN}" y="{y}" text-anchor="end"{faint}>'
+    below = f'<text x="{_MARGIN}" y="{y + 15}"{faint}>'
     if row.score is None or axis is None:
-        yield f"{end}{_text(words.not_ranked)}</text>"
+        yield f"{below}{_text(words.not_ranked)}</text>"
         return
-    yield f"{end}{row.score.value:.0f} ({row.score.low:.0f}–{row.score.high:.0f})</text>"
-    line = y + 13
+    yield f"{below}{row.score.value:.0f} ({row.score.low:.0f}–{row.score.high:.0f})</text>"
+    line = y + 27
     yield (
         f'<line x1="{axis.x(row.score.low):.1f}" x2="{axis.x(row.score.high):.1f}" y1="{line}" '
         f'y2="{line}" stroke="currentColor" stroke-width="3" stroke-opacity="0.55" '
         'stroke-linecap="round"/>'
     )
     yield f'<circle cx="{axis.x(row.score.value):.1f}" cy="{line}" r="5"/>'
+
+
+def _shortened(name: str, columns: int) -> str:
+    """Return as much of a name as fits into so many columns, with "…" where some is left out."""
+    widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
+    if sum(widths) <= columns:
+        return name
+    taken = 1  # by the dots
+    for place, width in enumerate(widths):
+        taken += width
+        if taken > columns:
+            return f"{name[:place]}…"
+    return name
 
 
 def _axis(ranked: list[ModelRow]) -> _Axis | None:

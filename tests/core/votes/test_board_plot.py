@@ -52,6 +52,25 @@ def test_everything_is_inside_the_picture(spread):
     assert 2 <= len(ticks) <= 7
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("COMPEER-nano (second edition)", "COMPEER-nano (second edition)"),
+        ("o" * 38, "o" * 36 + "…"),  # 46 columns without "1. (1–2) " and the dots
+        ("模" * 30, "模" * 18 + "…"),  # two columns each
+    ],
+)
+def test_a_name_has_a_line_and_is_shortened_to_it(name, shown):
+    votes = votes_of((name, "b", FIRST, 30), ("b", name, FIRST, 5))
+    drawn = ElementTree.fromstring(to_svg(bradley_terry(votes)))
+
+    lines = [text for text in drawn.iter(f"{SVG}text") if text.find(f"{SVG}tspan") is not None]
+    assert "".join(lines[0].itertext()) == f"1. (1–2) {shown}"
+    # nothing else stands in the line
+    beside = [text for text in drawn.iter(f"{SVG}text") if text.get("y") == lines[0].get("y")]
+    assert len(beside) == 1
+
+
 def test_names_stay_text():
     name = SPITEFUL + "\"'&\x00\ufffe<script>"
     drawn = to_svg(
