@@ -14,6 +14,7 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = S
         logging.getLogger(library).setLevel(logging.WARNING)
     # On import it warns that a kernel of its own is missing, which only 4 bits on a processor would use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # peft 0.21 still reads a property that transformers 5.23 has renamed.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments), stages)
     except (ConfigError, CheckpointError) as error:
