@@ -1,11 +1,12 @@
 """Policies on the same held-out histories: `python -m training evaluate grpo <config.toml>`.
 
-Every policy answers every history from the same seeds. A judge scores the turns, and beside the reward
-that a policy may have learnt to please stand measures that are none of the judge's: whether the
-strategy and the emotion that it names are those that people labelled, what its replies have in common
-with those that people gave (BLEU-2, ROUGE-L), how long and how different they are (distinct-n, also of
-as many pairs of words for each policy, since it falls with length; Vendi score), and how much they surprise the first policy: a reply that falls apart pleases a judge that does
-not mind, and counts as diverse, but is not what a model of the language expects.
+Every policy answers every history from the same seeds. A judge scores the turns, and beside the
+reward that a policy may have learnt to please stand measures that are none of the judge's: whether
+the strategy and the emotion that it names are those that people labelled, what its replies have in
+common with those that people gave (BLEU-2, ROUGE-L), how long and how different they are
+(distinct-n, also of as many pairs of words for each policy, since it falls with length; Vendi
+score), and how much they surprise the first policy: a reply that falls apart pleases a judge that
+does not mind, and counts as diverse, but is not what a model of the language expects.
 
 Of a policy that was trained several times, from several seeds, each run answers from the seed of its own
 training, so that together they answer as often as a policy of one run.
