@@ -65,14 +65,10 @@ def distinct_without(
         >>> distinct_without(["that is hard", "that is sad"], ["a", "b"], 2)
         [0.75, 1.0, 1.0]
     """
-    counts = _counts_without(texts, groups, length)
+    spectra = _spectra_without(texts, groups, length)
     if amount is not None:
-        return [_expected(row, amount) for row in counts]
-    different, total = (counts > 0).sum(axis=1), counts.sum(axis=1)
-    shares: list[float] = np.divide(
-        different, total, out=np.zeros(len(total)), where=total > 0
-    ).tolist()
-    return shares
+        return [_expected(one, amount) for one in spectra]
+    return [one.total() / _runs(one) if one else 0.0 for one in spectra]
 
 
 def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int:
@@ -82,30 +78,43 @@ def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int
         >>> fewest_runs(["that is hard", "that is sad", "so sad"], ["a", "a", "b"], 2)
         1
     """
-    return int(_counts_without(texts, groups, length).sum(axis=1).min())
+    return min(map(_runs, _spectra_without(texts, groups, length)))
 
 
-def _counts_without(
+def _spectra_without(
     texts: Sequence[str], groups: Sequence[str], length: int
-) -> npt.NDArray[np.int64]:
-    """Return how often each run comes: row 0 in all texts, the others without one group each."""
+) -> list[Counter[int]]:
+    """Count how many runs come once, twice and so on: in all texts, then without each group."""
     members: dict[str, list[str]] = {}
     for text, group in zip(texts, groups, strict=True):
         members.setdefault(group, []).append(text)
     of_group = [runs_of(own, length) for own in members.values()]
-    everything = {run: None for runs in of_group for run in runs}
-    rows = [[runs[run] for run in everything] for runs in of_group]
-    table = np.array(rows, dtype=np.int64).reshape(len(of_group), len(everything))
-    total = table.sum(axis=0)
-    return np.vstack([total, total - table])
+    everything: Counter[tuple[str, ...]] = Counter()
+    for runs in of_group:
+        everything.update(runs)
+    spectra = [Counter(everything.values())]
+    for runs in of_group:
+        left = spectra[0].copy()
+        for run, times in runs.items():
+            left[everything[run]] -= 1
+            left[everything[run] - times] += 1
+        left[0] = 0
+        spectra.append(+left)
+    return spectra
 
 
-def _expected(counts: npt.NDArray[np.int64], amount: int) -> float:
-    """Return the expected share of different ones among `amount` that are drawn."""
-    total = int(counts.sum())
+def _runs(spectrum: Counter[int]) -> int:
+    return sum(times * kinds for times, kinds in spectrum.items())
+
+
+def _expected(spectrum: Counter[int], amount: int) -> float:
+    """Return the expected share of different ones among `amount` runs that are drawn."""
+    total = _runs(spectrum)
     if amount > total:
         raise ValueError(f"{amount} runs cannot be drawn from {total}")
-    others = total - counts
+    times = np.array(list(spectrum))
+    kinds = np.array(list(spectrum.values()))
+    others = total - times
     # that none of a kind is drawn: C(others, amount) / C(total, amount), 0 where others < amount
     possible = others >= amount
     kept = np.where(possible, others, amount)
@@ -113,7 +122,7 @@ def _expected(counts: npt.NDArray[np.int64], amount: int) -> float:
         (gammaln(kept + 1) - gammaln(kept - amount + 1))
         - (gammaln(total + 1) - gammaln(total - amount + 1))
     )
-    return float((1 - missed * possible).sum() / amount)
+    return float((kinds * (1 - missed * possible)).sum() / amount)
 
 
 def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
