@@ -64,6 +64,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         ),
         "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
         "merge": Stage("training.merge", "merge a LoRA adapter into the weights it was trained on"),
+        "extract": Stage(
+            "training.extract", "write what a training changed as a LoRA adapter of a given rank"
+        ),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
         ),
