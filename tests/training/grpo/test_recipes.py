@@ -106,8 +106,10 @@ def test_the_evaluation_compares_what_the_recipes_make(repository, planned):
         assert [run.metrics for run in runs] == [one.output / "metrics.jsonl" for one in made]
         assert {run.source for run in runs} == {str(one.base) for one in made}
         assert config.seeds == tuple(one.training.seed for one in made)
-    assert [policy.name for policy in others] == ["ur", "urp"]
+    assert [policy.name for policy in others] == ["por", "ur", "urp"]
     assert first.source == str(made[-1].base)
+    assert config.pairs["por"] == ("sft",)
+    assert config.pairs["ur"] == ("sft", "por")
     assert config.pairs["urp"] == ("sft", "ur")
     assert config.judge.source == planned("ur")[-1][1].judge.source
 
