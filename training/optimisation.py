@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -69,10 +70,33 @@ class Optimisers:
 
     def __init__(
         self,
+        matrices: Sequence[nn.Parameter],
+        others: Sequence[tuple[Sequence[nn.Parameter], float]],
+        schedule: Schedule,
+    ) -> None:
+        """Take what is to be moved.
+
+        Args:
+            matrices: Moved by Muon.
+            others: Moved by AdamW; weights with their learning rate.
+            schedule: How far.
+        """
+        groups = [{"params": list(weights), "lr": rate} for weights, rate in others]
+        self._schedule = schedule
+        self.all: Sequence[torch.optim.Optimizer] = (
+            torch.optim.Muon(matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay),
+            torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+        self._rates = [[group["lr"] for group in one.param_groups] for one in self.all]
+        self._moved = [p for one in self.all for group in one.param_groups for p in group["params"]]
+
+    @classmethod
+    def of_model(
+        cls,
         model: Qwen2_5_VLForConditionalGeneration,
         schedule: Schedule,
         vision_lr: float | None = None,
-    ) -> None:
+    ) -> Self:
         """Take the language model, and the image tower where `vision_lr` is given.
 
         Args:
@@ -81,19 +105,11 @@ class Optimisers:
             vision_lr: Learning rate of the image tower, by AdamW; None leaves the tower.
         """
         language = model.model.language_model
-        matrices = [p for p in language.layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in language.parameters() if id(p) not in chosen]
-        groups = [{"params": rest, "lr": schedule.adamw_lr}]
+        matrices, rest = parted(language, language.layers)
+        others = [(rest, schedule.adamw_lr)]
         if vision_lr is not None:
-            groups.append({"params": list(model.model.visual.parameters()), "lr": vision_lr})
-        self._schedule = schedule
-        self.all: Sequence[torch.optim.Optimizer] = (
-            torch.optim.Muon(matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay),
-            torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-        self._rates = [[group["lr"] for group in one.param_groups] for one in self.all]
-        self._moved = [p for one in self.all for group in one.param_groups for p in group["params"]]
+            others.append((list(model.model.visual.parameters()), vision_lr))
+        return cls(matrices, others, schedule)
 
     def step(self, step: int) -> float:
         """Clip the gradients to norm 1, move the weights, forget the gradients.
@@ -112,6 +128,13 @@ class Optimisers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return factor
+
+
+def parted(model: nn.Module, layers: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices of the layers, which Muon moves, and all other weights of a model."""
+    matrices = [weight for weight in layers.parameters() if weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    return matrices, [weight for weight in model.parameters() if id(weight) not in chosen]
 
 
 def save_checkpoint(

@@ -123,7 +123,7 @@ def test_the_loss_is_the_models_own(tokenizer, tiny_shape):
 
 def test_every_language_parameter_has_exactly_one_optimiser(config, tokenizer, tiny_shape):
     model = build_model(tiny_shape, tokenizer)
-    muon, adamw = Optimisers(model, config).all
+    muon, adamw = Optimisers.of_model(model, config).all
 
     name_of = {id(p): name for name, p in model.named_parameters()}
     by_muon, by_adamw = (

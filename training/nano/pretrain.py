@@ -225,7 +225,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             "%d of %d documents left out: they repeat one of the %d that are tested",
             *(found[key] for key in ("left_out", "seen", "tested")),
         )
-    optimisers = Optimisers(model, config)
+    optimisers = Optimisers.of_model(model, config)
     step = load_checkpoint(directory.path / CHECKPOINT, model, optimisers.all)
     directory.rewind(step)
     batches = _Batches(tokens, config, skip=step)

@@ -3,36 +3,51 @@
 A linear head on the mean image token tells the seven expressions apart; the head is thrown away.
 SFT then only has to connect what the tower already sees with words. The tower's own accuracy is
 written beside the weights, so that a card can report what the pictures are worth.
+
+A run stopped at any point continues from its last checkpoint with the same photos.
 """
 
+import itertools
 import json
-import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL.Image import Image, Resampling, Transform, Transpose
-from PIL.ImageEnhance import Brightness, Contrast
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AttentionInterface,
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen2_5_VLForConditionalGeneration,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.images import read_image
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.faces import FACE_CLASSES, Face, read_faces
 from training.nano.architecture import NanoShape
+from training.nano.photo_batches import PhotoBatches, patched
+from training.optimisation import (
+    CHECKPOINT,
+    Optimisers,
+    Schedule,
+    forget_checkpoints,
+    load_checkpoint,
+    parted,
+    run_steps,
+)
+from training.run_directory import RunDirectory
 
-logger = logging.getLogger(__name__)
+REPORT = "vision.json"
+"""What the tower is worth, in the run's directory."""
 
 
-class Config(FrozenModel):
+class Config(Schedule):
     """`[vision]`: which faces, how long."""
 
     faces: Path
@@ -40,16 +55,17 @@ class Config(FrozenModel):
     model: Path
     """Checkpoint whose tower is trained, for example `runs/nano/pretrain/model`."""
     output: Path
-    """Folder that receives the checkpoint with its trained tower and its processor."""
+    """Run directory: `model` is the checkpoint with its trained tower and its processor."""
+    muon_lr: float = 0.01
+    """Of the matrices of the tower's layers."""
+    adamw_lr: float = 1e-3
+    """Of the rest of the tower, and of the head."""
     image_side: int = 112
-    """Images are scaled to at most this side squared, in pixels."""
-    epochs: int = 10
-    batch_size: int = 64
-    lr: float = 1e-3
-    weight_decay: float = 0.05
+    """Photos are scaled to this side, in pixels: a multiple of 28 (two patches of 14)."""
+    batch_size: int = Field(default=64, gt=0)
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     max_photos: int | None = Field(default=None, ge=1)
     """Use at most so many photos of each split, drawn by the seed; None uses all."""
-    seed: int = 0
 
 
 def build_processor(
@@ -67,84 +83,63 @@ def build_processor(
     )
 
 
-class _Faces:
-    """All faces as pixels of one size, patched by the processor in batches."""
-
-    def __init__(
-        self, faces: list[Face], processor: ImageOnlyQwen2_5_VLProcessor, side: int
-    ) -> None:
-        self._images = [
-            read_image(face.data).to_pil().convert("RGB").resize((side, side)) for face in faces
-        ]
-        self.labels = torch.tensor([FACE_CLASSES.index(face.face_class) for face in faces])
-        self._processor = processor.image_processor
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def batch(
-        self, rows: Sequence[int], rng: np.random.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return patches and grid of the chosen photos; with `rng` each is varied."""
-        images = [self._images[row] for row in rows]
-        if rng is not None:
-            images = [varied(image, rng) for image in images]
-        out = self._processor(images=images, return_tensors="pt")
-        return out["pixel_values"], out["image_grid_thw"]
-
-
-def varied(photo: Image, rng: np.random.Generator) -> Image:
-    """Return a photo as it might also have been taken, so that no pass shows the same one again.
-
-    Half are mirrored. Each is turned by up to 15 degrees, 0.85 to 1.15 times as large, moved by up to
-    8 % of its side, and has 0.7 to 1.3 times its contrast and 0.75 to 1.25 times its brightness. What
-    was outside the photo is black.
-    """
-    if rng.random() < 0.5:
-        photo = photo.transpose(Transpose.FLIP_LEFT_RIGHT)
-    angle, zoom = math.radians(rng.uniform(-15, 15)), rng.uniform(0.85, 1.15)
-    across, down = (side / 2 for side in photo.size)
-    right, below = rng.uniform(-0.08, 0.08, 2) * photo.size
-    # Pillow asks where in the old photo a point of the new one comes from, whose middle stays.
-    cosine, sine = math.cos(angle) / zoom, math.sin(angle) / zoom
-    matrix = (
-        *(cosine, sine, across - cosine * (across + right) - sine * (down + below)),
-        *(-sine, cosine, down + sine * (across + right) - cosine * (down + below)),
-    )
-    photo = photo.transform(photo.size, Transform.AFFINE, matrix, Resampling.BILINEAR)
-    photo = Contrast(photo).enhance(rng.uniform(0.7, 1.3))
-    return Brightness(photo).enhance(rng.uniform(0.75, 1.25))
-
-
 class _Classifier(nn.Module):
     def __init__(self, tower: nn.Module, width: int) -> None:
         super().__init__()
         self.tower = tower
         self.head = nn.Linear(width, len(FACE_CLASSES))
 
-    def forward(self, pixels: Tensor, grid: Tensor) -> Tensor:
-        tokens = self.tower(pixels, grid_thw=grid).pooler_output
-        means = tokens.view(len(grid), -1, tokens.shape[-1]).mean(1)
+    def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
+        tokens = self.tower(patches, grid_thw=grid).pooler_output
+        means = tokens.view(len(grid), -1, tokens.shape[-1]).float().mean(1)
         logits: Tensor = self.head(functional.normalize(means, dim=-1) * math.sqrt(means.shape[-1]))
-        return logits
+        return logits.float()
 
 
-def _accuracy(classifier: _Classifier, faces: _Faces) -> tuple[float, dict[str, float]]:
-    """Return the share of right classes in all, and by each class that there are photos of."""
-    predictions = []
-    classifier.eval()
-    with torch.no_grad():
-        for start in range(0, len(faces), 128):
-            rows = list(range(start, min(start + 128, len(faces))))
-            predictions.append(classifier(*faces.batch(rows)).argmax(-1))
-    classifier.train()
-    right = torch.cat(predictions) == faces.labels
-    by_class = {
-        name: right[faces.labels == index].float().mean().item()
-        for index, name in enumerate(FACE_CLASSES)
-        if (faces.labels == index).any()
-    }
-    return right.float().mean().item(), by_class
+def equal_pictures_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float,
+    cu_seq_lens_q: Tensor,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each picture of a batch whose pictures are all of one size.
+
+    transformers' own implementations for processors go through the pictures one by one, which took a
+    third of a step. Registered under a name of its own; the word "flash" in it makes transformers hand over
+    the batch in one piece.
+
+    Args:
+        module: Not used.
+        query: Shape (1, heads, pictures * patches, width of a head).
+        key: As `query`.
+        value: As `query`.
+        attention_mask: None: nothing is masked.
+        scaling: Of the scores.
+        cu_seq_lens_q: Where each picture begins, and the end of the last.
+        unused: What else transformers hands over.
+    """
+    pictures, heads, width = len(cu_seq_lens_q) - 1, query.shape[1], query.shape[3]
+    query, key, value = (
+        states[0].reshape(heads, pictures, -1, width).transpose(0, 1)
+        for states in (query, key, value)
+    )
+    weights = torch.softmax((query @ key.transpose(2, 3)).float() * scaling, -1)
+    attended = weights.to(value.dtype) @ value
+    return attended.transpose(1, 2).reshape(1, -1, heads, width), None
+
+
+_ATTENTION = "flash_equal_pictures"
+AttentionInterface.register(_ATTENTION, equal_pictures_attention)
+
+
+def attend_at_once(tower: PreTrainedModel) -> None:
+    """Let a tower attend by `equal_pictures_attention`; from now on it reads pictures of one size."""
+    # `set_attn_implementation` would look for a kernel by a name with "flash" in it.
+    tower.config._attn_implementation = _ATTENTION
 
 
 def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Generator) -> list[Face]:
@@ -161,62 +156,109 @@ def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Gener
     return [chosen[i] for i in sorted(rng.choice(len(chosen), size=most, replace=False))]
 
 
+def _steps(photos: PhotoBatches, config: Config, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield varied photos and their labels for ever, from step `skip` on."""
+    size = min(config.batch_size, len(photos))
+    for number in itertools.count():
+        order = np.random.default_rng([config.seed, number]).permutation(len(photos))
+        for start in range(0, len(photos) - size + 1, size):
+            if skip:
+                skip -= 1
+                continue
+            rows = order[start : start + size].tolist()
+            rng = np.random.default_rng([config.seed, number, start])
+            yield photos.batch(rows, rng), photos.labels[rows]
+
+
+def _assessed(
+    classifier: _Classifier,
+    photos: PhotoBatches,
+    processor: Qwen2VLImageProcessorPil,
+    device: str,
+) -> tuple[float, Tensor]:
+    """Return the loss on photos in nats a photo, and which of them are named rightly."""
+    classifier.eval()
+    found = []
+    with torch.no_grad():
+        for start in range(0, len(photos), 128):
+            rows = list(range(start, min(start + 128, len(photos))))
+            patches, grid = patched(photos.batch(rows), processor)
+            found.append(classifier(patches.to(device), grid.to(device)).cpu())
+    classifier.train()
+    logits = torch.cat(found)
+    loss = functional.cross_entropy(logits, photos.labels).item()
+    return loss, logits.argmax(-1) == photos.labels
+
+
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Train the tower on the train photos and save the checkpoint with its processor."""
-    if resume is not None:
-        raise ConfigError("the image tower's training cannot be resumed: begin it again")
+    """Train the tower to `config.steps`, or continue a run; Ctrl-C saves first."""
     if not (config.model / "config.json").is_file():
         raise ConfigError(f"{config.model}: no checkpoint there (the pretrain stage writes it)")
     faces = read_faces(config.faces)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model)
     sizes: Any = model.config
     shape = NanoShape(patch_size=sizes.vision_config.patch_size)
+    if config.image_side % (2 * shape.patch_size):
+        raise ConfigError(
+            f"image_side is {config.image_side}; it must be a multiple of {2 * shape.patch_size}"
+        )
     processor = build_processor(config.model, shape, config.image_side)
     if dry_run:
         return
+    directory = RunDirectory.open(
+        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
+    )
+    checkpoint = directory.path / CHECKPOINT
+    if resume is None:
+        forget_checkpoints(checkpoint)  # of a start that made no step, under another config
     torch.manual_seed(config.seed)
     rng = np.random.default_rng(config.seed)
     train, valid = (
-        _Faces(_drawn(faces, split, config.max_photos, rng), processor, config.image_side)
+        PhotoBatches(_drawn(faces, split, config.max_photos, rng), config.image_side)
         for split in ("train", "valid")
     )
-    classifier = _Classifier(model.model.visual, sizes.text_config.hidden_size)
-    optimizer = torch.optim.AdamW(
-        classifier.parameters(), lr=config.lr, weight_decay=config.weight_decay
-    )
-    steps_an_epoch = max(1, len(train) // config.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        config.lr,
-        total_steps=steps_an_epoch * config.epochs,
-        pct_start=0.1001,  # with a tenth of just ten steps, torch divides by zero
-    )
-    report: dict[str, object] = {}
-    for epoch in range(config.epochs):
-        order = rng.permutation(len(train)).tolist()
-        total = 0.0
-        for step in range(steps_an_epoch):
-            rows = order[step * config.batch_size : (step + 1) * config.batch_size]
-            pixels, grid = train.batch(rows, rng)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = classifier(pixels, grid)
-            loss = functional.cross_entropy(logits.float(), train.labels[rows], label_smoothing=0.1)
-            loss.backward()
-            nn.utils.clip_grad_norm_(classifier.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            schedule.step()
-            total += loss.item()
-        accuracy, by_class = _accuracy(classifier, valid)
-        report = {
-            "epoch": epoch + 1,
-            "train_loss": total / steps_an_epoch,
-            "validation_photos": len(valid),
-            "validation_accuracy": accuracy,
-            "by_class": by_class,
-        }
-        logger.info("%s", report)
-        # After each epoch, so that a run that is cut short leaves what it has learnt.
-        model.save_pretrained(config.output)
-        processor.save_pretrained(config.output)
-        (config.output / "vision.json").write_text(json.dumps(report, indent=2), encoding="utf-8")
+    tower = model.model.visual
+    attend_at_once(tower)
+    classifier = _Classifier(tower, sizes.text_config.hidden_size).to(config.device)
+    if config.compile:
+        for block in tower.blocks:
+            block.compile()
+    matrices, rest = parted(classifier, tower.blocks)
+    optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
+    step = load_checkpoint(checkpoint, classifier, optimisers.all)
+    directory.rewind(step)
+    steps = _steps(train, config, skip=step)
+    cut = processor.image_processor
+
+    def learn() -> tuple[float, int]:
+        photos, labels = next(steps)
+        patches, grid = patched(photos, cut)
+        with torch.autocast(config.device_type, dtype=torch.bfloat16):
+            logits = classifier(patches.to(config.device), grid.to(config.device))
+        loss = functional.cross_entropy(
+            logits, labels.to(config.device), label_smoothing=config.label_smoothing
+        )
+        loss.backward()
+        return loss.item(), len(patches)
+
+    def validate() -> float:
+        loss, right = _assessed(classifier, valid, cut, config.device)
+        directory.log("%.1f %% of %d photos named rightly", 100 * right.float().mean(), len(valid))
+        return loss
+
+    step = run_steps(classifier, optimisers, config, directory, step, learn, validate)
+    _, right = _assessed(classifier, valid, cut, config.device)
+    report = {
+        "steps": step,
+        "passes": step * min(config.batch_size, len(train)) / len(train),
+        "validation_photos": len(valid),
+        "validation_accuracy": right.float().mean().item(),
+        "by_class": {
+            name: right[valid.labels == place].float().mean().item()
+            for place, name in enumerate(FACE_CLASSES)
+            if (valid.labels == place).any()
+        },
+    }
+    (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    model.save_pretrained(directory.path / "model")
+    processor.save_pretrained(directory.path / "model")

@@ -129,7 +129,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     torch.nn.Module.to(model, config.device)
     language = model.model.language_model
     language.set_attn_implementation(ATTENTION)
-    optimisers = Optimisers(model, config, config.vision_lr)
+    optimisers = Optimisers.of_model(model, config, config.vision_lr)
     step = load_checkpoint(checkpoint, model, optimisers.all)
     directory.rewind(step)
     if config.compile:

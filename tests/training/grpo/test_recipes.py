@@ -67,7 +67,7 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     assert last.reweighting.form == form
     # each stage reads what one before it wrote
     assert policy["vision"].model == policy["pretrain"].output / "model"
-    assert policy["sft dialogues"].base == policy["vision"].output
+    assert policy["sft dialogues"].base == policy["vision"].output / "model"
     assert Path(last.base) == policy["sft dialogues"].output / "model"
     assert last.prompts == (policy["sft dialogues"].output / "samples.train.jsonl",)
     asked = [last.judge.source, last.judge.reply_source]
