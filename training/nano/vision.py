@@ -195,7 +195,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if not (config.model / "config.json").is_file():
         raise ConfigError(f"{config.model}: no checkpoint there (the pretrain stage writes it)")
     faces = read_faces(config.faces)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model, dtype=torch.float32)
     sizes: Any = model.config
     shape = NanoShape(patch_size=sizes.vision_config.patch_size)
     if config.image_side % (2 * shape.patch_size):
