@@ -108,9 +108,8 @@ def equal_pictures_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each picture of a batch whose pictures are all of one size.
 
-    transformers' own implementations for processors go through the pictures one by one, which took a
-    third of a step. Registered under a name of its own; the word "flash" in it makes transformers hand over
-    the batch in one piece.
+    transformers' own implementations for processors go through the pictures one by one. Registered under a
+    name of its own; the word "flash" in it makes transformers hand over the batch in one piece.
 
     Args:
         module: Not used.
