@@ -77,16 +77,19 @@ class Optimisers:
         """Take what is to be moved.
 
         Args:
-            matrices: Moved by Muon.
+            matrices: Moved by Muon; may be none.
             others: Moved by AdamW; weights with their learning rate.
             schedule: How far.
         """
         groups = [{"params": list(weights), "lr": rate} for weights, rate in others]
         self._schedule = schedule
-        self.all: Sequence[torch.optim.Optimizer] = (
-            torch.optim.Muon(matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay),
-            torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0),
-        )
+        adamw = torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self.all: Sequence[torch.optim.Optimizer] = (adamw,)
+        if matrices:
+            muon = torch.optim.Muon(
+                matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay
+            )
+            self.all = (muon, adamw)
         self._rates = [[group["lr"] for group in one.param_groups] for one in self.all]
         self._moved = [p for one in self.all for group in one.param_groups for p in group["params"]]
 
@@ -96,20 +99,25 @@ class Optimisers:
         model: Qwen2_5_VLForConditionalGeneration,
         schedule: Schedule,
         vision_lr: float | None = None,
+        *,
+        freeze_language: bool = False,
     ) -> Self:
         """Take the language model, and the image tower where `vision_lr` is given.
 
         Args:
-            model: Whose weights are moved.
+            model: Whose weights are moved; those of a frozen language model ask for no gradients any more.
             schedule: How far.
             vision_lr: Learning rate of the image tower, by AdamW; None leaves the tower.
+            freeze_language: Leave the language model; `vision_lr` is given then.
         """
+        tower = [] if vision_lr is None else [(list(model.model.visual.parameters()), vision_lr)]
+        if freeze_language:
+            model.requires_grad_(False)
+            model.model.visual.requires_grad_(True)
+            return cls([], tower, schedule)
         language = model.model.language_model
         matrices, rest = parted(language, language.layers)
-        others = [(rest, schedule.adamw_lr)]
-        if vision_lr is not None:
-            others.append((list(model.model.visual.parameters()), vision_lr))
-        return cls(matrices, others, schedule)
+        return cls(matrices, [(rest, schedule.adamw_lr), *tower], schedule)
 
     def step(self, step: int) -> float:
         """Clip the gradients to norm 1, move the weights, forget the gradients.

@@ -53,6 +53,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         ),
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
+        "vision teacher": Stage(
+            "training.nano.vision_teacher", "train the network from which the image tower learns"
+        ),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
         "encoder": Stage(
             "training.encoder.distil", "teach the sentence encoder of the redundancy terms"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
@@ -79,6 +80,29 @@ def test_the_image_tower_is_moved_only_where_it_is_asked_for(config, tiny_base, 
 
     assert moved(still.output) == {True}
     assert False in moved(config.output)
+
+
+def test_a_frozen_language_model_learns_from_photos_by_its_tower_alone(config, tiny_base):
+    before = load_file(tiny_base / "model.safetensors")
+    seeing = config.model_copy(
+        update={"freeze_language": True, "face_share": 1.0, "vision_lr": 0.03, "steps": 8}
+    )
+
+    dialogues.run(seeing)
+
+    after = load_file(config.output / "model" / "model.safetensors")
+    assert after.keys() == before.keys()
+    moved = {
+        name.startswith("visual") for name in after if not torch.equal(after[name], before[name])
+    }
+    assert moved == {True}
+    validated = [row["validation_loss"] for row in rows(config.output) if "validation_loss" in row]
+    assert validated[-1] < validated[0]
+
+
+def test_a_run_that_would_train_nothing_is_refused(config):
+    with pytest.raises(ValidationError, match="give vision_lr"):
+        Config(**{**dict(config), "freeze_language": True, "vision_lr": None})
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The image tower learns faces, and nothing else learns with it."""
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from compeer_core.images import read_image
 from compeer_core.processing import load_processor
 from tests.training.corpora_fixture import jpeg, write_faces
 from training.faces import FACE_CLASSES
-from training.nano import vision
+from training.nano import vision, vision_teacher
 from training.nano.vision import Config
 from training.stages import StoppedEarly
 
@@ -170,8 +171,48 @@ def test_what_is_missing_is_said_and_a_dry_run_writes_nothing(config, tmp_path):
         vision.run(fresh.model_copy(update={"faces": tmp_path}), dry_run=True)
     with pytest.raises(ConfigError, match="image_side is 60; it must be a multiple of 28"):
         vision.run(fresh.model_copy(update={"image_side": 60}), dry_run=True)
+    with pytest.raises(ConfigError, match=r"teacher\.safetensors: no such file"):
+        vision.run(fresh.model_copy(update={"teacher": tmp_path}), dry_run=True)
     with pytest.raises(ConfigError, match="no run to resume"):
         vision.run(fresh, resume=tmp_path)
+
+
+def test_what_is_learnt_lies_between_the_labels_and_what_the_teacher_says(config):
+    class Sure(torch.nn.Module):
+        """Says the third class, in logits that a temperature of 2 makes three times as probable as the rest."""
+
+        def forward(self, photos: torch.Tensor) -> torch.Tensor:
+            assert photos.shape == (2, 3, 24, 24)
+            return torch.tensor([0, 0, 2 * math.log(3), 0, 0, 0, 0]).expand(2, -1)
+
+    settings = config.model_copy(
+        update={"teacher_side": 24, "teacher_share": 0.5, "teacher_temperature": 2.0}
+    )
+    photos, labels = torch.zeros(2, 3, 56, 56), torch.tensor([2, 6])
+
+    by_label = vision._targets(photos, labels, None, settings)
+    with_teacher = vision._targets(photos, labels, Sure(), settings)
+
+    # 0.1 of smoothing over 7 classes; the teacher's: 1 / 9 each, and 3 / 9
+    assert by_label[0].tolist() == pytest.approx([0.1 / 7] * 2 + [0.9 + 0.1 / 7] + [0.1 / 7] * 4)
+    said = torch.tensor([1, 1, 3, 1, 1, 1, 1]) / 9
+    assert torch.allclose(with_teacher, (by_label + said) / 2, atol=1e-6)
+
+
+def test_the_tower_learns_from_a_teacher_and_the_teacher_stays(config, trained, tmp_path):
+    taught = vision_teacher.Config(
+        faces=config.faces, output=tmp_path / "teacher", steps=2, batch_size=8
+    )
+    vision_teacher.run(taught)
+    before = load_file(taught.output / vision_teacher.WEIGHTS)
+    pupil = config.model_copy(update={"output": tmp_path / "pupil", "teacher": taught.output})
+
+    vision.run(pupil)
+
+    ours, theirs = weights(pupil.output / "model"), weights(trained)
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+    after = load_file(taught.output / vision_teacher.WEIGHTS)
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_pictures_of_a_batch_are_attended_to_as_one_by_one(tiny_base):

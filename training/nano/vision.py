@@ -1,20 +1,19 @@
 """The image tower of COMPEER-nano learns faces: `python -m training vision <config.toml>`.
 
 A linear head on the mean image token tells the seven expressions apart; the head is thrown away.
-SFT then only has to connect what the tower already sees with words. The tower's own accuracy is
-written beside the weights, so that a card can report what the pictures are worth.
+It may also learn from what a convolutional network says of each photo as it was varied: `teacher`
+(distillation, https://arxiv.org/abs/2012.12877). SFT then only has to connect what the tower already
+sees with words. The tower's own accuracy is written beside the weights, so that a card can report what
+the pictures are worth.
 
 A run stopped at any point continues from its last checkpoint with the same photos.
 """
 
-import itertools
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -29,13 +28,20 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from compeer_core.errors import ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
-from training.faces import FACE_CLASSES, Face, read_faces
+from training.faces import FACE_CLASSES, read_faces
 from training.nano.architecture import NanoShape
-from training.nano.photo_batches import PhotoBatches, patched
+from training.nano.expressions import (
+    PhotoSchedule,
+    accuracy_report,
+    assessed,
+    photo_steps,
+    photos_of_splits,
+)
+from training.nano.photo_batches import patched
+from training.nano.vision_teacher import read_teacher
 from training.optimisation import (
     CHECKPOINT,
     Optimisers,
-    Schedule,
     forget_checkpoints,
     load_checkpoint,
     parted,
@@ -47,25 +53,26 @@ REPORT = "vision.json"
 """What the tower is worth, in the run's directory."""
 
 
-class Config(Schedule):
+class Config(PhotoSchedule):
     """`[vision]`: which faces, how long."""
 
-    faces: Path
-    """Folder of the packed faces."""
     model: Path
-    """Checkpoint whose tower is trained, for example `runs/nano/pretrain/model`."""
-    output: Path
-    """Run directory: `model` is the checkpoint with its trained tower and its processor."""
+    """Checkpoint whose tower is trained, for example `runs/nano/pretrain/model`. The run directory's
+    `model` is that checkpoint with its trained tower and its processor."""
     muon_lr: float = 0.01
     """Of the matrices of the tower's layers."""
     adamw_lr: float = 1e-3
     """Of the rest of the tower, and of the head."""
-    image_side: int = 112
+    image_side: int = Field(default=112, gt=0)
     """Photos are scaled to this side, in pixels: a multiple of 28 (two patches of 14)."""
-    batch_size: int = Field(default=64, gt=0)
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    max_photos: int | None = Field(default=None, ge=1)
-    """Use at most so many photos of each split, drawn by the seed; None uses all."""
+    teacher: Path | None = None
+    """Run directory of a teacher (`vision teacher`); None learns from the labels alone."""
+    teacher_side: int = Field(default=48, ge=16)
+    """The teacher is shown the photos at this side, in pixels."""
+    teacher_share: float = Field(default=0.7, ge=0, le=1)
+    """Share of the teacher's probabilities in what is to be learnt; the rest are the smoothed labels."""
+    teacher_temperature: float = Field(default=1.5, gt=0)
+    """The teacher's logits are divided by it: above 1 they say more about the likeness of classes."""
 
 
 def build_processor(
@@ -141,52 +148,19 @@ def attend_at_once(tower: PreTrainedModel) -> None:
     tower.config._attn_implementation = _ATTENTION
 
 
-def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Generator) -> list[Face]:
-    """Return the photos of a split, at most `most` of them.
-
-    Raises:
-        ConfigError: The split has no photo.
-    """
-    chosen = [face for face in faces if face.split == split]
-    if not chosen:
-        raise ConfigError(f"the folder of faces has no photo in its {split} part")
-    if most is None or len(chosen) <= most:
-        return chosen
-    return [chosen[i] for i in sorted(rng.choice(len(chosen), size=most, replace=False))]
-
-
-def _steps(photos: PhotoBatches, config: Config, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield varied photos and their labels for ever, from step `skip` on."""
-    size = min(config.batch_size, len(photos))
-    for number in itertools.count():
-        order = np.random.default_rng([config.seed, number]).permutation(len(photos))
-        for start in range(0, len(photos) - size + 1, size):
-            if skip:
-                skip -= 1
-                continue
-            rows = order[start : start + size].tolist()
-            rng = np.random.default_rng([config.seed, number, start])
-            yield photos.batch(rows, rng), photos.labels[rows]
-
-
-def _assessed(
-    classifier: _Classifier,
-    photos: PhotoBatches,
-    processor: Qwen2VLImageProcessorPil,
-    device: str,
-) -> tuple[float, Tensor]:
-    """Return the loss on photos in nats a photo, and which of them are named rightly."""
-    classifier.eval()
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(photos), 128):
-            rows = list(range(start, min(start + 128, len(photos))))
-            patches, grid = patched(photos.batch(rows), processor)
-            found.append(classifier(patches.to(device), grid.to(device)).cpu())
-    classifier.train()
-    logits = torch.cat(found)
-    loss = functional.cross_entropy(logits, photos.labels).item()
-    return loss, logits.argmax(-1) == photos.labels
+def _targets(photos: Tensor, labels: Tensor, teacher: nn.Module | None, config: Config) -> Tensor:
+    """Return the probabilities to be learnt, shape (photos, classes)."""
+    classes = len(FACE_CLASSES)
+    sure = functional.one_hot(labels, classes) * (1 - config.label_smoothing)
+    targets: Tensor = sure + config.label_smoothing / classes
+    if teacher is None:
+        return targets
+    small = functional.interpolate(
+        photos, (config.teacher_side,) * 2, mode="bilinear", antialias=True, align_corners=False
+    )
+    with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
+        said = torch.softmax(teacher(small) / config.teacher_temperature, -1)
+    return torch.lerp(targets, said, config.teacher_share)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -202,6 +176,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             f"image_side is {config.image_side}; it must be a multiple of {2 * shape.patch_size}"
         )
     processor = build_processor(config.model, shape, config.image_side)
+    teacher = None if config.teacher is None else read_teacher(config.teacher).to(config.device)
     if dry_run:
         return
     directory = RunDirectory.open(
@@ -211,11 +186,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume is None:
         forget_checkpoints(checkpoint)  # of a start that made no step, under another config
     torch.manual_seed(config.seed)
-    rng = np.random.default_rng(config.seed)
-    train, valid = (
-        PhotoBatches(_drawn(faces, split, config.max_photos, rng), config.image_side)
-        for split in ("train", "valid")
-    )
+    train, valid = photos_of_splits(faces, config)
     tower = model.model.visual
     attend_at_once(tower)
     classifier = _Classifier(tower, sizes.text_config.hidden_size).to(config.device)
@@ -226,38 +197,37 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
     step = load_checkpoint(checkpoint, classifier, optimisers.all)
     directory.rewind(step)
-    steps = _steps(train, config, skip=step)
+    steps = photo_steps(train, config, skip=step)
     cut = processor.image_processor
+
+    def logits_of(photos: Tensor) -> Tensor:
+        patches, grid = patched(photos, cut)
+        logits: Tensor = classifier(patches.to(config.device), grid.to(config.device))
+        return logits
 
     def learn() -> tuple[float, int]:
         photos, labels = next(steps)
-        patches, grid = patched(photos, cut)
         with torch.autocast(config.device_type, dtype=torch.bfloat16):
-            logits = classifier(patches.to(config.device), grid.to(config.device))
-        loss = functional.cross_entropy(
-            logits, labels.to(config.device), label_smoothing=config.label_smoothing
-        )
+            logits = logits_of(photos)
+        targets = _targets(photos.to(config.device), labels.to(config.device), teacher, config)
+        loss = functional.cross_entropy(logits, targets)
         loss.backward()
-        return loss.item(), len(patches)
+        return loss.item(), len(photos)
+
+    def validated() -> tuple[float, Tensor]:
+        classifier.eval()
+        found = assessed(logits_of, valid)
+        classifier.train()
+        return found
 
     def validate() -> float:
-        loss, right = _assessed(classifier, valid, cut, config.device)
+        loss, right = validated()
         directory.log("%.1f %% of %d photos named rightly", 100 * right.float().mean(), len(valid))
         return loss
 
     step = run_steps(classifier, optimisers, config, directory, step, learn, validate)
-    _, right = _assessed(classifier, valid, cut, config.device)
-    report = {
-        "steps": step,
-        "passes": step * min(config.batch_size, len(train)) / len(train),
-        "validation_photos": len(valid),
-        "validation_accuracy": right.float().mean().item(),
-        "by_class": {
-            name: right[valid.labels == place].float().mean().item()
-            for place, name in enumerate(FACE_CLASSES)
-            if (valid.labels == place).any()
-        },
-    }
+    _, right = validated()
+    report = accuracy_report(step, config, train, valid, right)
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
     model.save_pretrained(directory.path / "model")
     processor.save_pretrained(directory.path / "model")

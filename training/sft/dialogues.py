@@ -15,10 +15,11 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.cer import Split
@@ -54,8 +55,19 @@ class Config(SampleSource, Schedule):
     dialogues_per_step: int = Field(default=3, gt=0)
     vision_lr: float | None = 3e-4
     """Learning rate of the image tower; null leaves it as it is."""
+    freeze_language: bool = False
+    """Train the image tower alone: what the policy writes where there is no photo stays as it is, and
+    adapters made on its language model go on fitting."""
     validation_dialogues: int = Field(default=24, gt=0)
     """The loss is measured on so many dialogues of the validation split."""
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> Self:
+        if self.freeze_language and self.vision_lr is None:
+            raise ValueError(
+                "freeze_language leaves the image tower alone to be trained: give vision_lr"
+            )
+        return self
 
 
 class _Dialogues:
@@ -129,7 +141,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     torch.nn.Module.to(model, config.device)
     language = model.model.language_model
     language.set_attn_implementation(ATTENTION)
-    optimisers = Optimisers.of_model(model, config, config.vision_lr)
+    optimisers = Optimisers.of_model(
+        model, config, config.vision_lr, freeze_language=config.freeze_language
+    )
     step = load_checkpoint(checkpoint, model, optimisers.all)
     directory.rewind(step)
     if config.compile:

@@ -1,0 +1,104 @@
+"""What the two stages that learn expressions from photos share: their photos, their steps, their figures."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from compeer_core.errors import ConfigError
+from training.faces import FACE_CLASSES, Face
+from training.nano.photo_batches import PhotoBatches
+from training.optimisation import Schedule
+
+
+class PhotoSchedule(Schedule):
+    """Which photos, how many at a time, how long."""
+
+    faces: Path
+    """Folder of the packed faces."""
+    output: Path
+    """Run directory."""
+    image_side: int = Field(default=112, gt=0)
+    """Photos are scaled to this side, in pixels."""
+    batch_size: int = Field(default=64, gt=0)
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    max_photos: int | None = Field(default=None, ge=1)
+    """Use at most so many photos of each split, drawn by the seed; None uses all."""
+
+
+def photos_of_splits(faces: list[Face], config: PhotoSchedule) -> tuple[PhotoBatches, PhotoBatches]:
+    """Return the photos to be learnt and those of the validation part.
+
+    Raises:
+        ConfigError: A split has no photo.
+    """
+    rng = np.random.default_rng(config.seed)
+    train, valid = (
+        PhotoBatches(_drawn(faces, split, config.max_photos, rng), config.image_side)
+        for split in ("train", "valid")
+    )
+    return train, valid
+
+
+def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Generator) -> list[Face]:
+    chosen = [face for face in faces if face.split == split]
+    if not chosen:
+        raise ConfigError(f"the folder of faces has no photo in its {split} part")
+    if most is None or len(chosen) <= most:
+        return chosen
+    return [chosen[i] for i in sorted(rng.choice(len(chosen), size=most, replace=False))]
+
+
+def photo_steps(
+    photos: PhotoBatches, config: PhotoSchedule, skip: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield varied photos and their labels for ever, from step `skip` on."""
+    size = min(config.batch_size, len(photos))
+    for number in itertools.count():
+        order = np.random.default_rng([config.seed, number]).permutation(len(photos))
+        for start in range(0, len(photos) - size + 1, size):
+            if skip:
+                skip -= 1
+                continue
+            rows = order[start : start + size].tolist()
+            rng = np.random.default_rng([config.seed, number, start])
+            yield photos.batch(rows, rng), photos.labels[rows]
+
+
+def assessed(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> tuple[float, Tensor]:
+    """Return the loss on photos as they are, in nats a photo, and which of them are named rightly.
+
+    Args:
+        logits_of: Gives photos of shape (photos, 3, side, side) their logits, (photos, classes).
+        photos: All are read.
+    """
+    with torch.no_grad():
+        found = [
+            logits_of(photos.batch(range(start, min(start + 128, len(photos))))).cpu()
+            for start in range(0, len(photos), 128)
+        ]
+    logits = torch.cat(found)
+    loss = functional.cross_entropy(logits, photos.labels).item()
+    return loss, logits.argmax(-1) == photos.labels
+
+
+def accuracy_report(
+    step: int, config: PhotoSchedule, train: PhotoBatches, valid: PhotoBatches, right: Tensor
+) -> dict[str, object]:
+    """Return what a run is worth: accuracies in [0, 1] on the validation photos, after `step` steps."""
+    return {
+        "steps": step,
+        "passes": step * min(config.batch_size, len(train)) / len(train),
+        "validation_photos": len(valid),
+        "validation_accuracy": right.float().mean().item(),
+        "by_class": {
+            name: right[valid.labels == place].float().mean().item()
+            for place, name in enumerate(FACE_CLASSES)
+            if (valid.labels == place).any()
+        },
+    }
