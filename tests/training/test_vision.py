@@ -19,6 +19,7 @@ from compeer_core.processing import load_processor
 from tests.training.corpora_fixture import jpeg, write_faces
 from training.faces import FACE_CLASSES
 from training.nano import vision, vision_teacher
+from training.nano.architecture import NanoShape
 from training.nano.vision import Config
 from training.stages import StoppedEarly
 
@@ -107,6 +108,18 @@ def test_the_checkpoint_reads_a_photo_as_few_tokens(trained):
     assert inputs["image_grid_thw"].tolist() == [[1, 4, 4]]
     image_token = processor.tokenizer.get_vocab()["<|image_pad|>"]
     assert (inputs["input_ids"] == image_token).sum() == 4
+
+
+@pytest.mark.parametrize("pixels", [20, 48, 112, 640])
+def test_a_photo_of_any_size_reaches_the_tower_at_the_size_that_it_was_trained_with(
+    tiny_base, pixels
+):
+    processor = vision.build_processor(tiny_base, NanoShape(), 112)
+    photo = read_image(jpeg(pixels, "sad", 1)).to_pil()
+
+    patches = processor.image_processor(images=[photo], return_tensors="pt")["image_grid_thw"]
+
+    assert patches.tolist() == [[1, 8, 8]]  # 112 pixels in patches of 14
 
 
 def test_a_class_without_photos_has_no_accuracy(config, tmp_path):

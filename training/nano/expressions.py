@@ -7,13 +7,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from compeer_core.errors import ConfigError
 from training.faces import FACE_CLASSES, Face
 from training.nano.photo_batches import PhotoBatches
-from training.optimisation import Schedule
+from training.optimisation import (
+    CHECKPOINT,
+    Optimisers,
+    Schedule,
+    forget_checkpoints,
+    load_checkpoint,
+    run_steps,
+)
+from training.run_directory import RunDirectory
 
 
 class PhotoSchedule(Schedule):
@@ -54,7 +62,7 @@ def _drawn(faces: list[Face], split: str, most: int | None, rng: np.random.Gener
     return [chosen[i] for i in sorted(rng.choice(len(chosen), size=most, replace=False))]
 
 
-def photo_steps(
+def _steps(
     photos: PhotoBatches, config: PhotoSchedule, skip: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield varied photos and their labels for ever, from step `skip` on."""
@@ -70,27 +78,70 @@ def photo_steps(
             yield photos.batch(rows, rng), photos.labels[rows]
 
 
-def assessed(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> tuple[float, Tensor]:
-    """Return the loss on photos as they are, in nats a photo, and which of them are named rightly.
+def smoothed(labels: Tensor, config: PhotoSchedule) -> Tensor:
+    """Return labels as probabilities, shape (photos, classes), a little of each given to all classes."""
+    classes = len(FACE_CLASSES)
+    sure = functional.one_hot(labels, classes) * (1 - config.label_smoothing)
+    return sure + config.label_smoothing / classes
+
+
+def open_run(config: PhotoSchedule, resume: Path | None) -> RunDirectory:
+    """Return the directory of a run that begins or goes on, with its seed set."""
+    directory = RunDirectory.open(
+        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
+    )
+    if resume is None:  # of a start that made no step, under another config
+        forget_checkpoints(directory.path / CHECKPOINT)
+    torch.manual_seed(config.seed)
+    return directory
+
+
+def learn_expressions(
+    model: nn.Module,
+    optimisers: Optimisers,
+    config: PhotoSchedule,
+    directory: RunDirectory,
+    photos: tuple[PhotoBatches, PhotoBatches],
+    logits_of: Callable[[Tensor], Tensor],
+    targets_of: Callable[[Tensor, Tensor], Tensor],
+) -> dict[str, object]:
+    """Make the steps that are left, and return what the model is worth then.
 
     Args:
+        model: What is learnt and saved.
+        optimisers: They move it.
+        config: How long.
+        directory: Of the run; in its metrics "tokens" are photos.
+        photos: Those to be learnt, and those of the validation part.
         logits_of: Gives photos of shape (photos, 3, side, side) their logits, (photos, classes).
-        photos: All are read.
+        targets_of: Gives photos and their labels the probabilities to be learnt.
     """
-    with torch.no_grad():
-        found = [
-            logits_of(photos.batch(range(start, min(start + 128, len(photos))))).cpu()
-            for start in range(0, len(photos), 128)
-        ]
-    logits = torch.cat(found)
-    loss = functional.cross_entropy(logits, photos.labels).item()
-    return loss, logits.argmax(-1) == photos.labels
+    train, valid = photos
+    step = load_checkpoint(directory.path / CHECKPOINT, model, optimisers.all)
+    directory.rewind(step)
+    steps = _steps(train, config, skip=step)
 
+    def learn() -> tuple[float, int]:
+        shown, labels = next(steps)
+        with torch.autocast(config.device_type, dtype=torch.bfloat16):
+            logits = logits_of(shown)
+        loss = functional.cross_entropy(logits, targets_of(shown, labels))
+        loss.backward()
+        return loss.item(), len(shown)
 
-def accuracy_report(
-    step: int, config: PhotoSchedule, train: PhotoBatches, valid: PhotoBatches, right: Tensor
-) -> dict[str, object]:
-    """Return what a run is worth: accuracies in [0, 1] on the validation photos, after `step` steps."""
+    def assess() -> tuple[float, Tensor]:
+        model.eval()
+        found = _assessed(logits_of, valid)
+        model.train()
+        return found
+
+    def validate() -> float:
+        loss, right = assess()
+        directory.log("%.1f %% of %d photos named rightly", 100 * right.float().mean(), len(valid))
+        return loss
+
+    step = run_steps(model, optimisers, config, directory, step, learn, validate)
+    _, right = assess()
     return {
         "steps": step,
         "passes": step * min(config.batch_size, len(train)) / len(train),
@@ -102,3 +153,15 @@ def accuracy_report(
             if (valid.labels == place).any()
         },
     }
+
+
+def _assessed(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> tuple[float, Tensor]:
+    """Return the loss on photos as they are, in nats a photo, and which of them are named rightly."""
+    with torch.no_grad():
+        found = [
+            logits_of(photos.batch(range(start, min(start + 128, len(photos))))).cpu()
+            for start in range(0, len(photos), 128)
+        ]
+    logits = torch.cat(found)
+    loss = functional.cross_entropy(logits, photos.labels).item()
+    return loss, logits.argmax(-1) == photos.labels

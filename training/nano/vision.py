@@ -32,22 +32,14 @@ from training.faces import FACE_CLASSES, read_faces
 from training.nano.architecture import NanoShape
 from training.nano.expressions import (
     PhotoSchedule,
-    accuracy_report,
-    assessed,
-    photo_steps,
+    learn_expressions,
+    open_run,
     photos_of_splits,
+    smoothed,
 )
 from training.nano.photo_batches import patched
 from training.nano.vision_teacher import read_teacher
-from training.optimisation import (
-    CHECKPOINT,
-    Optimisers,
-    forget_checkpoints,
-    load_checkpoint,
-    parted,
-    run_steps,
-)
-from training.run_directory import RunDirectory
+from training.optimisation import Optimisers, parted
 
 REPORT = "vision.json"
 """What the tower is worth, in the run's directory."""
@@ -78,12 +70,20 @@ class Config(PhotoSchedule):
 def build_processor(
     tokenizer_folder: Path, shape: NanoShape, image_side: int
 ) -> ImageOnlyQwen2_5_VLProcessor:
-    """Return the processor of a nano checkpoint: one small image is at most 16 tokens."""
+    """Return the processor of a nano checkpoint: every image, small or large, comes at one size.
+
+    The tower knows no other: it was trained with photos of `image_side`.
+
+    Args:
+        tokenizer_folder: Where the tokenizer lies.
+        shape: Of the model.
+        image_side: An image is scaled to about this side squared, in pixels: of 112, it is 16 tokens.
+    """
     image_processor = Qwen2VLImageProcessorPil(
         patch_size=shape.patch_size,
         merge_size=2,
         temporal_patch_size=2,
-        size={"shortest_edge": (4 * shape.patch_size) ** 2, "longest_edge": image_side**2},
+        size={"shortest_edge": image_side**2, "longest_edge": image_side**2},
     )
     return ImageOnlyQwen2_5_VLProcessor(
         image_processor, AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -150,9 +150,7 @@ def attend_at_once(tower: PreTrainedModel) -> None:
 
 def _targets(photos: Tensor, labels: Tensor, teacher: nn.Module | None, config: Config) -> Tensor:
     """Return the probabilities to be learnt, shape (photos, classes)."""
-    classes = len(FACE_CLASSES)
-    sure = functional.one_hot(labels, classes) * (1 - config.label_smoothing)
-    targets: Tensor = sure + config.label_smoothing / classes
+    targets = smoothed(labels, config)
     if teacher is None:
         return targets
     small = functional.interpolate(
@@ -179,14 +177,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     teacher = None if config.teacher is None else read_teacher(config.teacher).to(config.device)
     if dry_run:
         return
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
-    checkpoint = directory.path / CHECKPOINT
-    if resume is None:
-        forget_checkpoints(checkpoint)  # of a start that made no step, under another config
-    torch.manual_seed(config.seed)
-    train, valid = photos_of_splits(faces, config)
+    directory = open_run(config, resume)
+    photos = photos_of_splits(faces, config)
     tower = model.model.visual
     attend_at_once(tower)
     classifier = _Classifier(tower, sizes.text_config.hidden_size).to(config.device)
@@ -195,9 +187,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             block.compile()
     matrices, rest = parted(classifier, tower.blocks)
     optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
-    step = load_checkpoint(checkpoint, classifier, optimisers.all)
-    directory.rewind(step)
-    steps = photo_steps(train, config, skip=step)
     cut = processor.image_processor
 
     def logits_of(photos: Tensor) -> Tensor:
@@ -205,29 +194,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         logits: Tensor = classifier(patches.to(config.device), grid.to(config.device))
         return logits
 
-    def learn() -> tuple[float, int]:
-        photos, labels = next(steps)
-        with torch.autocast(config.device_type, dtype=torch.bfloat16):
-            logits = logits_of(photos)
-        targets = _targets(photos.to(config.device), labels.to(config.device), teacher, config)
-        loss = functional.cross_entropy(logits, targets)
-        loss.backward()
-        return loss.item(), len(photos)
+    def targets_of(photos: Tensor, labels: Tensor) -> Tensor:
+        return _targets(photos.to(config.device), labels.to(config.device), teacher, config)
 
-    def validated() -> tuple[float, Tensor]:
-        classifier.eval()
-        found = assessed(logits_of, valid)
-        classifier.train()
-        return found
-
-    def validate() -> float:
-        loss, right = validated()
-        directory.log("%.1f %% of %d photos named rightly", 100 * right.float().mean(), len(valid))
-        return loss
-
-    step = run_steps(classifier, optimisers, config, directory, step, learn, validate)
-    _, right = validated()
-    report = accuracy_report(step, config, train, valid, right)
+    report = learn_expressions(
+        classifier, optimisers, config, directory, photos, logits_of, targets_of
+    )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
     model.save_pretrained(directory.path / "model")
     processor.save_pretrained(directory.path / "model")

@@ -15,25 +15,17 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compeer_core.errors import ConfigError
 from training.faces import FACE_CLASSES, read_faces
 from training.nano.expressions import (
     PhotoSchedule,
-    accuracy_report,
-    assessed,
-    photo_steps,
+    learn_expressions,
+    open_run,
     photos_of_splits,
+    smoothed,
 )
-from training.optimisation import (
-    CHECKPOINT,
-    Optimisers,
-    forget_checkpoints,
-    load_checkpoint,
-    run_steps,
-)
-from training.run_directory import RunDirectory
+from training.optimisation import Optimisers
 
 WEIGHTS = "teacher.safetensors"
 """The network, in the run's directory."""
@@ -100,47 +92,22 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     faces = read_faces(config.faces)
     if dry_run:
         return
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
-    checkpoint = directory.path / CHECKPOINT
-    if resume is None:
-        forget_checkpoints(checkpoint)  # of a start that made no step, under another config
-    torch.manual_seed(config.seed)
-    train, valid = photos_of_splits(faces, config)
+    directory = open_run(config, resume)
+    photos = photos_of_splits(faces, config)
     layout: Any = {"memory_format": torch.channels_last}  # torch's annotations do not know it here
     network = ExpressionNetwork().to(config.device, **layout)
     if config.compile:
         network.features.compile()
     optimisers = Optimisers([], [(list(network.parameters()), config.adamw_lr)], config)
-    step = load_checkpoint(checkpoint, network, optimisers.all)
-    directory.rewind(step)
-    steps = photo_steps(train, config, skip=step)
-
-    def learn() -> tuple[float, int]:
-        photos, labels = next(steps)
-        with torch.autocast(config.device_type, dtype=torch.bfloat16):
-            logits = network(photos.to(config.device))
-        loss = functional.cross_entropy(
-            logits, labels.to(config.device), label_smoothing=config.label_smoothing
-        )
-        loss.backward()
-        return loss.item(), len(photos)
-
-    def validated() -> tuple[float, Tensor]:
-        network.eval()
-        found = assessed(lambda photos: network(photos.to(config.device)), valid)
-        network.train()
-        return found
-
-    def validate() -> float:
-        loss, right = validated()
-        directory.log("%.1f %% of %d photos named rightly", 100 * right.float().mean(), len(valid))
-        return loss
-
-    step = run_steps(network, optimisers, config, directory, step, learn, validate)
-    _, right = validated()
-    report = accuracy_report(step, config, train, valid, right)
+    report = learn_expressions(
+        network,
+        optimisers,
+        config,
+        directory,
+        photos,
+        logits_of=lambda photos: network(photos.to(config.device)),
+        targets_of=lambda _, labels: smoothed(labels.to(config.device), config),
+    )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
     save_file(
         {name: value.contiguous() for name, value in network.state_dict().items()},

@@ -47,11 +47,11 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         "sft",
         "cer",
         *["reward"] * len(kinds),
-        *("pretrain", "vision", "sft dialogues"),
+        *("pretrain", "vision teacher", "vision", "sft dialogues"),
         *["grpo"] * 3,
     ]
     settings = dict(stages[:5])
-    policy = dict(stages[-6:-3])
+    policy = dict(stages[-7:-3])
     judges = [config for stage, config in stages if stage == "reward"]
     runs = [config for stage, config in stages if stage == "grpo"]
     last = runs[-1]
@@ -67,6 +67,7 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     assert last.reweighting.form == form
     # each stage reads what one before it wrote
     assert policy["vision"].model == policy["pretrain"].output / "model"
+    assert policy["vision"].teacher == policy["vision teacher"].output
     assert policy["sft dialogues"].base == policy["vision"].output / "model"
     assert Path(last.base) == policy["sft dialogues"].output / "model"
     assert last.prompts == (policy["sft dialogues"].output / "samples.train.jsonl",)
@@ -86,11 +87,11 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
 
 def test_variants_share_the_stages_before_the_judge_and_the_policy(planned):
     plans = [planned(name) for name in ("ur", "por", "urp")]
-    first, *others = ([*stages[:5], *stages[-6:-3]] for stages in plans)
+    first, *others = ([*stages[:5], *stages[-7:-3]] for stages in plans)
 
     assert all(other == first for other in others)
     # and that policy is the one that is shipped: what is done for one is not done again for the other
-    assert first[5:] == planned("full")[1:4]
+    assert first[5:] == planned("full")[1:5]
     assert first[0] == planned("full")[0]
 
 
