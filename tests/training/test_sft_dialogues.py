@@ -71,7 +71,7 @@ def test_the_stage_leaves_samples_metrics_and_a_policy_that_loads(config):
 def test_the_image_tower_is_moved_only_where_it_is_asked_for(config, tiny_base, tmp_path):
     before = load_file(tiny_base / "model.safetensors")
     dialogues.run(config)
-    still = config.model_copy(update={"vision_lr": None, "output": tmp_path / "still"})
+    still = config.model_copy(update={"freeze_vision": True, "output": tmp_path / "still"})
     dialogues.run(still)
 
     def moved(run: Path) -> set[bool]:
@@ -101,8 +101,8 @@ def test_a_frozen_language_model_learns_from_photos_by_its_tower_alone(config, t
 
 
 def test_a_run_that_would_train_nothing_is_refused(config):
-    with pytest.raises(ValidationError, match="give vision_lr"):
-        Config(**{**dict(config), "freeze_language": True, "vision_lr": None})
+    with pytest.raises(ValidationError, match="nothing is left to be trained"):
+        Config(**{**dict(config), "freeze_language": True, "freeze_vision": True})
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):

@@ -53,8 +53,10 @@ class Config(SampleSource, Schedule):
     history_characters: int = 100_000
     """Older turns are left out beyond this; but what is left out is no longer shared."""
     dialogues_per_step: int = Field(default=3, gt=0)
-    vision_lr: float | None = 3e-4
-    """Learning rate of the image tower; null leaves it as it is."""
+    vision_lr: float = Field(default=3e-4, gt=0)
+    """Learning rate of the image tower."""
+    freeze_vision: bool = False
+    """Leave the image tower as it is."""
     freeze_language: bool = False
     """Train the image tower alone: what the policy writes where there is no photo stays as it is, and
     adapters made on its language model go on fitting."""
@@ -63,10 +65,8 @@ class Config(SampleSource, Schedule):
 
     @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
-        if self.freeze_language and self.vision_lr is None:
-            raise ValueError(
-                "freeze_language leaves the image tower alone to be trained: give vision_lr"
-            )
+        if self.freeze_language and self.freeze_vision:
+            raise ValueError("with freeze_language and freeze_vision nothing is left to be trained")
         return self
 
 
@@ -142,7 +142,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     language = model.model.language_model
     language.set_attn_implementation(ATTENTION)
     optimisers = Optimisers.of_model(
-        model, config, config.vision_lr, freeze_language=config.freeze_language
+        model,
+        config,
+        None if config.freeze_vision else config.vision_lr,
+        freeze_language=config.freeze_language,
     )
     step = load_checkpoint(checkpoint, model, optimisers.all)
     directory.rewind(step)
