@@ -186,10 +186,28 @@ def load_checkpoint(
     return int(state["step"])
 
 
-def forget_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints that `save_checkpoint` has written to `folder`."""
-    for one in (folder, folder.with_suffix(".old")):
-        shutil.rmtree(one, ignore_errors=True)
+def open_run(output: Path, schedule: Schedule, resume: Path | None) -> RunDirectory:
+    """Return the directory of a run that begins in `output`, or goes on where it was.
+
+    Args:
+        output: Where it begins.
+        schedule: The stage's whole config.
+        resume: Directory of the run that goes on.
+
+    Raises:
+        ConfigError: There is a run in `output`, none in `resume`, or one with another config.
+    """
+    directory = RunDirectory.open(
+        resume or output,
+        schedule,
+        resume=resume is not None,
+        may_change=schedule.resumable_keys,
+    )
+    if resume is None:  # a start that made no step may have left some, under another config
+        checkpoint = directory.path / CHECKPOINT
+        for one in (checkpoint, checkpoint.with_suffix(".old")):
+            shutil.rmtree(one, ignore_errors=True)
+    return directory
 
 
 def run_steps(

@@ -195,12 +195,10 @@ def test_what_is_learnt_lies_between_the_labels_and_what_the_teacher_says(config
         """Says the third class, in logits that a temperature of 2 makes three times as probable as the rest."""
 
         def forward(self, photos: torch.Tensor) -> torch.Tensor:
-            assert photos.shape == (2, 3, 24, 24)
+            assert photos.shape == (2, 3, 56, 56)
             return torch.tensor([0, 0, 2 * math.log(3), 0, 0, 0, 0]).expand(2, -1)
 
-    settings = config.model_copy(
-        update={"teacher_side": 24, "teacher_share": 0.5, "teacher_temperature": 2.0}
-    )
+    settings = config.model_copy(update={"teacher_share": 0.5, "teacher_temperature": 2.0})
     photos, labels = torch.zeros(2, 3, 56, 56), torch.tensor([2, 6])
 
     by_label = vision._targets(photos, labels, None, settings)

@@ -55,7 +55,7 @@ def test_a_face_that_is_told_from_the_others_in_training_is_told_afterwards(conf
 
 def test_a_photo_has_a_logit_for_each_class_whatever_its_colours_and_its_neighbours():
     torch.manual_seed(0)
-    network = ExpressionNetwork().eval()
+    network = ExpressionNetwork(48).eval()
     photos = torch.rand(3, 3, 48, 48)
 
     with torch.no_grad():
@@ -66,6 +66,18 @@ def test_a_photo_has_a_logit_for_each_class_whatever_its_colours_and_its_neighbo
     assert found.shape == (3, 7)
     assert torch.allclose(grey, found, atol=1e-5)
     assert torch.allclose(alone, found[:1], atol=1e-5)
+
+
+def test_the_network_keeps_the_side_it_learnt_with_and_scales_photos_to_it(config):
+    vision_teacher.run(config.model_copy(update={"image_side": 32, "steps": 1}))
+    network = read_teacher(config.output)
+    flat = torch.full((1, 3, 32, 32), 0.3)
+
+    with torch.no_grad():
+        small, large = network(flat), network(torch.full((1, 3, 112, 112), 0.3))
+
+    assert network.side == 32
+    assert torch.allclose(large, small, atol=1e-5)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_network(config, tmp_path, monkeypatch):

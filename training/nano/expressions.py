@@ -17,7 +17,6 @@ from training.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
-    forget_checkpoints,
     load_checkpoint,
     run_steps,
 )
@@ -32,7 +31,8 @@ class PhotoSchedule(Schedule):
     output: Path
     """Run directory."""
     image_side: int = Field(default=112, gt=0)
-    """Photos are scaled to this side, in pixels."""
+    """Photos are scaled to this side, in pixels. An image tower asks for a multiple of a token's side:
+    of 28, two patches of 14."""
     batch_size: int = Field(default=64, gt=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     max_photos: int | None = Field(default=None, ge=1)
@@ -83,17 +83,6 @@ def smoothed(labels: Tensor, config: PhotoSchedule) -> Tensor:
     classes = len(FACE_CLASSES)
     sure = functional.one_hot(labels, classes) * (1 - config.label_smoothing)
     return sure + config.label_smoothing / classes
-
-
-def open_run(config: PhotoSchedule, resume: Path | None) -> RunDirectory:
-    """Return the directory of a run that begins or goes on, with its seed set."""
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
-    if resume is None:  # of a start that made no step, under another config
-        forget_checkpoints(directory.path / CHECKPOINT)
-    torch.manual_seed(config.seed)
-    return directory
 
 
 def learn_expressions(

@@ -38,11 +38,10 @@ from training.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
-    forget_checkpoints,
     load_checkpoint,
+    open_run,
     run_steps,
 )
-from training.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -195,7 +194,6 @@ def _forget_former_start(run_dir: Path) -> None:
     """Remove what a start that made no step has left: it may have had another config."""
     for name in ("train.uint16.npy", "validation.uint16.npy", LEAKS):
         (run_dir / name).unlink(missing_ok=True)
-    forget_checkpoints(run_dir / CHECKPOINT)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -210,9 +208,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         check_files(config.data_dir, (*config.sources, *config.validation, *config.held_out))
         _log.info("%d parameters", parameters)
         return
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
+    directory = open_run(config.output, config, resume)
     if resume is None:
         _forget_former_start(directory.path)
     tokens = _prepare_tokens(directory.path, "train", config.sources, config, tokenizer)

@@ -33,13 +33,12 @@ from training.nano.architecture import NanoShape
 from training.nano.expressions import (
     PhotoSchedule,
     learn_expressions,
-    open_run,
     photos_of_splits,
     smoothed,
 )
 from training.nano.photo_batches import patched
 from training.nano.vision_teacher import read_teacher
-from training.optimisation import Optimisers, parted
+from training.optimisation import Optimisers, open_run, parted
 
 REPORT = "vision.json"
 """What the tower is worth, in the run's directory."""
@@ -55,12 +54,8 @@ class Config(PhotoSchedule):
     """Of the matrices of the tower's layers."""
     adamw_lr: float = 1e-3
     """Of the rest of the tower, and of the head."""
-    image_side: int = Field(default=112, gt=0)
-    """Photos are scaled to this side, in pixels: a multiple of 28 (two patches of 14)."""
     teacher: Path | None = None
     """Run directory of a teacher (`vision teacher`); None learns from the labels alone."""
-    teacher_side: int = Field(default=48, ge=16)
-    """The teacher is shown the photos at this side, in pixels."""
     teacher_share: float = Field(default=0.7, ge=0, le=1)
     """Share of the teacher's probabilities in what is to be learnt; the rest are the smoothed labels."""
     teacher_temperature: float = Field(default=1.5, gt=0)
@@ -153,11 +148,8 @@ def _targets(photos: Tensor, labels: Tensor, teacher: nn.Module | None, config: 
     targets = smoothed(labels, config)
     if teacher is None:
         return targets
-    small = functional.interpolate(
-        photos, (config.teacher_side,) * 2, mode="bilinear", antialias=True, align_corners=False
-    )
     with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
-        said = torch.softmax(teacher(small) / config.teacher_temperature, -1)
+        said = torch.softmax(teacher(photos) / config.teacher_temperature, -1)
     return torch.lerp(targets, said, config.teacher_share)
 
 
@@ -177,7 +169,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     teacher = None if config.teacher is None else read_teacher(config.teacher).to(config.device)
     if dry_run:
         return
-    directory = open_run(config, resume)
+    directory = open_run(config.output, config, resume)
+    torch.manual_seed(config.seed)
     photos = photos_of_splits(faces, config)
     tower = model.model.visual
     attend_at_once(tower)

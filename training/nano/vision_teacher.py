@@ -1,8 +1,8 @@
 """A convolutional network learns expressions: `python -m training vision teacher <config.toml>`.
 
-It is not shipped. A vision transformer of 0.6 M weights finds little in 17,000 photos by itself; a convolutional
-network finds more, and the image tower can learn from what that says of each varied photo (`training.nano.vision`,
-after DeiT: Touvron et al. 2021, https://arxiv.org/abs/2012.12877).
+It is not shipped. Of few photos a convolutional network learns more than a vision transformer does, and the image
+tower can learn from what it says of each varied photo (`training.nano.vision`, after DeiT: Touvron et al. 2021,
+https://arxiv.org/abs/2012.12877; LOG.md has what came of it).
 
 A run stopped at any point continues from its last checkpoint with the same photos.
 """
@@ -15,17 +15,17 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from compeer_core.errors import ConfigError
 from training.faces import FACE_CLASSES, read_faces
 from training.nano.expressions import (
     PhotoSchedule,
     learn_expressions,
-    open_run,
     photos_of_splits,
     smoothed,
 )
-from training.optimisation import Optimisers
+from training.optimisation import Optimisers, open_run
 
 WEIGHTS = "teacher.safetensors"
 """The network, in the run's directory."""
@@ -42,18 +42,24 @@ class Config(PhotoSchedule):
 
 
 class ExpressionNetwork(nn.Module):
-    """Four pairs of 3 x 3 convolutions over grey photos, each pair at half the side of the one before."""
+    """Four pairs of 3 x 3 convolutions over grey photos, each pair at half the side of the one before.
 
-    def __init__(self, width: int = 16) -> None:
+    The first pair has 16 channels, each other twice those of the one before: 0.3 M weights.
+    """
+
+    side: Tensor
+
+    def __init__(self, side: int) -> None:
         """Build the network.
 
         Args:
-            width: Channels of the first pair; each pair has twice those of the one before.
+            side: Photos are looked at in this size, in pixels; it is kept with the weights.
         """
         super().__init__()
+        self.register_buffer("side", torch.tensor(side))
         layers: list[nn.Module] = []
         channels = 1
-        for wide in (width, 2 * width, 4 * width, 8 * width):
+        for wide in (16, 32, 64, 128):
             for _ in range(2):
                 layers += [
                     nn.Conv2d(channels, wide, 3, padding=1, bias=False),
@@ -66,8 +72,14 @@ class ExpressionNetwork(nn.Module):
         self.head = nn.Linear(channels, len(FACE_CLASSES))
 
     def forward(self, photos: Tensor) -> Tensor:
-        """Return logits, shape (photos, classes), of photos of shape (photos, 3, side, side) in [0, 1]."""
+        """Return logits, shape (photos, classes), of square photos in [0, 1], shape (photos, 3, side, side).
+
+        Photos of another side than the network's are scaled to it.
+        """
         grey = (photos.mean(1, keepdim=True) - 0.5) / 0.25
+        side = int(self.side)
+        if photos.shape[-1] != side:
+            grey = functional.interpolate(grey, (side, side), mode="bilinear", antialias=True)
         seen = self.features(grey.contiguous(memory_format=torch.channels_last))
         logits: Tensor = self.head(seen.mean((2, 3)))
         return logits.float()
@@ -82,8 +94,9 @@ def read_teacher(folder: Path) -> ExpressionNetwork:
     path = folder / WEIGHTS
     if not path.is_file():
         raise ConfigError(f"{path}: no such file (the vision teacher stage writes it)")
-    network = ExpressionNetwork()
-    network.load_state_dict(load_file(path))
+    weights = load_file(path)
+    network = ExpressionNetwork(int(weights["side"]))
+    network.load_state_dict(weights)
     return network.eval().requires_grad_(False)
 
 
@@ -92,10 +105,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     faces = read_faces(config.faces)
     if dry_run:
         return
-    directory = open_run(config, resume)
+    directory = open_run(config.output, config, resume)
+    torch.manual_seed(config.seed)
     photos = photos_of_splits(faces, config)
     layout: Any = {"memory_format": torch.channels_last}  # torch's annotations do not know it here
-    network = ExpressionNetwork().to(config.device, **layout)
+    network = ExpressionNetwork(config.image_side).to(config.device, **layout)
     if config.compile:
         network.features.compile()
     optimisers = Optimisers([], [(list(network.parameters()), config.adamw_lr)], config)

@@ -30,11 +30,10 @@ from training.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
-    forget_checkpoints,
     load_checkpoint,
+    open_run,
     run_steps,
 )
-from training.run_directory import RunDirectory
 from training.samples import Sample
 from training.sft.source import SampleSource, drawn_samples, prepare_samples
 from training.sft.tokenise import SampleReader
@@ -131,12 +130,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.base, dtype=torch.float32)
     faces = read_faces(config.faces)
     reader = SampleReader(config.base, model, {face.file: face.data for face in faces})
-    directory = RunDirectory.open(
-        resume or config.output, config, resume=resume is not None, may_change=config.resumable_keys
-    )
-    checkpoint = directory.path / CHECKPOINT
-    if resume is None:
-        forget_checkpoints(checkpoint)  # of a start that made no step, under another config
+    directory = open_run(config.output, config, resume)
     prepare_samples(config, config.seed, directory.path, keep=resume is not None)
     torch.nn.Module.to(model, config.device)
     language = model.model.language_model
@@ -147,7 +141,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         None if config.freeze_vision else config.vision_lr,
         freeze_language=config.freeze_language,
     )
-    step = load_checkpoint(checkpoint, model, optimisers.all)
+    step = load_checkpoint(directory.path / CHECKPOINT, model, optimisers.all)
     directory.rewind(step)
     if config.compile:
         for layer in language.layers:
