@@ -1,0 +1,88 @@
+"""The recipe of COMPEER-nano goes through in one go, from corpora to the shipped folder and its numbers."""
+
+import json
+import logging
+import shutil
+import tomllib
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from transformers import AutoModelForImageTextToText
+
+from compeer_core.processing import load_processor
+from training.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "nano"
+
+SMALL = MappingProxyType(
+    {
+        "tokenizer": (),
+        "pretrain": (
+            *("steps=2", "decay_steps=1", "warmup_steps=1", "compile=false", "batch_size=1"),
+            *("block_size=64", "validation_blocks=2", "shape.layers=1", "shape.hidden_size=96"),
+            *("shape.vision_layers=1",),
+        ),
+        "vision teacher": ("steps=2", "decay_steps=1", "warmup_steps=1", "batch_size=8"),
+        "vision": ("steps=2", "decay_steps=1", "warmup_steps=1", "batch_size=8"),
+        "sft dialogues": (
+            *("steps=2", "decay_steps=1", "warmup_steps=1", "compile=false"),
+            *("dialogues_per_step=1", "validation_dialogues=1"),
+        ),
+        "export": (),
+        "evaluate esconv": ("turns=6", "picture_turns=2", "perplexity_turns=2"),
+    }
+)
+"""What makes each stage a matter of seconds; files and folders stay as the recipe has them."""
+
+
+def _small_recipe(folder: Path, name: str) -> Path:
+    """Copy the shipped configs and shorten the stages of one recipe."""
+    shutil.copytree(CONFIGS, folder)
+    path = folder / name
+    recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert [stage["name"] for stage in recipe["stage"]] == [*SMALL]
+    lines = [f"{key} = {json.dumps(recipe[key])}" for key in ("output", "data_dir")]
+    for stage in recipe["stage"]:
+        lines += [
+            "[[stage]]",
+            f"name = {json.dumps(stage['name'])}",
+            f"config = {json.dumps(stage['config'])}",
+            f"set = {json.dumps([*stage.get('set', ()), *SMALL[stage['name']]])}",
+        ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_one_command_leads_from_corpora_to_the_shipped_folder_and_its_numbers(
+    small_corpora, tmp_path, monkeypatch, caplog
+):
+    recipe = _small_recipe(tmp_path / "configs", "full.toml")
+    monkeypatch.chdir(tmp_path)
+    command = ["run", str(recipe), "--set", f"data_dir={small_corpora}"]
+
+    assert main(command) == 0
+
+    shipped = tmp_path / "assets" / "checkpoints" / "compeer-nano"
+    model = AutoModelForImageTextToText.from_pretrained(shipped)
+    assert model.config.text_config.num_hidden_layers == 1
+    side = load_processor(shipped).image_processor.size
+    assert side["shortest_edge"] == side["longest_edge"] == 112**2
+    written = tmp_path / "runs" / "nano" / "evaluate_esconv"
+    for way in ("greedy", "sampled"):
+        answers = (written / f"turns.{way}.jsonl").read_text(encoding="utf-8").splitlines()
+        assert len(answers) == 6
+    table = (written / "table.md").read_text(encoding="utf-8")
+    for row in (
+        "strategy | the policy, greedy",
+        "strategy | MISC (published)",
+        "image tower alone",
+    ):
+        assert row in table
+
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert main(command) == 0
+    assert caplog.text.count("done before") == len(SMALL)
