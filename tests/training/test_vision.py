@@ -17,9 +17,11 @@ from compeer_core.errors import ConfigError
 from compeer_core.images import read_image
 from compeer_core.processing import load_processor
 from tests.training.corpora_fixture import jpeg, write_faces
-from training.faces import FACE_CLASSES
+from training.face_tokens import embeddings_of, word_vectors
+from training.faces import FACE_CLASSES, read_faces
 from training.nano import vision, vision_teacher
 from training.nano.architecture import NanoShape
+from training.nano.photo_batches import PhotoBatches, patched
 from training.nano.vision import Config
 from training.stages import StoppedEarly
 
@@ -83,6 +85,36 @@ def test_the_report_says_how_good_the_tower_is(trained, config):
     assert report["steps"] == 4
     assert report["by_class"].keys() == {*FACE_CLASSES}
     assert 0 <= report["validation_accuracy"] <= 1
+
+
+def test_the_tokens_lie_along_the_words_and_what_each_photo_is_taken_for_is_written(
+    trained, config
+):
+    read_as = json.loads((config.output / vision.READINGS).read_text(encoding="utf-8"))
+    faces = {face.file: face for face in read_faces(config.faces)}
+    assert read_as.keys() == faces.keys()
+    assert {*read_as.values()} <= {*FACE_CLASSES}
+    model = AutoModelForImageTextToText.from_pretrained(trained)
+    processor = load_processor(trained)
+    embeddings = embeddings_of(model)
+    words = word_vectors(embeddings, processor.tokenizer)
+
+    names = sorted(read_as)
+    photos = PhotoBatches([faces[name] for name in names], config.image_side)
+    patches, grid = patched(photos.batch(range(len(names))), processor.image_processor)
+    with torch.no_grad():
+        tokens = model.model.visual(patches, grid_thw=grid).pooler_output
+    means = tokens.view(len(names), -1, tokens.shape[-1]).mean(1)
+
+    apart = torch.nn.functional.normalize(words - words.mean(0), dim=-1)
+    off = means - words.mean(0)
+    along = off @ torch.linalg.pinv(apart) @ apart
+    assert torch.allclose(along, off, atol=1e-4)
+    assert along.norm() > 1
+    length = embeddings.norm(dim=-1).mean().item()
+    learnt = [place for place, name in enumerate(names) if faces[name].split == "train"]
+    assert off[learnt].norm(dim=-1).mean().item() == pytest.approx(length, rel=0.05)
+    assert off[learnt].mean(0).norm() < 0.05 * length
 
 
 def test_the_tower_changes_and_the_language_model_does_not(trained, tiny_base):

@@ -102,7 +102,8 @@ def learn_expressions(
         config: How long.
         directory: Of the run; in its metrics "tokens" are photos.
         photos: Those to be learnt, and those of the validation part.
-        logits_of: Gives photos of shape (photos, 3, side, side) their logits, (photos, classes).
+        logits_of: Gives photos of shape (photos, 3, side, side) their logits, (photos, looks, classes): each
+            look at a photo is to name it by itself, and in validation their mean does.
         targets_of: Gives photos and their labels the probabilities to be learnt.
     """
     train, valid = photos
@@ -114,7 +115,8 @@ def learn_expressions(
         shown, labels = next(steps)
         with torch.autocast(config.device_type, dtype=torch.bfloat16):
             logits = logits_of(shown)
-        loss = functional.cross_entropy(logits, targets_of(shown, labels))
+        targets = targets_of(shown, labels)[:, None].expand_as(logits)
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
         loss.backward()
         return loss.item(), len(shown)
 
@@ -144,13 +146,18 @@ def learn_expressions(
     }
 
 
-def _assessed(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> tuple[float, Tensor]:
-    """Return the loss on photos as they are, in nats a photo, and which of them are named rightly."""
+def looked_at(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> Tensor:
+    """Return the mean logits of photos as they are, shape (photos, classes)."""
     with torch.no_grad():
         found = [
-            logits_of(photos.batch(range(start, min(start + 128, len(photos))))).cpu()
+            logits_of(photos.batch(range(start, min(start + 128, len(photos))))).mean(1).cpu()
             for start in range(0, len(photos), 128)
         ]
-    logits = torch.cat(found)
+    return torch.cat(found)
+
+
+def _assessed(logits_of: Callable[[Tensor], Tensor], photos: PhotoBatches) -> tuple[float, Tensor]:
+    """Return the loss on photos as they are, in nats a photo, and which of them are named rightly."""
+    logits = looked_at(logits_of, photos)
     loss = functional.cross_entropy(logits, photos.labels).item()
     return loss, logits.argmax(-1) == photos.labels

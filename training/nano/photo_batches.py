@@ -20,11 +20,13 @@ class PhotoBatches:
     """All photos of a split.
 
     Attributes:
+        names: Of their files.
         labels: The class of each, as its place in `FACE_CLASSES`; shape (photos).
     """
 
     def __init__(self, faces: Sequence[Face], side: int) -> None:
         """Read the photos and scale each to `side` pixels squared."""
+        self.names = tuple(face.file for face in faces)
         self.labels = torch.tensor([FACE_CLASSES.index(face.face_class) for face in faces])
         self._pixels = torch.stack([_pixels(face, side) for face in faces])
 

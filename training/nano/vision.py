@@ -1,23 +1,21 @@
 """The image tower of COMPEER-nano learns faces: `python -m training vision <config.toml>`.
 
-A linear head on the mean image token tells the seven expressions apart; the head is thrown away.
-It may also learn from what a convolutional network says of each photo as it was varied: `teacher`
-(distillation, https://arxiv.org/abs/2012.12877). SFT then only has to connect what the tower already
-sees with words. The tower's own accuracy is written beside the weights, so that a card can report what
-the pictures are worth.
+Each image token is to tell the seven expressions apart by itself. The tower may also learn from what a
+convolutional network says of each photo as it was varied: `teacher` (distillation,
+https://arxiv.org/abs/2012.12877). At the end its tokens are laid along words for the classes (`face_tokens`): SFT
+then only has to connect what the tower already sees with what is said of it. The tower's own accuracy is written
+beside the weights, so that a card can report what the pictures are worth, and so is what it takes each photo for.
 
 A run stopped at any point continues from its last checkpoint with the same photos.
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import (
     AttentionInterface,
     AutoTokenizer,
@@ -28,11 +26,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from compeer_core.errors import ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from training.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
 from training.faces import FACE_CLASSES, read_faces
 from training.nano.architecture import NanoShape
 from training.nano.expressions import (
     PhotoSchedule,
     learn_expressions,
+    looked_at,
     photos_of_splits,
     smoothed,
 )
@@ -42,6 +42,8 @@ from training.optimisation import Optimisers, open_run, parted
 
 REPORT = "vision.json"
 """What the tower is worth, in the run's directory."""
+READINGS = "readings.json"
+"""What the tower takes each photo for, by the photo's file; in the run's directory."""
 
 
 class Config(PhotoSchedule):
@@ -86,16 +88,30 @@ def build_processor(
 
 
 class _Classifier(nn.Module):
-    def __init__(self, tower: nn.Module, width: int) -> None:
+    """A tower; while it learns, its last layer gives each image token logits."""
+
+    def __init__(self, tower: Any) -> None:
         super().__init__()
         self.tower = tower
-        self.head = nn.Linear(width, len(FACE_CLASSES))
+        values = tower.merger.mlp[-1].in_features
+        tower.merger.mlp[-1] = nn.Linear(values, len(FACE_CLASSES))
+
+    @property
+    def head(self) -> nn.Linear:
+        last: nn.Linear = self.tower.merger.mlp[-1]
+        return last
 
     def forward(self, patches: Tensor, grid: Tensor) -> Tensor:
-        tokens = self.tower(patches, grid_thw=grid).pooler_output
-        means = tokens.view(len(grid), -1, tokens.shape[-1]).float().mean(1)
-        logits: Tensor = self.head(functional.normalize(means, dim=-1) * math.sqrt(means.shape[-1]))
-        return logits.float()
+        """Return logits, shape (photos, tokens, classes)."""
+        tokens: Tensor = self.tower(patches, grid_thw=grid).pooler_output
+        return tokens.view(len(grid), -1, tokens.shape[-1]).float()
+
+    def speak(self, added: Tensor, logits: Tensor, words: Tensor, length: float) -> None:
+        """Let the tower make tokens from now on; see `speaking_layer`."""
+        weight, bias = speaking_layer(self.head, added, logits, words, length)
+        last = nn.Linear(weight.shape[1], weight.shape[0])
+        last.load_state_dict({"weight": weight, "bias": bias})
+        self.tower.merger.mlp[-1] = last
 
 
 def equal_pictures_attention(
@@ -174,7 +190,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     photos = photos_of_splits(faces, config)
     tower = model.model.visual
     attend_at_once(tower)
-    classifier = _Classifier(tower, sizes.text_config.hidden_size).to(config.device)
+    classifier = _Classifier(tower).to(config.device)
     if config.compile:
         for block in tower.blocks:
             block.compile()
@@ -194,5 +210,30 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         classifier, optimisers, config, directory, photos, logits_of, targets_of
     )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    classifier.eval()
+    taken_for = {part: looked_at(logits_of, part) for part in photos}
+    classifier.cpu()
+    learnt, _ = photos
+    added = even_handed(taken_for[learnt], learnt.labels)
+    (directory.path / READINGS).write_text(
+        json.dumps(
+            {
+                name: FACE_CLASSES[place]
+                for part, logits in taken_for.items()
+                for name, place in zip(
+                    part.names, (logits + added).argmax(-1).tolist(), strict=True
+                )
+            },
+            indent=0,
+        ),
+        encoding="utf-8",
+    )
+    embeddings = embeddings_of(model)
+    classifier.speak(
+        added,
+        taken_for[learnt],
+        word_vectors(embeddings, processor.tokenizer),
+        embeddings.norm(dim=-1).mean().item(),
+    )
     model.save_pretrained(directory.path / "model")
     processor.save_pretrained(directory.path / "model")

@@ -119,7 +119,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         config,
         directory,
         photos,
-        logits_of=lambda photos: network(photos.to(config.device)),
+        logits_of=lambda photos: network(photos.to(config.device))[:, None],
         targets_of=lambda _, labels: smoothed(labels.to(config.device), config),
     )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
