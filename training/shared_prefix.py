@@ -204,21 +204,27 @@ def shared_prefix_attention(
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
 
 
-def predicted_logits(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) -> Tensor:
+def predicted_logits(
+    model: Qwen2_5_VLForConditionalGeneration,
+    row: SharedPrefixRow,
+    image_tokens: Tensor | None = None,
+) -> Tensor:
     """Return the logits of all tokens of a row that are to be learnt, shape (learnt, vocabulary).
 
     Args:
         model: Its language model's attention is `ATTENTION`.
         row: On the model's device.
+        image_tokens: Stand for what the image tower would make of the row's pictures, shape (image tokens,
+            width).
     """
     inner = model.model
     embedded = inner.get_input_embeddings()(row.tokens)
     if row.pixels is not None:
-        pictures: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
+        if image_tokens is None:
+            pictures: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
+            image_tokens = torch.cat(pictures.pooler_output)
         of_pictures = (row.tokens == model.config.image_token_id)[..., None]
-        embedded = embedded.masked_scatter(
-            of_pictures, torch.cat(pictures.pooler_output).to(embedded.dtype)
-        )
+        embedded = embedded.masked_scatter(of_pictures, image_tokens.to(embedded.dtype))
     no_mask: Mapping[str, None] = {"full_attention": None}
     hidden = inner.language_model(
         inputs_embeds=embedded,
@@ -231,6 +237,11 @@ def predicted_logits(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefi
     return logits.float()
 
 
-def row_loss(model: Qwen2_5_VLForConditionalGeneration, row: SharedPrefixRow) -> Tensor:
+def row_loss(
+    model: Qwen2_5_VLForConditionalGeneration,
+    row: SharedPrefixRow,
+    image_tokens: Tensor | None = None,
+) -> Tensor:
     """Return the sum of the cross-entropies of those tokens in nats; see `predicted_logits`."""
-    return functional.cross_entropy(predicted_logits(model, row), row.targets, reduction="sum")
+    logits = predicted_logits(model, row, image_tokens)
+    return functional.cross_entropy(logits, row.targets, reduction="sum")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part, parse, read
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage, Strategy
 from tests.training.corpora_fixture import esconv_rows, write_esconv
@@ -254,6 +255,70 @@ def test_a_photo_fits_the_emotion_and_stands_at_the_last_message(talk):
     for sample in samples_of(talk, share=0.0):
         assert all(turn.face is None for turn in sample.history)
         assert not re.search(r"picture|photo", parse(sample.completion).reasoning.emotion.text)
+
+
+def test_what_a_tower_takes_a_photo_for_is_said_first_and_the_emotion_stays_the_label():
+    said = ("I am so anxious about my job.", "Oh.", "My boss shouted at me again.", "I see.")
+    read_as = {name: "happy" for names in PHOTOS.values() for name in names}
+    rows = list(
+        build_samples(
+            [talk(*said)] * 20,
+            PHOTOS,
+            FACE_OF,
+            face_share=1.0,
+            history_characters=1200,
+            seed=0,
+            read_as=read_as,
+        )
+    )
+
+    assert len(rows) == 40
+    for row in rows:
+        emotion = parse(row.completion).reasoning.emotion
+        assert row.history[-1].face in PHOTOS[FACE_OF[emotion.emotion]]
+        assert re.match(r"(The face in the picture is smiling|In the photo .* happy)", emotion.text)
+
+
+def test_a_share_of_the_photos_shows_any_face_and_the_label_stays():
+    said = ("I am so anxious about my job.", "Oh.", "My boss shouted at me again.", "I see.")
+
+    def classes(share: float) -> Counter[str]:
+        rows = build_samples(
+            [talk(*said)] * 350,
+            PHOTOS,
+            FACE_OF,
+            face_share=1.0,
+            history_characters=1200,
+            seed=0,
+            other_share=share,
+        )
+        found: Counter[str] = Counter()
+        for row in rows:
+            emotion = parse(row.completion).reasoning.emotion
+            assert FACE_OF[emotion.emotion] == "sad"
+            found[row.history[-1].face.split("-")[0]] += 1
+        return found
+
+    assert classes(0.0).keys() == {"sad"}
+    half = classes(0.5)
+    assert half.keys() == PHOTOS.keys()
+    # half of 700 fit, and of the other half one in seven
+    assert half["sad"] == pytest.approx(350 + 50, abs=50)
+
+
+def test_a_photo_that_a_tower_has_not_seen_is_named():
+    with pytest.raises(ConfigError, match="what a tower reads of the photo"):
+        list(
+            build_samples(
+                [SIX],
+                PHOTOS,
+                FACE_OF,
+                face_share=1.0,
+                history_characters=1200,
+                seed=0,
+                read_as={},
+            )
+        )
 
 
 def test_after_a_greeting_a_face_may_tell_the_emotion_alone():

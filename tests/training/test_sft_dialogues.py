@@ -1,6 +1,8 @@
 """SFT on whole dialogues: a run from samples to a policy that loads, cut short and gone on with."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,17 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
-from training.faces import read_faces
+from training.evaluation.shown_faces import with_face
+from training.face_tokens import embeddings_of, sure_tokens, word_vectors
+from training.faces import FACE_CLASSES, read_faces
 from training.optimisation import Optimisers
 from training.samples import Sample, read_records
 from training.sft import dialogues
 from training.sft.dialogues import Config
+from training.sft.source import drawn_samples, read_readings
+from training.sft.tokenise import SampleReader
 from training.stages import StoppedEarly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,6 +110,101 @@ def test_a_frozen_language_model_learns_from_photos_by_its_tower_alone(config, t
 def test_a_run_that_would_train_nothing_is_refused(config):
     with pytest.raises(ValidationError, match="nothing is left to be trained"):
         Config(**{**dict(config), "freeze_language": True, "freeze_vision": True})
+
+
+@pytest.mark.parametrize(("name", "value"), [("sure_share", 0.5), ("only_faces", True)])
+def test_what_is_about_readings_needs_them(config, name, value):
+    with pytest.raises(ValidationError, match=f"{name} needs readings"):
+        Config(**{**dict(config), name: value})
+
+
+@pytest.mark.parametrize(("held_out", "with_photo"), [(0.0, 0), (None, 40)])
+def test_held_out_turns_can_have_photos_less_often_than_those_that_are_learnt(
+    config, held_out, with_photo
+):
+    source = config.model_copy(update={"face_share": 1.0, "held_out_face_share": held_out})
+    faces = read_faces(config.faces)
+
+    def shown(split: Split) -> int:
+        samples = drawn_samples(source, faces, split, seed=0)
+        return sum(sample.history[-1].face is not None for sample in samples)
+
+    assert shown("train") == 60
+    assert shown("valid") == shown("test") == with_photo
+
+
+@pytest.fixture
+def reading(config: Config, tmp_path: Path) -> Config:
+    """Every photo has one, and each is taken for the class after its own."""
+    path = tmp_path / "readings.json"
+    after = dict(zip(FACE_CLASSES, (*FACE_CLASSES[1:], FACE_CLASSES[0]), strict=True))
+    read_as = {face.file: after[face.face_class] for face in read_faces(config.faces)}
+    path.write_text(json.dumps(read_as), encoding="utf-8")
+    return config.model_copy(update={"readings": path, "sure_share": 0.5, "face_share": 1.0})
+
+
+def test_a_sure_face_is_the_word_for_what_the_tower_takes_it_for(reading):
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(reading.base)
+    faces = read_faces(reading.faces)
+    reader = SampleReader(reading.base, model, {face.file: face.data for face in faces})
+    made = dialogues._Dialogues(reading, faces, reader, 2048)
+    samples = made.of("train", 0)[0]
+    one = made.row(samples)
+    assert one is not None and one.row.grid is not None
+
+    tokens = dialogues._SureFaces(reading, model, reader.processor.tokenizer).of(one)
+
+    assert one.photos == tuple(sample.history[-1].face for sample in samples)
+    of_pictures = (one.row.tokens == model.config.image_token_id).sum().item()
+    assert tokens is not None and len(tokens) == of_pictures
+    embeddings = embeddings_of(model)
+    words = word_vectors(embeddings, reader.processor.tokenizer)
+    sure = sure_tokens(words, embeddings.norm(dim=-1).mean().item())
+    readings = read_readings(reading.readings)
+    start = 0
+    for name, sides in zip(one.photos, one.row.grid.tolist(), strict=True):
+        end = start + sides[0] * sides[1] * sides[2] // 4
+        expected = sure[FACE_CLASSES.index(readings[name])].expand(end - start, -1)
+        assert torch.equal(tokens[start:end], expected)
+        start = end
+    without = made.row([with_face(sample, None) for sample in samples])
+    assert without is not None
+    assert dialogues._SureFaces(reading, model, reader.processor.tokenizer).of(without) is None
+
+
+def test_what_is_said_of_the_face_may_be_all_that_is_learnt(reading):
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(reading.base)
+    faces = read_faces(reading.faces)
+    reader = SampleReader(reading.base, model, {face.file: face.data for face in faces})
+    some = reading.model_copy(update={"only_faces": True, "face_share": 0.5})
+    made = dialogues._Dialogues(some, faces, reader, 2048)
+    samples = [sample for one in made.of("train", 0) for sample in one][:15]
+    shown = [sample for sample in samples if sample.history[-1].face is not None]
+    assert 0 < len(shown) < len(samples)
+
+    one = made.row(samples)
+
+    assert one is not None and len(one.photos) == len(shown)
+    said = reader.processor.tokenizer.decode(one.row.targets)
+    assert len(re.findall(r"The face in the picture|In the photo", said)) == len(shown)
+    assert said.count(".") == len(shown)
+    assert not re.search(r"<|Sentiment|Emotion", said)
+    assert made.row([with_face(sample, None) for sample in samples]) is None
+
+
+def test_about_the_asked_share_of_dialogues_has_sure_faces_and_the_loss_learns_from_them(reading):
+    steps = dialogues._Dialogues(reading, read_faces(reading.faces), None, 0)  # type: ignore[arg-type]
+    steps.row = lambda samples: samples  # type: ignore[assignment, method-assign, return-value]
+    drawn = [sure for rows in itertools.islice(steps.steps(0), 40) for _, sure in rows]
+    again = [sure for rows in itertools.islice(steps.steps(30), 10) for _, sure in rows]
+    assert drawn[150:] == again  # a run that goes on has the same ones
+    assert 70 <= sum(drawn) <= 130  # of 200
+
+    unsure = reading.model_copy(update={"sure_share": 0.0, "output": reading.output / "unsure"})
+    dialogues.run(reading)
+    dialogues.run(unsure)
+
+    assert rows(reading.output)[-1]["loss"] != rows(unsure.output)[-1]["loss"]
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):

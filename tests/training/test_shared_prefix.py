@@ -179,6 +179,19 @@ def test_photos_lie_in_the_branches_and_loss_and_gradients_are_those_of_one_by_o
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_other_image_tokens_may_stand_for_those_of_the_tower(model, base, dialogues, photos):
+    reader = SampleReader(base, model, photos)
+    row = shared_prefix_row([reader.read(sample) for sample in dialogues[0]])
+
+    with torch.no_grad():
+        own = torch.cat(model.model.get_image_features(row.pixels, row.grid).pooler_output)
+        seen, the_same = row_loss(model, row), row_loss(model, row, own)
+        blank = row_loss(model, row, torch.zeros_like(own))
+
+    assert the_same.item() == pytest.approx(seen.item(), rel=1e-6)
+    assert blank.item() != pytest.approx(seen.item(), rel=1e-6)
+
+
 def test_the_model_reads_what_the_page_would_give_it(model, base, dialogues, photos):
     reader = SampleReader(base, model, photos)
     lease = ModelPool().lease(str(base), None, None, "cpu")

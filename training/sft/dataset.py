@@ -11,6 +11,9 @@ seeker who has only greeted is Neutral, and thanks near the end of a talk that h
 A third is there for the photos. They fit the label, so a policy that never looked would lose little.
 Where the seeker has only greeted, the face may be all that tells: in a share of those turns (`told_share`)
 it shows another feeling than calm, and that is the label then.
+
+What the emotion step says of a photo is its label, or what an image tower takes it for (`read_as`): half of
+the faces a small tower takes for something else, and to name them rightly a policy could only guess by the words.
 """
 
 import re
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from compeer_core.dialogue import Speaker, Utterance
+from compeer_core.errors import ConfigError
 from compeer_core.reasoning import (
     EmotionStep,
     HistoryStep,
@@ -98,6 +102,8 @@ def build_samples(
     history_characters: int,
     seed: int,
     told_share: float = 0.0,
+    other_share: float = 0.0,
+    read_as: Mapping[str, str] | None = None,
 ) -> Iterator[Sample]:
     """Yield one sample per supporter turn that follows at least one seeker turn.
 
@@ -110,6 +116,13 @@ def build_samples(
         seed: Draws the wording and the photos.
         told_share: Share of the turns after a mere greeting in which a face tells the emotion, in
             [0, 1]; these have a photo whatever `face_share` is.
+        other_share: Share of the photos beside other turns whose face is of any class, in [0, 1]; the label of
+            the turn stays.
+        read_as: The class that the emotion step says a photo shows, by the photo's name; it says so first, and
+            the emotion follows. None says the photo's label, before or after the first sentence.
+
+    Raises:
+        ConfigError: `read_as` leaves out a photo.
     """
     rng = np.random.default_rng(seed)
     for source in dialogues:
@@ -126,11 +139,14 @@ def build_samples(
             face_class = labels.told_by or face_class_of[labels.emotion]
             face = None
             if faces.get(face_class) and (labels.told_by or rng.random() < face_share):
+                if other_share and not labels.told_by and rng.random() < other_share:
+                    face_class = _draw(rng, [one for one in faces if faces[one]])
                 face = str(rng.choice(faces[face_class]))
+            seen = _seen_on(face, face_class, read_as)
             history = _history(before, face, history_characters)
             reasoning = Reasoning(
                 _history_step(source, history, labels, rng),
-                _emotion_step(history, labels, face_class if face else None, rng),
+                _emotion_step(history, labels, seen, read_as is not None, rng),
                 StrategyStep(
                     _draw(rng, _wording()["strategy"]["reason"][strategy.value]), strategy
                 ),
@@ -186,10 +202,20 @@ def _history_step(
     return HistoryStep(" ".join(sentences), labels.stage)
 
 
+def _seen_on(face: str | None, face_class: str, read_as: Mapping[str, str] | None) -> str | None:
+    """Return the class that is said of a photo."""
+    if face is None or read_as is None:
+        return face_class if face else None
+    if face not in read_as:
+        raise ConfigError(f"what a tower reads of the photo {face} is not there")
+    return read_as[face]
+
+
 def _emotion_step(
     history: Sequence[SampleUtterance],
     labels: TurnLabels,
     face_class: str | None,
+    face_first: bool,
     rng: np.random.Generator,
 ) -> EmotionStep:
     words = _wording()["emotion"]
@@ -207,7 +233,8 @@ def _emotion_step(
         sentences.append(pattern.format(cue=cue, emotion=name))
         sentences.append(_draw(rng, words["intensity"][str(labels.intensity)]))
     if face_class is not None:
-        sentences.insert(int(rng.integers(0, 2)), _draw(rng, words["face"][face_class]))
+        place = 0 if face_first else int(rng.integers(0, 2))
+        sentences.insert(place, _draw(rng, words["face"][face_class]))
     return EmotionStep(
         " ".join(sentences), SENTIMENT_OF[labels.emotion], labels.emotion, labels.intensity
     )

@@ -12,20 +12,24 @@ A run stopped at any point continues from its last checkpoint with the same rows
 import itertools
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
 from training.base_model import check_base
-from training.faces import Face, read_faces
+from training.face_tokens import embeddings_of, sure_tokens, word_vectors
+from training.faces import FACE_CLASSES, Face, read_faces
 from training.optimisation import (
     CHECKPOINT,
     Optimisers,
@@ -35,7 +39,7 @@ from training.optimisation import (
     run_steps,
 )
 from training.samples import Sample
-from training.sft.source import SampleSource, drawn_samples, prepare_samples
+from training.sft.source import SampleSource, drawn_samples, prepare_samples, read_readings
 from training.sft.tokenise import SampleReader
 from training.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 
@@ -59,14 +63,61 @@ class Config(SampleSource, Schedule):
     freeze_language: bool = False
     """Train the image tower alone: what the policy writes where there is no photo stays as it is, and
     adapters made on its language model go on fitting."""
+    sure_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the dialogues in which a face is shown as the image tower would show it if it were sure of what
+    it takes it for (`readings`). A language model learns to look at tokens that always tell, and hardly at
+    such that tell little more than the words do (training/nano/LOG.md)."""
+    only_faces: bool = False
+    """Learn only what is said first in the emotion step of turns with a photo: that is of the face, if there are
+    `readings`. The other turns are left out."""
     validation_dialogues: int = Field(default=24, gt=0)
     """The loss is measured on so many dialogues of the validation split."""
 
     @model_validator(mode="after")
-    def _something_is_trained(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.freeze_language and self.freeze_vision:
             raise ValueError("with freeze_language and freeze_vision nothing is left to be trained")
+        for name in ("sure_share", "only_faces"):
+            if getattr(self, name) and self.readings is None:
+                raise ValueError(f"{name} needs readings: what the tower takes each photo for")
         return self
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A dialogue."""
+
+    row: SharedPrefixRow
+    photos: tuple[str, ...]
+    """Names, in the order in which the row has their pixels."""
+
+
+class _SureFaces:
+    """Image tokens that say what the tower takes a photo for, as if it were sure."""
+
+    def __init__(self, config: Config, model: Qwen2_5_VLForConditionalGeneration, tokenizer: Any):
+        self._read_as = {} if config.readings is None else read_readings(config.readings)
+        embeddings = embeddings_of(model)
+        length = embeddings.norm(dim=-1).mean().item()
+        self._tokens = sure_tokens(word_vectors(embeddings, tokenizer), length).to(config.device)
+
+    def of(self, one: _Row) -> Tensor | None:
+        """Return the image tokens of a row, shape (tokens, width); None if it has no photo."""
+        if one.row.grid is None:
+            return None
+        each = [int(sides.prod()) // 4 for sides in one.row.grid]  # 2 x 2 patches are a token
+        classes = [FACE_CLASSES.index(self._read_as[name]) for name in one.photos]
+        return self._tokens[classes].repeat_interleave(torch.tensor(each), dim=0)
+
+
+_FIRST_OF_EMOTION = re.compile(r"(?<=<emotion>)[^.]*\.")
+
+
+def _of_face(completion: str) -> tuple[int, int]:
+    """Return where what is said of the face begins and ends in a completion."""
+    found = _FIRST_OF_EMOTION.search(completion)
+    assert found is not None, "a sample's emotion step has a sentence"
+    return found.span()
 
 
 class _Dialogues:
@@ -87,15 +138,33 @@ class _Dialogues:
         drawn = drawn_samples(self._config, self._faces, split, self._config.seed + number)
         return [list(group) for _, group in itertools.groupby(drawn, lambda s: s.dialogue_id)]
 
-    def row(self, samples: Sequence[Sample]) -> SharedPrefixRow | None:
+    def row(self, samples: Sequence[Sample]) -> _Row | None:
         """Return one dialogue's row, or None if all of it is too long."""
-        read = [self._reader.read(sample) for sample in samples]
-        fitting = [one for one in read if len(one.prompt) + len(one.completion) <= self._limit]
+        if self._config.only_faces:
+            samples = [sample for sample in samples if sample.history[-1].face is not None]
+        read = [
+            (
+                self._reader.read(
+                    sample, _of_face(sample.completion) if self._config.only_faces else None
+                ),
+                sample,
+            )
+            for sample in samples
+        ]
+        fitting = [
+            (one, sample)
+            for one, sample in read
+            if len(one.prompt) + len(one.completion) <= self._limit
+        ]
         self.too_long += len(read) - len(fitting)
-        return shared_prefix_row(fitting).to(self._config.device) if fitting else None
+        if not fitting:
+            return None
+        row = shared_prefix_row([one for one, _ in fitting]).to(self._config.device)
+        photos = (said.face for _, sample in fitting for said in sample.history)
+        return _Row(row, tuple(name for name in photos if name is not None))
 
-    def steps(self, skip: int) -> Iterator[list[SharedPrefixRow]]:
-        """Yield the rows of each step for ever, from step `skip` on."""
+    def steps(self, skip: int) -> Iterator[list[tuple[_Row, bool]]]:
+        """Yield the rows of each step, and whether their faces are sure, for ever, from step `skip` on."""
         size = self._config.dialogues_per_step
         for number in itertools.count():
             dialogues = self.of("train", number)
@@ -105,19 +174,21 @@ class _Dialogues:
                 if skip:
                     skip -= 1
                     continue
+                drawn = np.random.default_rng([self._config.seed, number, start]).random(size)
+                sure = (drawn < self._config.sure_share).tolist()
                 rows = (self.row(dialogues[i]) for i in order[start : start + size])
-                yield [row for row in rows if row is not None]
+                yield [(row, each) for row, each in zip(rows, sure, strict=True) if row is not None]
 
 
 def _validation_loss(
-    model: Qwen2_5_VLForConditionalGeneration, rows: Sequence[SharedPrefixRow], config: Config
+    model: Qwen2_5_VLForConditionalGeneration, rows: Sequence[_Row], config: Config
 ) -> float:
     """Return the mean loss in nats a token."""
     model.eval()
     with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
-        total = math.fsum(row_loss(model, row).item() for row in rows)
+        total = math.fsum(row_loss(model, one.row).item() for one in rows)
     model.train()
-    return total / sum(len(row.targets) for row in rows)
+    return total / sum(len(one.row.targets) for one in rows)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -130,6 +201,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.base, dtype=torch.float32)
     faces = read_faces(config.faces)
     reader = SampleReader(config.base, model, {face.file: face.data for face in faces})
+    sure_faces = _SureFaces(config, model, reader.processor.tokenizer)
     directory = open_run(config.output, config, resume)
     prepare_samples(config, config.seed, directory.path, keep=resume is not None)
     torch.nn.Module.to(model, config.device)
@@ -159,14 +231,15 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
     def learn() -> tuple[float, int]:
         rows = next(steps)
-        learnt = sum(len(row.targets) for row in rows)
+        learnt = sum(len(one.row.targets) for one, _ in rows) or 1  # no photo in any of them
         total = 0.0
-        for row in rows:
+        for one, sure in rows:
+            image_tokens = sure_faces.of(one) if sure else None
             with torch.autocast(config.device_type, dtype=torch.bfloat16):
-                loss = row_loss(model, row) / learnt
+                loss = row_loss(model, one.row, image_tokens) / learnt
             loss.backward()
             total += loss.item()
-        return total, sum(row.tokens.shape[1] for row in rows)
+        return total, sum(one.row.tokens.shape[1] for one, _ in rows)
 
     model.train()
     run_steps(

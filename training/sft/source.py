@@ -1,5 +1,6 @@
 """Where the samples of SFT come from: dialogues, photos, and how they are put together."""
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,8 +9,9 @@ from pydantic import Field
 
 from compeer_core.cer import SPLITS, Split
 from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
 from training.esconv import read_esconv
-from training.faces import Face, face_class_of, read_faces
+from training.faces import FACE_CLASSES, Face, face_class_of, read_faces
 from training.samples import Sample, write_records
 from training.sft.dataset import build_samples
 
@@ -25,8 +27,16 @@ class SampleSource(FrozenModel):
     """Folder of the packed faces."""
     face_share: float = 0.25
     """Share of turns whose last seeker message gets a photo that fits the emotion."""
+    held_out_face_share: float | None = Field(default=None, ge=0, le=1)
+    """The same in the validation and test splits, so that policies that learn from more or fewer photos are measured
+    on turns with as many; None is `face_share`."""
     told_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the turns after a mere greeting in which a face tells the emotion."""
+    other_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the photos beside other turns whose face is of any class; the turn's label stays."""
+    readings: Path | None = None
+    """What an image tower takes each photo for (`readings.json` of a `vision` run): the emotion step says that
+    of a photo, and says it first. None says the photo's label."""
     history_characters: int = 1200
     """Older turns are left out beyond this."""
 
@@ -50,11 +60,32 @@ def drawn_samples(
         read_esconv(source.esconv / f"{split}.txt.gz", split),
         by_class,
         face_class_of(source.faces),
-        face_share=source.face_share,
+        face_share=_share_of(source, split),
         history_characters=source.history_characters,
         seed=seed,
         told_share=source.told_share,
+        other_share=source.other_share,
+        read_as=None if source.readings is None else read_readings(source.readings),
     )
+
+
+def _share_of(source: SampleSource, split: Split) -> float:
+    held_out = source.held_out_face_share
+    return source.face_share if split == "train" or held_out is None else held_out
+
+
+def read_readings(path: Path) -> dict[str, str]:
+    """Return what an image tower takes each photo for: its class, by the photo's name.
+
+    Raises:
+        ConfigError: The file is missing, or it names a class that is none.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file (the vision stage writes it)")
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    if unknown := sorted({*found.values()} - {*FACE_CLASSES}):
+        raise ConfigError(f"{path}: no class of faces is called {', '.join(unknown)}")
+    return found
 
 
 def prepare_samples(source: SampleSource, seed: int, output: Path, *, keep: bool = False) -> None:

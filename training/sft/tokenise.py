@@ -37,8 +37,13 @@ class SampleReader:
         self._positions_of = model.model.get_rope_index
         self._faces = dict(faces)
 
-    def read(self, sample: Sample) -> TokenisedSample:
+    def read(self, sample: Sample, learnt: tuple[int, int] | None = None) -> TokenisedSample:
         """Return a sample's tokens; its completion ends with the token that ends a turn.
+
+        Args:
+            sample: The sample.
+            learnt: First character of the completion that is learnt and the one behind the last: what comes
+                before goes to the prompt, and what comes behind is left out. None learns all of it.
 
         Raises:
             ConfigError: A photo is missing.
@@ -52,19 +57,34 @@ class SampleReader:
             part.to_pil() for one in messages for part in one.content if isinstance(part, Image)
         ]
         inputs = self.processor(text=[prompt], images=pictures or None, return_tensors="pt")
-        learnt = self.processor.tokenizer(completion, add_special_tokens=False)["input_ids"]
-        prompted = inputs["input_ids"][0].tolist()
+        given, said = self._parts(completion, learnt)
+        prompted = [*inputs["input_ids"][0].tolist(), *given]
         grid = inputs.get("image_grid_thw")
-        tokens = torch.tensor([[*prompted, *learnt]])
+        tokens = torch.tensor([[*prompted, *said]])
         of_pictures = (tokens == self.processor.image_token_id).int()
         positions, _ = self._positions_of(
             tokens, mm_token_type_ids=of_pictures, image_grid_thw=grid
         )
         return TokenisedSample(
             prompt=tuple(prompted),
-            completion=tuple(learnt),
+            completion=tuple(said),
             positions=positions[:, 0],
             first_picture=int(of_pictures[0].argmax()) if pictures else None,
             pixels=inputs.get("pixel_values"),
             grid=grid,
         )
+
+    def _parts(
+        self, completion: str, learnt: tuple[int, int] | None
+    ) -> tuple[list[int], list[int]]:
+        """Return the tokens before what is learnt, and those that are."""
+        read = self.processor.tokenizer(
+            completion, add_special_tokens=False, return_offsets_mapping=True
+        )
+        tokens: list[int] = read["input_ids"]
+        if learnt is None:
+            return [], tokens
+        first, behind = learnt
+        begin = sum(start < first for start, _ in read["offset_mapping"])
+        end = sum(start < behind for start, _ in read["offset_mapping"])
+        return tokens[:begin], tokens[begin:end]
