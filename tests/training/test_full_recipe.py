@@ -17,22 +17,23 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "nano"
 
+_FEW_STEPS = ("steps=2", "decay_steps=1", "warmup_steps=1")
+_FEW_DIALOGUES = ("dialogues_per_step=1", "validation_dialogues=1", "compile=false")
+
 SMALL = MappingProxyType(
     {
-        "tokenizer": (),
-        "pretrain": (
-            *("steps=2", "decay_steps=1", "warmup_steps=1", "compile=false", "batch_size=1"),
+        "tokenizer.toml": (),
+        "pretrain.toml": (
+            *(*_FEW_STEPS, "compile=false", "batch_size=1"),
             *("block_size=64", "validation_blocks=2", "shape.layers=1", "shape.hidden_size=96"),
             *("shape.vision_layers=1",),
         ),
-        "vision teacher": ("steps=2", "decay_steps=1", "warmup_steps=1", "batch_size=8"),
-        "vision": ("steps=2", "decay_steps=1", "warmup_steps=1", "batch_size=8"),
-        "sft dialogues": (
-            *("steps=2", "decay_steps=1", "warmup_steps=1", "compile=false"),
-            *("dialogues_per_step=1", "validation_dialogues=1"),
-        ),
-        "export": (),
-        "evaluate esconv": ("turns=6", "picture_turns=2", "perplexity_turns=2"),
+        "vision_teacher.toml": (*_FEW_STEPS, "batch_size=8"),
+        "vision.toml": (*_FEW_STEPS, "batch_size=8", "compile=false"),
+        "sft_dialogues_looking.toml": (*_FEW_STEPS, *_FEW_DIALOGUES),
+        "sft_dialogues.toml": (*_FEW_STEPS, *_FEW_DIALOGUES),
+        "export_policy.toml": (),
+        "evaluate_esconv.toml": ("turns=6", "picture_turns=2", "perplexity_turns=2"),
     }
 )
 """What makes each stage a matter of seconds; files and folders stay as the recipe has them."""
@@ -43,14 +44,14 @@ def _small_recipe(folder: Path, name: str) -> Path:
     shutil.copytree(CONFIGS, folder)
     path = folder / name
     recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-    assert [stage["name"] for stage in recipe["stage"]] == [*SMALL]
+    assert [stage["config"] for stage in recipe["stage"]] == [*SMALL]
     lines = [f"{key} = {json.dumps(recipe[key])}" for key in ("output", "data_dir")]
     for stage in recipe["stage"]:
         lines += [
             "[[stage]]",
             f"name = {json.dumps(stage['name'])}",
             f"config = {json.dumps(stage['config'])}",
-            f"set = {json.dumps([*stage.get('set', ()), *SMALL[stage['name']]])}",
+            f"set = {json.dumps([*stage.get('set', ()), *SMALL[stage['config']]])}",
         ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -10,6 +10,7 @@ from training import recipe
 from training.evaluation.grpo import Config as Evaluation
 from training.grpo.train import Config
 from training.merge import Config as Merge
+from training.nano.vision import READINGS
 from training.reward_model.train import Config as Reward
 from training.sft.cer import Config as Supervised
 
@@ -47,11 +48,12 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
         "sft",
         "cer",
         *["reward"] * len(kinds),
-        *("pretrain", "vision teacher", "vision", "sft dialogues"),
+        *("pretrain", "vision teacher", "vision", "sft dialogues", "sft dialogues"),
         *["grpo"] * 3,
     ]
     settings = dict(stages[:5])
-    policy = dict(stages[-7:-3])
+    policy = dict(stages[-8:-5])
+    looking, supervised = (config for stage, config in stages if stage == "sft dialogues")
     judges = [config for stage, config in stages if stage == "reward"]
     runs = [config for stage, config in stages if stage == "grpo"]
     last = runs[-1]
@@ -68,9 +70,12 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     # each stage reads what one before it wrote
     assert policy["vision"].model == policy["pretrain"].output / "model"
     assert policy["vision"].teacher == policy["vision teacher"].output
-    assert policy["sft dialogues"].base == policy["vision"].output / "model"
-    assert Path(last.base) == policy["sft dialogues"].output / "model"
-    assert last.prompts == (policy["sft dialogues"].output / "samples.train.jsonl",)
+    assert looking.only_faces
+    assert looking.base == policy["vision"].output / "model"
+    assert looking.readings == supervised.readings == policy["vision"].output / READINGS
+    assert supervised.base == looking.output / "model"
+    assert Path(last.base) == supervised.output / "model"
+    assert last.prompts == (supervised.output / "samples.train.jsonl",)
     asked = [last.judge.source, last.judge.reply_source]
     assert [source for source in asked if source] == [
         str(judge.output / "model") for judge in judges
@@ -87,11 +92,11 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
 
 def test_variants_share_the_stages_before_the_judge_and_the_policy(planned):
     plans = [planned(name) for name in ("ur", "por", "urp")]
-    first, *others = ([*stages[:5], *stages[-7:-3]] for stages in plans)
+    first, *others = ([*stages[:5], *stages[-8:-3]] for stages in plans)
 
     assert all(other == first for other in others)
     # and that policy is the one that is shipped: what is done for one is not done again for the other
-    assert first[5:] == planned("full")[1:5]
+    assert first[5:] == planned("full")[1:6]
     assert first[0] == planned("full")[0]
 
 
