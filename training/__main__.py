@@ -78,7 +78,9 @@ def _run(arguments: list[str], stages: Mapping[str, Stage]) -> int:
 
 def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
     parser = _Parser(prog=f"{PROGRAM} {name}", allow_abbrev=False)
-    parser.add_argument("config", type=Path, help="the stage's TOML file")
+    file = parser.add_mutually_exclusive_group(required=True)
+    file.add_argument("config", nargs="?", type=Path, help="the stage's TOML file")
+    file.add_argument("--config", dest="named", type=Path, metavar="FILE", help="the same, by name")
     parser.add_argument(
         "--set",
         action="append",
@@ -102,9 +104,10 @@ def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
     given = parser.parse_args(arguments)
     values = {key: getattr(given, key) for key in flags}
     changes = [f"{key}={value}" for key, value in values.items() if value is not None]
-    config = load_toml(given.config, module.Config, [*given.set, *changes])
+    path = given.config or given.named
+    config = load_toml(path, module.Config, [*given.set, *changes])
     if isinstance(config, recipe.Config):
-        config = config.model_copy(update={"folder": given.config.parent / config.folder})
+        config = config.model_copy(update={"folder": path.parent / config.folder})
     module.run(config, resume=given.resume, dry_run=given.dry_run)
     return 0
 

@@ -66,6 +66,15 @@ def test_a_stage_gets_its_config_resume_and_dry_run(stage, config_file):
     assert stage.calls == [(Config(steps=3, shape=Shape(layers=5)), Path("runs/x"), True)]
 
 
+def test_the_file_may_be_named_by_a_flag_instead(stage, config_file, capsys):
+    assert command("polish", "--config", config_file, "--set", "shape.layers=5") == 0
+
+    assert stage.calls == [(Config(steps=3, shape=Shape(layers=5)), None, False)]
+    assert command("polish", config_file, "--config", config_file) == 2
+    assert "not allowed with argument config" in capsys.readouterr().err
+    assert len(stage.calls) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
