@@ -275,11 +275,11 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
         "file": complete.file,
         "reward": texts(
             "tour.learnt_reward",
-            sft=signed(round(figures["reward_sft"].value, 1)),
-            urp=signed(round(figures["reward_urp"].value, 1)),
-            strategy=signed(round(figures["strategy_urp"].value, 1)),
+            sft=_tenths(figures["reward_sft"].value),
+            urp=_tenths(figures["reward_urp"].value),
+            strategy=_tenths(figures["strategy_urp"].value),
             strategy_interval=_between(figures["strategy_urp"]),
-            emotion=signed(round(figures["emotion_urp"].value, 1)),
+            emotion=_tenths(figures["emotion_urp"].value),
             emotion_interval=_between(figures["emotion_urp"]),
         ),
         "reward_file": figures["reward_urp"].file,
@@ -298,7 +298,18 @@ def _between(figure: Figure) -> str:
     """Return the interval of a difference: with signs, and no dash that could be one."""
     if figure.low is None or figure.high is None:
         return ""
-    return f"[{signed(round(figure.low, 1))}, {signed(round(figure.high, 1))}]"
+    return f"[{_tenths(figure.low)}, {_tenths(figure.high)}]"
+
+
+def _tenths(value: float) -> str:
+    """Return a measured number with its sign and one decimal: 3.0 stands beside 0.9 as such.
+
+    Example:
+        >>> _tenths(2.97), _tenths(-0.46), _tenths(-0.04)
+        ('+3.0', '−0.5', '0.0')
+    """
+    tenths = round(value, 1)
+    return f"{tenths:+.1f}".replace("-", "−") if tenths else "0.0"
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
