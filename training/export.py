@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import save_torch_state_dict
+from pydantic import PositiveInt
 from safetensors.torch import load_file, save_file
 
 from compeer_core.config import FrozenModel
@@ -40,6 +42,10 @@ class Config(FrozenModel):
     base: str = ""
     """For an adapter: its base, as a path that starts at the output folder."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    shard_bytes: PositiveInt | None = None
+    """Most bytes of tensors in one file of a checkpoint, where a way home carries small files only (an accelerator that
+    is lent); a tensor larger than this has a file of its own. What comes out is a source like any other. None is
+    one file."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -53,8 +59,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError("an export cannot be resumed: begin it again")
     adapter = config.source / "adapter_model.safetensors"
     whole = config.source / "model.safetensors"
+    index = config.source / f"{whole.name}.index.json"
     weights = adapter if adapter.is_file() else whole
-    if not weights.is_file():
+    if not weights.is_file() and not index.is_file():
         raise ConfigError(f"{config.source}: neither {whole.name} nor {adapter.name} is there")
     if weights is adapter and not config.base:
         raise ConfigError(
@@ -62,7 +69,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         )
     tensors = {
         name: tensor.to(getattr(torch, config.dtype)).contiguous()
-        for name, tensor in load_file(weights).items()
+        for file in ([weights] if weights.is_file() else _shards(index))
+        for name, tensor in load_file(file).items()
     }
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if size > _LARGEST_FILE:
@@ -90,7 +98,14 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if "dtype" in part:
                 part["dtype"] = config.dtype
         _write(config.output / "config.json", settings)
-    save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
+    if config.shard_bytes is not None and weights is whole:
+        save_torch_state_dict(tensors, config.output, max_shard_size=config.shard_bytes)
+    else:
+        save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
+
+
+def _shards(index: Path) -> list[Path]:
+    return [index.parent / name for name in sorted(set(_read(index)["weight_map"].values()))]
 
 
 def _read(path: Path) -> dict[str, Any]:
