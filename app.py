@@ -13,10 +13,12 @@ Space, which sets ``SPACE_ID``, the page is served at 0.0.0.0:7860, since nothin
 """
 
 import argparse
+import ipaddress
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from compeer_core.data_folder import DATA_DIR, DATABASE_URL, default_data_folder
@@ -31,27 +33,33 @@ LOCAL = "127.0.0.1"
 PORT = 7860
 PORTS_TRIED = 100
 WRONG_USAGE = 2
+PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16"
+"""Where the proxy of a Space is."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the demo until it is stopped. Returns the exit code."""
     flags = _flags().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        registry, policy, judge = _read_models(flags)
-        tries = PORTS_TRIED if flags.port is None else 1
-        bound = listen(flags.host, PORT if flags.port is None else flags.port, tries)
-        uploads = upload_folder(flags.data_dir)
-        votes = VoteStore(flags.database_url or default_url(flags.data_dir))
-    except (ConfigError, CheckpointError) as error:
-        return _wrong(error)
-    if _votes_get_lost(flags):
-        sys.stderr.write(
-            "app.py: votes are kept in a file of this Space, which is lost when it restarts; the "
-            f"secret {DATABASE_URL} names a PostgreSQL database that keeps them\n"
-        )
-    with bound, uploads, votes:
-        _prepare_environment(uploads.name)
+    with ExitStack() as stack:
+        try:
+            registry, policy, judge = _read_models(flags)
+            tries = PORTS_TRIED if flags.port is None else 1
+            bound = stack.enter_context(
+                listen(flags.host, PORT if flags.port is None else flags.port, tries)
+            )
+            uploads = stack.enter_context(upload_folder(flags.data_dir))
+            votes = stack.enter_context(
+                VoteStore(flags.database_url or default_url(flags.data_dir))
+            )
+        except (ConfigError, CheckpointError) as error:
+            return _wrong(error)
+        if _votes_get_lost(flags):
+            sys.stderr.write(
+                "app.py: votes are kept in a file of this Space, which is lost when it restarts; the "
+                f"secret {DATABASE_URL} names a PostgreSQL database that keeps them\n"
+            )
+        _prepare_environment(uploads)
         # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
         from ui_components.models import Models
         from ui_components.server import Server, build_server
@@ -59,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         models = Models(registry, policy=policy, judge=judge)
         services = Services(models, votes, language=flags.language)
-        server = Server(build_server(services, api_only=flags.api_only))
+        app = build_server(services, api_only=flags.api_only)
+        server = Server(app, trusted_proxies=flags.forwarded_allow_ips)
         failures: list[CompeerError] = []
 
         def served() -> None:
@@ -125,6 +134,17 @@ def _wrong(error: Exception) -> int:
     return WRONG_USAGE
 
 
+def _networks(text: str) -> str:
+    for network in filter(None, map(str.strip, text.split(","))):
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(
+                f"{network!r} is neither an address nor a network; name the proxy, as 127.0.0.1 is"
+            ) from error
+    return text
+
+
 def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="app.py",
@@ -178,6 +198,15 @@ def _flags() -> argparse.ArgumentParser:
         metavar="URL",
         help="where votes are kept, for example postgresql://user:password@host/name (what "
         f"{DATABASE_URL} names, else a file in the data folder)",
+    )
+    add(
+        "--forwarded-allow-ips",
+        type=_networks,
+        default=os.environ.get("FORWARDED_ALLOW_IPS")
+        or (PRIVATE_NETWORKS if _in_a_space() else ""),
+        metavar="ADDRESSES",
+        help="proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses or networks with "
+        "commas between them (none)",
     )
     add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
     add("--api-only", action="store_true", help="serve the API without the page")

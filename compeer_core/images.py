@@ -15,12 +15,18 @@ import PIL.ImageOps
 
 from compeer_core.errors import ImageError
 
-MAX_PIXELS = 40_000_000
+MAX_PIXELS = 12_600_000
+"""Decoded at once; a 12-megapixel camera makes 4032 x 3024."""
+_JPEG_FACTOR = 5
+"""How many times larger a JPEG in a single scan may be, since it is decoded at a fraction of its size."""
+_MOST_SCANS = 64
+"""Of a progressive JPEG; each of thousands would be a pass over the whole picture."""
 MAX_SIDE = 1024
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
 _LOSSLESS = ("PNG", "GIF", "BMP", "TIFF")
 _JPEG_QUALITY = 92
+_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,13 @@ def read_image(
     """Read a picture from outside: PNG, JPEG, GIF, WebP, BMP or TIFF, whatever its file is called.
 
     It is turned the way its EXIF note says, laid on white where it is transparent, reduced to 8-bit
-    RGB and shrunk, with its proportions, to ``max_side``. Of an animation the first frame counts.
+    RGB and shrunk, with its proportions, to ``max_side``. Of an animation the first frame counts. It
+    takes about 12 bytes of memory for each of ``max_pixels`` at the most.
 
     Args:
         source: The file's content, or where the file lies.
-        max_pixels: Refuse larger pictures, by their header, before anything is decoded.
+        max_pixels: Refuse larger pictures, by their header, before anything is decoded. A JPEG in
+            one scan may be five times as large, as it is decoded reduced.
         max_side: The longer side of the result, in pixels; smaller pictures stay as they are.
         alt: See `Image`.
 
@@ -82,13 +90,7 @@ def read_image(
         raise _unreadable(error) from error
     try:
         with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-            pixels = picture.width * picture.height
-            if pixels > max_pixels:
-                raise ImageError(
-                    f"the picture has {pixels} pixels, at most {max_pixels} are allowed",
-                    "image_too_large",
-                    {"limit": max_pixels, "pixels": pixels},
-                )
+            _check_size(picture, data, max_pixels, max_side)
             lossless = picture.format in _LOSSLESS
             upright = _upright_rgb(picture, max_side)
     except ImageError:
@@ -107,29 +109,55 @@ def _unreadable(error: Exception) -> ImageError:
     return ImageError(f"the picture cannot be read: {error}", "image_unreadable")
 
 
-def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:
+def _check_size(picture: PIL.Image.Image, data: bytes, max_pixels: int, max_side: int) -> None:
+    """Refuse by the header what would take too much memory or time; a JPEG is set to be reduced."""
+    pixels, limit = picture.width * picture.height, max_pixels
+    if picture.format in ("JPEG", "MPO"):  # several JPEGs in one file, as some phones write them
+        # In compressed data no byte 0xFF is followed by 0xDA, so this counts the scans.
+        scans = data.count(b"\xff\xda")
+        if scans > _MOST_SCANS:
+            raise ImageError(f"the picture has {scans} scans", "image_unreadable")
+        if not picture.info.get("progressive"):
+            limit *= _JPEG_FACTOR
+    if pixels > limit:
+        raise ImageError(
+            f"the picture has {pixels} pixels, at most {limit} are allowed",
+            "image_too_large",
+            {"limit": limit, "pixels": pixels},
+        )
     # A JPEG can be decoded at a fraction of its size, which spares most of a phone photo's work.
     picture.draft(None, (max_side, max_side))
-    upright = _rgb(PIL.ImageOps.exif_transpose(picture))
-    upright.thumbnail((max_side, max_side), PIL.Image.Resampling.LANCZOS)
-    return upright
 
 
-def _rgb(picture: PIL.Image.Image) -> PIL.Image.Image:
+def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:
+    """Return the picture in its final form. It is shrunk first, since every step makes a copy."""
+    box = (max_side, max_side)
     if picture.mode.startswith(("I", "F")):
-        return _eight_bit(picture).convert("RGB")
-    if picture.has_transparency_data:
-        layer = picture.convert("RGBA")
-        white = PIL.Image.new("RGBA", layer.size, "white")
-        return PIL.Image.alpha_composite(white, layer).convert("RGB")
-    return picture.convert("RGB")
+        shrunk = _eight_bit(picture)
+    elif picture.has_transparency_data:
+        shrunk = picture.convert("RGBA")
+    else:
+        shrunk = picture.convert("RGB")
+    shrunk.thumbnail(box, PIL.Image.Resampling.LANCZOS)
+    if shrunk.mode == "RGBA":
+        white = PIL.Image.new("RGBA", shrunk.size, "white")
+        shrunk = PIL.Image.alpha_composite(white, shrunk)
+    shrunk.info.update(picture.info)  # where the EXIF note is
+    return PIL.ImageOps.exif_transpose(shrunk).convert("RGB")
 
 
 def _eight_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
     """Scale grey levels of more than 8 bits: Pillow's own conversion would clip them to white."""
-    levels = np.nan_to_num(np.asarray(picture, dtype=np.float64)).clip(0)
-    full = 255.0 if levels.max() <= 255 else max(65535.0, float(levels.max()))
-    return PIL.Image.fromarray((levels * (255.0 / full)).astype(np.uint8))
+    levels = np.asarray(picture)
+    if levels.dtype.kind == "f":
+        levels = np.nan_to_num(levels)
+    highest = float(levels.max())
+    full = 255.0 if highest <= 255 else max(65535.0, highest)
+    scaled = np.empty(levels.shape, dtype=np.uint8)
+    for first in range(0, len(levels), _ROWS):  # in strips, for the sake of memory
+        strip = levels[first : first + _ROWS].clip(0).astype(np.float32)
+        scaled[first : first + _ROWS] = strip * np.float32(255.0 / full)
+    return PIL.Image.fromarray(scaled)
 
 
 def _encoded(picture: PIL.Image.Image, alt: str, *, lossless: bool) -> Image:

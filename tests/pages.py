@@ -172,17 +172,24 @@ class Visitor:
     async def send(
         self,
         text: str,
-        files: Sequence[Path] = (),
+        files: Sequence[Path | str] = (),
         alt: str = "",
         model: str = "scripted-nano",
         judge: str = "recorded-judge",
         seed: str = "",
     ) -> None:
         """Send a message and look on until the reply is over."""
-        message = {"text": text, "files": [str(path) for path in files]}
+        message = {"text": text, "files": [self.upload(path) for path in files]}
         await self.watch(
             self.chat.send(message, alt, model, judge, seed, self.conversation_id, self.request)
         )
+
+    def upload(self, path: Path | str) -> str:
+        """Upload a file, and return the path that the page gets; one that is not there stays as it is."""
+        if not isinstance(path, Path) or not path.is_file():
+            return str(path)
+        owner = self.services.owner(self.request)
+        return self.services.uploads.add(path.name, path.read_bytes(), owner, "")
 
     async def ask_again(self, index: int = 0, model: str = "scripted-nano") -> None:
         """Ask for another reply and look on until it is over."""

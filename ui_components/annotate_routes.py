@@ -104,7 +104,7 @@ def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotato
         answer = JSONResponse({})
         answer.headers["set-cookie"] = (
             f"{ANNOTATOR_COOKIE}={cookie}; Path=/; Max-Age={PASS_SECONDS}; HttpOnly; "
-            f"{cookie_reach(request.scope, request.headers)}"
+            f"{cookie_reach(request.scope)}"
         )
         return answer
 
@@ -116,8 +116,7 @@ def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotato
             return _refused("request_unusable", texts("annotate.error_other"), 403)
         answer = JSONResponse({"html": view.outside(texts, said=texts("annotate.logged_out"))})
         answer.headers["set-cookie"] = (
-            f"{ANNOTATOR_COOKIE}=; Path=/; Max-Age=0; HttpOnly; "
-            f"{cookie_reach(request.scope, request.headers)}"
+            f"{ANNOTATOR_COOKIE}=; Path=/; Max-Age=0; HttpOnly; {cookie_reach(request.scope)}"
         )
         return answer
 

@@ -9,17 +9,15 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from gradio.events import api
-from gradio.utils import get_upload_folder
 
 from compeer_core.conversation import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance, check_message
 from compeer_core.errors import BackendError, CompeerError, ConfigError, InputError
-from compeer_core.images import Image, read_image
+from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
@@ -34,6 +32,9 @@ MAX_HISTORY = 200
 MAX_CHARACTERS = 20_000
 """Of one message of the history, or of a turn to be scored."""
 AT_ONCE = 16
+
+PICTURE_PARAMETERS = {"chat": 2}
+"""Where an endpoint takes a picture, by the parameter's place."""
 
 Messages = list[dict[str, Any]]
 
@@ -64,6 +65,7 @@ class Program:
         model: str = "",
         strategy: str | None = None,
         seed: int = -1,
+        request: gr.Request | None = None,
     ) -> dict[str, Any]:
         """Reply to a seeker, with the reasoning before the reply and what the judge makes of it.
 
@@ -75,10 +77,11 @@ class Program:
             model: A policy of ``/models``; empty means the default.
             strategy: A strategy that the reply has to follow.
             seed: The same seed gives the same reply; -1 draws one.
+            request: Comes from gradio, not from the caller.
         """
         with _one_sentence():
             dialogue = _dialogue(history)
-            images = _images(image)
+            images = self._images(image, request)
             said = check_message(_text(message, "message"), bool(images))
             dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
             models = self._services.models
@@ -127,6 +130,20 @@ class Program:
                 loaded = models.judge(name)
                 return _score(_judged(loaded, dialogue, text, compared or None))
 
+    def _images(self, image: object, request: gr.Request | None) -> tuple[Image, ...]:
+        """Read the picture of a request, and delete the upload."""
+        if image is None:
+            return ()
+        path = image.get("path") if isinstance(image, Mapping) else None
+        if not isinstance(path, str):
+            raise InputError("image must be a file; with gradio_client: handle_file(path)")
+        assert request is not None  # gradio hands it in; only a call without one has none
+        uploads, owner = self._services.uploads, self._services.owner(request)
+        try:
+            return (uploads.begin_reading(path, owner).result(),)
+        finally:
+            uploads.forget(path, owner)
+
     def models(self) -> list[dict[str, Any]]:
         """List the models: policies that reply and judges that score."""
         return self._services.models.public()
@@ -174,23 +191,6 @@ def _seed(seed: object) -> int | None:
     if not isinstance(seed, int) or isinstance(seed, bool) or not -1 <= seed <= MAX_SEED:
         raise InputError(f"seed must be a whole number from 0 to {MAX_SEED}, or -1 to draw one")
     return None if seed == -1 else seed
-
-
-def _images(image: object) -> tuple[Image, ...]:
-    """Read the picture of a request, and delete the upload."""
-    if image is None:
-        return ()
-    path = image.get("path") if isinstance(image, Mapping) else None
-    if not isinstance(path, str):
-        raise InputError("image must be a file; with gradio_client: handle_file(path)")
-    # Gradio checks only files that are marked as such, and a request may leave out the mark.
-    upload = Path(path).resolve()
-    if not upload.is_relative_to(Path(get_upload_folder()).resolve()):
-        raise InputError("image must be a file that was uploaded to this server")
-    try:
-        return (read_image(upload),)
-    finally:
-        upload.unlink(missing_ok=True)
 
 
 @contextmanager

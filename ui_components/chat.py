@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -36,7 +35,6 @@ from ui_components.session import (
 from ui_components.starters import with_starter
 from ui_components.templating import render
 from ui_components.texts import Texts
-from ui_components.uploads import forget_upload, read_images
 from ui_components.visitors import conversation_of
 from ui_components.writing import Order
 
@@ -126,10 +124,11 @@ class Chat:
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
         text = (message or {}).get("text") or ""
-        files = [Path(path) for path in (message or {}).get("files") or ()]
+        files = [str(path) for path in (message or {}).get("files") or ()]
+        uploads, owner = self._services.uploads, self._services.owner(request)
         try:
             order = self.order(model, judge, seed)
-            images = await asyncio.to_thread(read_images, files, alt or "")
+            images = await uploads.read(files, owner, alt or "")
             before = self._services.store.get(key)
             kept_images = (
                 len(before.turns[before.editing].said.images) if before.editing is not None else 0
@@ -141,7 +140,7 @@ class Chat:
             yield {parts.error: error_html(error, texts)}
             return
         for path in files:
-            forget_upload(path)
+            uploads.forget(path, owner)
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(

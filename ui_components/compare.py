@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -37,8 +36,7 @@ from ui_components.keeping import SessionKey
 from ui_components.services import Services
 from ui_components.starters import with_starter
 from ui_components.texts import ASSETS, Texts
-from ui_components.uploads import forget_upload, read_images
-from ui_components.visitors import conversation_of
+from ui_components.visitors import address_of, conversation_of
 
 logger = logging.getLogger(__name__)
 
@@ -188,10 +186,11 @@ class Compare:
         texts, parts = self._services.texts(request), self._parts
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
-        files = [Path(path) for path in (message or {}).get("files") or ()]
+        files = [str(path) for path in (message or {}).get("files") or ()]
+        uploads, owner = self._services.uploads, self._services.owner(request)
         try:
             wish = self._wish(key, mode, models, with_reasoning, keep_words)
-            images = await asyncio.to_thread(read_images, files, alt or "")
+            images = await uploads.read(files, owner, alt or "")
             said = check_message((message or {}).get("text") or "", bool(images))
             at_risk = find_risk(said) is not None
             if at_risk:
@@ -199,13 +198,13 @@ class Compare:
             else:
                 utterance = Utterance(Speaker.SEEKER, said, images)
                 await self._begin(
-                    key, lambda: self._comparing.begin(key, utterance, wish, _address(request))
+                    key, lambda: self._comparing.begin(key, utterance, wish, address_of(request))
                 )
         except (InputError, StoreError) as error:
             yield {parts.error: refusal_html(error, texts)}
             return
         for path in files:
-            forget_upload(path)
+            uploads.forget(path, owner)
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(
@@ -232,7 +231,7 @@ class Compare:
         try:
             wish = self._wish(key, mode, models, with_reasoning, keep_words)
             await self._begin(
-                key, lambda: self._comparing.begin_again(key, wish, _address(request))
+                key, lambda: self._comparing.begin_again(key, wish, address_of(request))
             )
         except (InputError, StoreError) as error:
             yield {parts.error: refusal_html(error, texts)} | self._screen(key, texts)
@@ -500,8 +499,3 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 def _number(event: gr.EventData, name: str) -> int:
     value = _data(event).get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def _address(request: gr.Request) -> str | None:
-    client = getattr(request, "client", None)
-    return getattr(client, "host", None)

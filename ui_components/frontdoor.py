@@ -39,7 +39,6 @@ class Frontdoor:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         is_page = scope["method"] == "GET" and scope["path"] == "/"
         if is_page:
             asked = Request(scope).query_params.get("lang")
@@ -63,20 +62,21 @@ class Frontdoor:
                 if is_page:
                     out["cache-control"] = "no-store"
                 if newcomer:
-                    out.append("set-cookie", self._cookie(scope, headers))
+                    out.append("set-cookie", self._cookie(scope))
             await sender(message)
 
         await self._app(scope, receive, send_with_headers)
 
-    def _cookie(self, scope: Scope, headers: Headers) -> str:
+    def _cookie(self, scope: Scope) -> str:
         value = self._services.visitors.new_cookie()
-        return f"{COOKIE}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {cookie_reach(scope, headers)}"
+        return (
+            f"{COOKIE}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {cookie_reach(scope)}"
+        )
 
     def _switch(self, language: str, scope: Scope) -> ASGIApp:
         """Remember the language that was picked, and show the page in it."""
         cookie = (
-            f"{LANGUAGE_COOKIE}={language}; Path=/; Max-Age={COOKIE_SECONDS}; "
-            f"{cookie_reach(scope, Headers(scope=scope))}"
+            f"{LANGUAGE_COOKIE}={language}; Path=/; Max-Age={COOKIE_SECONDS}; {cookie_reach(scope)}"
         )
         return Response(status_code=303, headers={"location": "./", "set-cookie": cookie} | HEADERS)
 
@@ -97,10 +97,12 @@ class Frontdoor:
         return f"<script>{script}</script>".encode()
 
 
-def cookie_reach(scope: Scope, headers: Headers) -> str:
-    """Return how far a cookie travels: into a frame of another site only where the line is safe."""
-    scheme = headers.get("x-forwarded-proto", scope.get("scheme", "http"))
-    return "SameSite=None; Secure; Partitioned" if scheme == "https" else "SameSite=Lax"
+def cookie_reach(scope: Scope) -> str:
+    """Return how far a cookie travels: into a frame of another site only where the line is safe.
+
+    Behind a proxy the scheme is what the proxy says, if it is one of ``--forwarded-allow-ips``.
+    """
+    return "SameSite=None; Secure; Partitioned" if scope["scheme"] == "https" else "SameSite=Lax"
 
 
 class _PageSender:

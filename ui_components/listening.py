@@ -5,14 +5,17 @@ import os
 import shutil
 import socket
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from compeer_core.errors import ConfigError
 
 UPLOADS = "uploads-"
-LEFT_OVER_SECONDS = 24 * 3600.0
 LAST_PORT = 65535
+_LOCK = ".lock"
 
 
 def listen(host: str, port: int, tries: int = 1) -> socket.socket:
@@ -62,10 +65,11 @@ def _bound(host: str, port: int) -> socket.socket:
     return bound
 
 
-def upload_folder(data_folder: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Make a private folder for uploads, which is gone when the server ends.
+@contextmanager
+def upload_folder(data_folder: Path) -> Iterator[str]:
+    """Make a private folder for uploads, which is gone when the block ends.
 
-    What a server left behind that was killed is removed after a day.
+    What a server left behind that was killed is removed first: its lock went with it.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -73,13 +77,20 @@ def upload_folder(data_folder: Path) -> "tempfile.TemporaryDirectory[str]":
     try:
         data_folder.mkdir(parents=True, exist_ok=True)
         for old in data_folder.glob(f"{UPLOADS}*"):
-            if time.time() - old.stat().st_mtime > LEFT_OVER_SECONDS:
+            with suppress(Timeout), FileLock(old / _LOCK, timeout=0):
                 shutil.rmtree(old, ignore_errors=True)
-        return tempfile.TemporaryDirectory(
-            prefix=UPLOADS, dir=data_folder, ignore_cleanup_errors=True
-        )
+        # It gets the name that others look for once it is locked.
+        made = Path(tempfile.mkdtemp(prefix=f".{UPLOADS}", dir=data_folder))
+        lock = FileLock(made / _LOCK, timeout=0)
+        lock.acquire()
+        folder = made.rename(made.with_name(made.name.removeprefix(".")))
     except OSError as error:
         raise ConfigError(
             f"the data folder {data_folder} cannot be used: {error.strerror or error}; "
             "choose another one with --data-dir"
         ) from error
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()

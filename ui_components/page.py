@@ -10,6 +10,7 @@ from ui_components.api import publish
 from ui_components.chat_screen import build_chat
 from ui_components.compare import build_compare, remember_comparison
 from ui_components.help import build_top
+from ui_components.quiet_blocks import QuietBlocks
 from ui_components.results import build_results
 from ui_components.services import Services
 from ui_components.templating import render
@@ -26,7 +27,7 @@ def build_page(services: Services, version: str) -> gr.Blocks:
     (``?screen=chat``) and, in ``page.*``, the key of its title.
     """
     i18n = gradio_texts()
-    page = gr.Blocks(
+    page = QuietBlocks(
         title="COMPEER",
         analytics_enabled=False,
         delete_cache=(FORGET_UPLOADS_SECONDS, FORGET_UPLOADS_SECONDS),
@@ -55,7 +56,7 @@ def build_page(services: Services, version: str) -> gr.Blocks:
 
 def build_bare(services: Services) -> gr.Blocks:
     """Return the API without a page."""
-    blocks = gr.Blocks(title="COMPEER", analytics_enabled=False)
+    blocks = QuietBlocks(title="COMPEER", analytics_enabled=False)
     with blocks:
         publish(services)
     return blocks

@@ -19,16 +19,21 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
 
 from ui_components import annotate_routes, results_routes, tour_routes
+from ui_components.api import PICTURE_PARAMETERS
 from ui_components.frontdoor import Frontdoor
+from ui_components.http_protocol import BoundedHeaders
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
+from ui_components.request_filter import GradioCalls, RequestFilter
 from ui_components.services import Services
 from ui_components.texts import gradio_texts
 from ui_components.theme import build_theme, load_css, load_js
+from ui_components.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH
 
-MAX_UPLOAD = "8mb"
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
@@ -62,11 +67,23 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
         enable_monitoring=False,
         footer_links=[],
         show_error=False,
-        max_file_size=MAX_UPLOAD,
+        max_file_size=MAX_UPLOAD_BYTES,  # said to the page, which refuses a larger one itself
         pwa=False,
         ssr_mode=False,
         allowed_paths=[],
         mcp_server=False,
+    )
+    # Gradio checks the files that a request names only where this is set; its own launch() sets it.
+    blocks.has_launched = True
+    # Gradio would let pages of all origins read its answers. With this in front it adds nothing, and
+    # with no origin allowed only our own page can read them.
+    app.add_middleware(CORSMiddleware, allow_origins=())
+    app.add_middleware(
+        RequestFilter,
+        calls=GradioCalls.of(blocks, PICTURE_PARAMETERS),
+        own_routes=[route for route in app.routes if not isinstance(route, Mount)],
+        uploads=services.uploads,
+        owner_of=services.owner,
     )
     app.add_middleware(Frontdoor, services=services)
     return app
@@ -127,6 +144,16 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
             headers={"cache-control": "private, no-store"},
         )
 
+    @app.post(UPLOAD_PATH)
+    async def upload(request: Request) -> Response:
+        """Take pictures that are about to be sent."""
+        return await services.uploads.receive(request, services.owner(request))
+
+    @app.get("/gradio_api/file={path:path}")
+    def uploaded(path: str, request: Request) -> Response:
+        """Show a visitor a picture in the message box; gradio's page asks for it by its path."""
+        return services.uploads.show(path, services.owner(request))
+
     @app.post("/forget")
     def forget(request: Request) -> JSONResponse:
         """Delete everything that is kept of whoever asks."""
@@ -159,6 +186,7 @@ async def _sweep(services: Services) -> None:
         await asyncio.sleep(SWEEP_SECONDS)
         services.store.sweep()
         services.comparing.store.sweep()
+        await asyncio.to_thread(services.uploads.sweep)
 
 
 # --- serving -------------------------------------------------------------------------------------
@@ -167,9 +195,20 @@ async def _sweep(services: Services) -> None:
 class Server(uvicorn.Server):
     """A uvicorn server that says when it really serves."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, *, trusted_proxies: str = "") -> None:
+        """Prepare to serve.
+
+        Args:
+            app: The application.
+            trusted_proxies: Addresses or networks, with commas between them, whose word is taken for
+                where a request comes from (``X-Forwarded-For``, ``X-Forwarded-Proto``); nobody's if
+                it is empty.
+        """
         config = uvicorn.Config(
             app,
+            http=BoundedHeaders,
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=trusted_proxies,
             log_level="warning",
             access_log=False,  # addresses of visitors are not to be kept
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,

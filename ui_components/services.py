@@ -1,9 +1,11 @@
 """What all visitors of one server share. Handlers get it handed in; nothing is global."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import gradio as gr
 from fastapi import Request
+from gradio.utils import get_upload_folder
 
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
@@ -14,7 +16,8 @@ from ui_components.models import Models
 from ui_components.results_boards import Boards
 from ui_components.session import Session
 from ui_components.texts import Texts, choose_language, load_texts, region_of
-from ui_components.visitors import LANGUAGE_COOKIE, Visitors
+from ui_components.uploads import Uploads
+from ui_components.visitors import LANGUAGE_COOKIE, Visitors, address_of
 from ui_components.writing import GRACE_SECONDS, Writers
 
 
@@ -28,6 +31,9 @@ class Services:
     """The language of the page where the visitor has chosen none; None asks the browser."""
     store: Keeper[Session] = field(default_factory=lambda: Keeper(Session()))
     metrics: Metrics = field(default_factory=Metrics)
+    uploads: Uploads = field(
+        default_factory=lambda: Uploads(Path(get_upload_folder()) / "pictures")
+    )
     grace_seconds: float = GRACE_SECONDS
     """How long a reply goes on although its page was closed, so that a reload finds it."""
     visitors: Visitors = field(init=False)
@@ -57,10 +63,16 @@ class Services:
         """The conversation of whoever asks."""
         return SessionKey(self.visitors.read(request.cookies), conversation)
 
+    def owner(self, request: gr.Request | Request) -> str:
+        """Whose an upload is: the visitor's of the cookie, or the address's where there is none."""
+        visitor = self.visitors.read(request.cookies)
+        return visitor or f"address {address_of(request) or ''}"
+
     def forget(self, visitor: str) -> Deletion:
         """Delete everything that is kept of a visitor: conversations, battles and votes."""
         for key in self.store.keys_of(visitor):
             self.writers.stop(key)
         self.store.forget(visitor)
         self.comparing.forget(visitor)
+        self.uploads.forget_owner(visitor)
         return self.votes.delete_voter(visitor)

@@ -1,43 +1,253 @@
-"""Photos that come with a message: read into memory, and deleted from the disk."""
+"""Pictures between upload and send: on the disk for an hour at most, each its uploader's own.
 
+The routes for uploads are ours, not gradio's: those take any file of any size from anybody, name it by
+its content so that strangers share it, and show every file that lies in the folder. Here a file lies in
+a folder whose name nobody can guess, is given back and read for its owner alone, and is gone as soon as
+it was sent. The owner is the visitor of the cookie, or the address where there is no cookie.
+"""
+
+import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from fastapi import Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
 from compeer_core.errors import ImageError
-from compeer_core.images import Image, read_image
+from compeer_core.images import MAX_PIXELS, Image, read_image
+from ui_components.visitors import address_of
 
 logger = logging.getLogger(__name__)
 
+UPLOAD_PATH = "/gradio_api/upload"
 MAX_IMAGES = 4
+"""In one message, and in one upload."""
+MAX_UPLOAD_BYTES = 10 * 2**20
+"""Of one upload, all its files together."""
+KEEP_SECONDS = 3000.0
+"""With a sweep every minute, an unsent picture is gone within the hour that is promised."""
+MAX_FILES = 12
+MAX_BYTES = 40 * 2**20
+"""Of one owner at a time; the oldest go first."""
+MAX_TOTAL_BYTES = 512 * 2**20
+"""Of everybody at a time; the oldest of the address that holds most go first."""
+DECODED_AT_ONCE = 2
+
+_MEDIA_TYPES = (
+    (b"\x89PNG\r\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
+_NAME = re.compile(r"[^\w.-]+")
+_PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_FULL = "the server has no room for pictures at the moment; please try again later"
 
 
-def read_images(files: Sequence[Path], alt: str) -> tuple[Image, ...]:
-    """Read the photos of one message.
-
-    Raises:
-        ImageError: There are too many, one is gone, or one cannot be used.
-    """
-    if len(files) > MAX_IMAGES:
-        raise ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
-    return tuple(_read_named(path, alt.strip()) for path in files)
+@dataclass(frozen=True)
+class _Upload:
+    owner: str
+    address: str
+    size: int
+    since: float
 
 
-def _read_named(path: Path, alt: str) -> Image:
-    if not path.is_file():
-        raise ImageError("the upload is gone", code="image_gone")
-    try:
-        return read_image(path, alt=alt)
-    except ImageError as error:
-        megapixels = round(error.values.get("limit", 0) / 1e6)
-        values = error.values | {"name": path.name, "megapixels": megapixels}
-        raise ImageError(str(error), code=error.code, values=values) from error
+class Uploads:
+    """The pictures that wait to be sent on one server."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep them in a folder.
+
+        Args:
+            folder: Private to this server; `upload_folder` makes one. It need not be there yet.
+            clock: In seconds.
+        """
+        self._folder = folder.resolve()
+        self._clock = clock
+        self._uploads: dict[str, _Upload] = {}
+        self._lock = threading.Lock()
+        self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE, thread_name_prefix="picture")
+
+    # --- over HTTP ---
+
+    async def receive(self, request: Request, owner: str) -> Response:
+        """Take the files of a form (at most `MAX_IMAGES`), and answer with their paths as gradio does."""
+        address = address_of(request) or ""
+        try:
+            async with request.form(max_files=MAX_IMAGES, max_fields=MAX_IMAGES) as form:
+                files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
+                if not files:
+                    return _sentence("there is no file in the upload", 400)
+                contents = [(file.filename or "picture", await file.read()) for file in files]
+        except HTTPException as error:
+            return _sentence(f"the upload cannot be read: {error.detail}", 400)
+        if sum(len(data) for _, data in contents) > MAX_UPLOAD_BYTES:
+            return _sentence(f"at most {MAX_UPLOAD_BYTES // 2**20} MB may be sent at once", 413)
+        try:
+            paths = await asyncio.to_thread(
+                lambda: [self.add(name, data, owner, address) for name, data in contents]
+            )
+        except OSError as error:
+            logger.error("an upload cannot be kept: %s", error.strerror)
+            return _sentence(_FULL, 507)
+        return JSONResponse(paths)
+
+    def show(self, path: str, owner: str) -> Response:
+        """Show an owner a picture that is not sent yet; for anybody else there is none."""
+        try:
+            data = self._content(path, owner)
+        except ImageError:
+            return PlainTextResponse("not found", status_code=404)
+        kinds = [kind for start, kind in _MEDIA_TYPES if data.startswith(start)]
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            kinds.append("image/webp")
+        headers = {"cache-control": "private, no-store"}
+        if not kinds:
+            headers["content-disposition"] = "attachment"
+        media_type = kinds[0] if kinds else "application/octet-stream"
+        return Response(data, media_type=media_type, headers=headers)
+
+    # --- on the disk ---
+
+    def add(self, name: str, data: bytes, owner: str, address: str) -> str:
+        """Keep a file, and return its path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        folder = self._folder / secrets.token_hex(16)
+        folder.mkdir(parents=True, mode=0o700)
+        path = folder / (_NAME.sub("_", Path(name).name).strip("._")[-80:] or "picture")
+        try:
+            path.write_bytes(data)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        with self._lock:
+            self._uploads[str(path)] = _Upload(owner, address, len(data), self._clock())
+            superfluous = self._superfluous(owner)
+        for old in superfluous:
+            self._delete(old)
+        return str(path)
+
+    def holds(self, path: str, owner: str) -> bool:
+        """Whether this is an upload of that owner's that is still there."""
+        with self._lock:
+            upload = self._uploads.get(path)
+            return upload is not None and upload.owner == owner
+
+    def begin_reading(self, path: str, owner: str, alt: str = "") -> "Future[Image]":
+        """Read a picture, at most `DECODED_AT_ONCE` at a time, as large ones take much memory.
+
+        The result raises `ImageError` where it is gone or cannot be used, with the file's name.
+        """
+        return self._decoders.submit(self._read, path, owner, alt)
+
+    async def read(self, paths: Sequence[str], owner: str, alt: str) -> tuple[Image, ...]:
+        """Read the photos of one message.
+
+        Raises:
+            ImageError: There are too many, one is gone or not the owner's, or one cannot be used.
+        """
+        if len(paths) > MAX_IMAGES:
+            raise ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
+        reading = [self.begin_reading(path, owner, alt.strip()) for path in paths]
+        return tuple([await asyncio.wrap_future(each) for each in reading])
+
+    def forget(self, path: str, owner: str) -> None:
+        """Delete an upload of that owner's: it is in memory now, or not wanted any more."""
+        if self.holds(path, owner):
+            self._delete(path)
+
+    def forget_owner(self, owner: str) -> None:
+        """Delete all that an owner has uploaded and not sent."""
+        with self._lock:
+            paths = [path for path, upload in self._uploads.items() if upload.owner == owner]
+        for path in paths:
+            self._delete(path)
+
+    def sweep(self) -> None:
+        """Delete what was not sent in time, and what lies in the folder for any other reason."""
+        oldest = self._clock() - KEEP_SECONDS
+        with self._lock:
+            late = [path for path, upload in self._uploads.items() if upload.since < oldest]
+        for path in late:
+            self._delete(path)
+        with self._lock:
+            kept = {Path(path).parent for path in self._uploads}
+        if not self._folder.is_dir():
+            return
+        for entry in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                is_old = time.time() - entry.lstat().st_mtime > KEEP_SECONDS
+                if is_old and entry not in kept and not entry.name.startswith("."):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def _delete(self, path: str) -> None:
+        with self._lock:
+            if self._uploads.pop(path, None) is None:
+                return  # somebody else does
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
+
+    def _superfluous(self, owner: str) -> list[str]:
+        """What has to go so that the limits hold, with the lock held."""
+        superfluous: list[str] = []
+        kept = dict(self._uploads)
+
+        def drop(path: str) -> None:
+            superfluous.append(path)
+            del kept[path]
+
+        own = [path for path, upload in kept.items() if upload.owner == owner]
+        held = sum(kept[path].size for path in own)
+        while len(own) > 1 and (len(own) > MAX_FILES or held > MAX_BYTES):
+            held -= kept[own[0]].size
+            drop(own.pop(0))
+        while sum(upload.size for upload in kept.values()) > MAX_TOTAL_BYTES:
+            by_address: dict[str, int] = {}
+            for upload in kept.values():
+                by_address[upload.address] = by_address.get(upload.address, 0) + upload.size
+            greediest = max(by_address, key=lambda address: by_address[address])
+            drop(next(path for path, upload in kept.items() if upload.address == greediest))
+        return superfluous
+
+    def _read(self, path: str, owner: str, alt: str) -> Image:
+        try:
+            return read_image(self._content(path, owner), alt=alt)
+        except ImageError as error:
+            limit = error.values.get("limit", MAX_PIXELS)
+            values = error.values | {"name": Path(path).name, "megapixels": limit // 10**6}
+            raise ImageError(str(error), code=error.code, values=values) from error
+
+    def _content(self, path: str, owner: str) -> bytes:
+        """Return the bytes of an upload. Nothing but a plain file is ever opened.
+
+        Raises:
+            ImageError: ``image_gone``.
+        """
+        if not self.holds(path, owner):
+            raise ImageError("the upload is gone", code="image_gone")
+        try:
+            number = os.open(path, _PLAIN_ONLY)
+            with os.fdopen(number, "rb") as file:
+                if not stat.S_ISREG(os.fstat(number).st_mode):
+                    raise ImageError("the upload is gone", code="image_gone")
+                return file.read(MAX_UPLOAD_BYTES + 1)
+        except OSError as error:
+            raise ImageError("the upload is gone", code="image_gone") from error
 
 
-def forget_upload(path: Path) -> None:
-    """Delete an upload that is in memory now; gradio would keep it for an hour."""
-    try:
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
-    except OSError:
-        logger.debug("an upload's folder is still in use")
+def _sentence(text: str, status: int) -> Response:
+    return JSONResponse({"detail": text, "error": text}, status_code=status)

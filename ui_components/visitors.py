@@ -35,6 +35,16 @@ class Visitors:
         return Signer(self.secret, salt="visitor")
 
 
+def address_of(request: object) -> str | None:
+    """Return the address of whoever asks, None where there is none (a socket of this machine).
+
+    Args:
+        request: A request of FastAPI's or of gradio's.
+    """
+    client = getattr(request, "client", None)
+    return getattr(client, "host", None)
+
+
 def conversation_of(claimed: object) -> str:
     """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
     if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):

@@ -118,12 +118,13 @@ def test_sentences_are_in_the_language_of_the_browser(services):
 
 
 def test_a_picture_is_kept_in_memory_and_its_upload_deleted(anna, tmp_path):
-    path = picture(tmp_path)
+    path = anna.upload(picture(tmp_path))
     asyncio.run(anna.send("", [path], alt="My desk"))
     image = anna.session.turns[0].said.images[0]
 
     assert (image.width, image.height, image.alt) == (60, 40, "My desk")
-    assert not path.parent.exists()
+    assert not anna.services.uploads.holds(path, anna.services.owner(anna.request))
+    assert not Path(path).parent.exists()
     assert 'alt="My desk"' in anna.screen["conversation"]
 
 
@@ -159,7 +160,7 @@ def test_a_picture_of_a_hundred_megapixels_is_refused(anna, tmp_path):
     PIL.Image.new("1", (12_000, 9_000)).save(path)
     asyncio.run(anna.send("look", [path]))
 
-    assert "40 million pixels are the most" in anna.error
+    assert "12 million pixels are the most" in anna.error
 
 
 # --- stopping, trying again, changing ------------------------------------------------------------
