@@ -132,12 +132,11 @@ def _check_size(picture: PIL.Image.Image, data: bytes, max_pixels: int, max_side
 def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:
     """Return the picture in its final form. It is shrunk first, since every step makes a copy."""
     box = (max_side, max_side)
+    mode = "RGBA" if picture.has_transparency_data else "RGB"
     if picture.mode.startswith(("I", "F")):
         shrunk = _eight_bit(picture)
-    elif picture.has_transparency_data:
-        shrunk = picture.convert("RGBA")
     else:
-        shrunk = picture.convert("RGB")
+        shrunk = picture if picture.mode == mode else picture.convert(mode)
     shrunk.thumbnail(box, PIL.Image.Resampling.LANCZOS)
     if shrunk.mode == "RGBA":
         white = PIL.Image.new("RGBA", shrunk.size, "white")
