@@ -22,8 +22,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 
+from compeer_core.errors import ImageError
 from ui_components import annotate_routes, results_routes, tour_routes
 from ui_components.api import PICTURE_PARAMETERS
+from ui_components.chat import error_sentence
 from ui_components.frontdoor import Frontdoor
 from ui_components.http_protocol import BoundedHeaders
 from ui_components.listening import listen
@@ -37,6 +39,7 @@ from ui_components.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
+_UPLOAD_STATUS = {"upload_too_large": 413, "no_room": 507}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -147,7 +150,13 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
     @app.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
         """Take pictures that are about to be sent."""
-        return await services.uploads.receive(request, services.owner(request))
+        try:
+            paths = await services.uploads.receive(request, services.owner(request))
+        except ImageError as error:
+            # Gradio's page shows the body of a refusal as it is.
+            sentence = error_sentence(error, services.texts(request))
+            return PlainTextResponse(sentence, status_code=_UPLOAD_STATUS.get(error.code, 400))
+        return JSONResponse(paths)
 
     @app.get("/gradio_api/file={path:path}")
     def uploaded(path: str, request: Request) -> Response:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
@@ -53,7 +53,6 @@ _MEDIA_TYPES = (
 )
 _NAME = re.compile(r"[^\w.-]+")
 _PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_FULL = "the server has no room for pictures at the moment; please try again later"
 
 
 @dataclass(frozen=True)
@@ -82,27 +81,34 @@ class Uploads:
 
     # --- over HTTP ---
 
-    async def receive(self, request: Request, owner: str) -> Response:
-        """Take the files of a form (at most `MAX_IMAGES`), and answer with their paths as gradio does."""
+    async def receive(self, request: Request, owner: str) -> list[str]:
+        """Take the files of a form, and return their paths as gradio does.
+
+        Raises:
+            ImageError: There are too many (``too_many_images``), too much (``upload_too_large``), none
+                that can be read (``upload_unreadable``), or the disk is full (``no_room``).
+        """
         address = address_of(request) or ""
         try:
             async with request.form(max_files=MAX_IMAGES, max_fields=MAX_IMAGES) as form:
                 files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
-                if not files:
-                    return _sentence("there is no file in the upload", 400)
                 contents = [(file.filename or "picture", await file.read()) for file in files]
         except HTTPException as error:
-            return _sentence(f"the upload cannot be read: {error.detail}", 400)
+            if "Too many files" in error.detail:
+                raise _too_many() from error
+            raise ImageError("the upload cannot be read", code="upload_unreadable") from error
+        if not contents:
+            raise ImageError("there is no file in the upload", code="upload_unreadable")
         if sum(len(data) for _, data in contents) > MAX_UPLOAD_BYTES:
-            return _sentence(f"at most {MAX_UPLOAD_BYTES // 2**20} MB may be sent at once", 413)
+            limit = MAX_UPLOAD_BYTES // 2**20
+            raise ImageError("too much at once", code="upload_too_large", values={"limit": limit})
         try:
-            paths = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 lambda: [self.add(name, data, owner, address) for name, data in contents]
             )
         except OSError as error:
             logger.error("an upload cannot be kept: %s", error.strerror)
-            return _sentence(_FULL, 507)
-        return JSONResponse(paths)
+            raise ImageError("there is no room for an upload", code="no_room") from error
 
     def show(self, path: str, owner: str) -> Response:
         """Show an owner a picture that is not sent yet; for anybody else there is none."""
@@ -162,7 +168,7 @@ class Uploads:
             ImageError: There are too many, one is gone or not the owner's, or one cannot be used.
         """
         if len(paths) > MAX_IMAGES:
-            raise ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
+            raise _too_many()
         reading = [self.begin_reading(path, owner, alt.strip()) for path in paths]
         return tuple([await asyncio.wrap_future(each) for each in reading])
 
@@ -249,5 +255,5 @@ class Uploads:
             raise ImageError("the upload is gone", code="image_gone") from error
 
 
-def _sentence(text: str, status: int) -> Response:
-    return JSONResponse({"detail": text, "error": text}, status_code=status)
+def _too_many() -> ImageError:
+    return ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})
