@@ -6,8 +6,9 @@ RUN useradd --create-home --uid 1000 compeer \
 WORKDIR /app
 
 # The list by itself first: a change of the code installs nothing anew.
-COPY requirements.txt ./
-RUN pip install --no-cache-dir --requirement requirements.txt
+COPY requirements.lock ./
+RUN pip install --no-cache-dir --require-hashes --extra-index-url https://download.pytorch.org/whl/cpu \
+    --requirement requirements.lock
 
 COPY LICENSE app.py ./
 COPY assets ./assets

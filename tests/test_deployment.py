@@ -166,6 +166,19 @@ def test_pip_takes_pytorch_for_processors():
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in lines
 
 
+def test_the_lock_pins_what_is_required_within_its_bounds_each_file_by_its_hash():
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    entries = [entry for entry in re.split(r"\n(?=[\w])", text) if not entry.startswith("#")]
+    pinned = {Requirement(entry.split(" \\\n")[0]).name: entry for entry in entries}
+
+    for name, requirement in requirements().items():
+        version = re.match(r"[\w\[\]-]+==(\S+)", pinned[name])
+        assert version is not None
+        assert version[1] in requirement.specifier, f"{name}: make requirements.lock anew"
+    assert all("--hash=sha256:" in entry for entry in entries)
+    assert "nvidia" not in text  # PyTorch for processors
+
+
 def test_what_a_space_installs_beside_them_can_be_had_too():
     # Some version must satisfy both; where any does, one of the bounds' own versions does.
     ours = requirements()
@@ -219,7 +232,8 @@ def test_the_image_installs_the_list_of_requirements():
     words = shlex.split(steps("RUN")[1])
 
     assert words[:2] == ["pip", "install"]
-    assert words[words.index("--requirement") + 1] == "requirements.txt"
+    assert words[words.index("--requirement") + 1] == "requirements.lock"
+    assert "--require-hashes" in words
 
 
 def test_compose_starts_the_image_over_a_postgresql_with_one_password():
