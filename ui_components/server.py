@@ -20,13 +20,15 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from ui_components import annotate_routes, results_routes, tour_routes
+from ui_components import annotate_routes, forget_routes, results_routes, tour_routes
+from ui_components.deletions import Arrivals
 from ui_components.frontdoor import Frontdoor
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
 from ui_components.services import Services
 from ui_components.texts import gradio_texts
 from ui_components.theme import build_theme, load_css, load_js
+from ui_components.visitors import is_from_here, picture_number
 
 MAX_UPLOAD = "8mb"
 SWEEP_SECONDS = 60.0
@@ -35,8 +37,16 @@ START_SECONDS = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
-    """Build the application: our routes first, gradio behind them."""
+def build_server(
+    services: Services, *, api_only: bool = False, public_metrics: bool = False
+) -> FastAPI:
+    """Build the application: our routes first, gradio behind them.
+
+    Args:
+        services: What its visitors share.
+        api_only: Serve no page.
+        public_metrics: Show ``/metrics`` to everybody, not to programs on this computer alone.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -47,7 +57,7 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
             sweeping.cancel()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_routes(app, services, api_only=api_only)
+    _add_routes(app, services, api_only=api_only, public_metrics=public_metrics)
     blocks = build_bare(services) if api_only else build_page(services, version())
     blocks.queue(max_size=256, default_concurrency_limit=None)
     gr.mount_gradio_app(
@@ -69,6 +79,7 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
         mcp_server=False,
     )
     app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(Arrivals, deletions=services.deletions)
     return app
 
 
@@ -80,7 +91,7 @@ def version() -> str:
         return "dev"
 
 
-def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
+def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metrics: bool) -> None:
     models = services.models
 
     @app.get("/healthz")
@@ -99,8 +110,14 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
         )
 
     @app.get("/metrics")
-    def metrics() -> PlainTextResponse:
+    def metrics(request: Request) -> PlainTextResponse:
         """Tell the counters."""
+        if not public_metrics and not is_from_here(request):
+            return PlainTextResponse(
+                "the counters are shown to programs on the server's own computer; "
+                "--metrics public shows them to everybody\n",
+                status_code=403,
+            )
         services.metrics.waiting.set(models.waiting())
         services.metrics.conversations.set(len(services.store))
         return PlainTextResponse(
@@ -113,11 +130,12 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
         return PlainTextResponse("User-agent: *\nDisallow: /\n")
 
     @app.get("/pictures/{turn}/{index}")
-    def picture(turn: str, index: int, request: Request) -> Response:
+    def picture(turn: str, index: str, request: Request) -> Response:
         """Show a visitor a picture of theirs; for anybody else there is none."""
         visitor = services.visitors.read(request.cookies)
+        number = picture_number(index)
         stores = (services.store, services.comparing.store)
-        found = (store.picture(visitor, turn, index) for store in stores)
+        found = (store.picture(visitor, turn, number) for store in stores)
         image = next((each for each in found if each is not None), None)
         if image is None:
             return PlainTextResponse("not found", status_code=404)
@@ -127,16 +145,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
             headers={"cache-control": "private, no-store"},
         )
 
-    @app.post("/forget")
-    def forget(request: Request) -> JSONResponse:
-        """Delete everything that is kept of whoever asks."""
-        visitor = services.visitors.read(request.cookies)
-        # A page of another site can send the cookie along where the demo runs in a frame.
-        if not visitor or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return JSONResponse({"error": "not the visitor's own page"}, status_code=403)
-        deleted = services.forget(visitor)
-        return JSONResponse({"battles": deleted.battles, "votes": deleted.votes})
-
+    forget_routes.add_routes(app, services)
     if not api_only:
         annotate_routes.add_routes(app, services)
         tour_routes.add_routes(app, services)

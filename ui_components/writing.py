@@ -149,6 +149,13 @@ class Writers:
         job.stop.set()
         return True
 
+    def forget(self, visitor: str) -> None:
+        """End all replies to a visitor."""
+        with self._lock:
+            jobs = [job for key, job in self._jobs.items() if key.visitor == visitor]
+        for job in jobs:
+            job.stop.set()
+
     def begin(
         self,
         key: SessionKey,
@@ -206,6 +213,8 @@ class Writers:
         if key in self._jobs:
             raise InputError("a reply is on its way", code="already_writing")
         session = self._store.update(key, change)
+        if not session.turns:
+            raise InputError("everything was deleted meanwhile", code="forgotten")
         job = Job(key, session.turns[-1].key, self._grace_seconds, replies)
         self._jobs[key] = job
         return session, job

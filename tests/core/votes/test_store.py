@@ -643,6 +643,7 @@ def test_deleted_words_are_gone_from_the_files_too(sqlite_url, tmp_path):
         store.cast(battle, "ann-the-voter", "first", note="nobody-may-read-this")
         bytes_before = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         store.delete_voter("ann-the-voter")
+        store.database.erased.result(30)
         bytes_after = b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
     for secret in (b"nobody-may-read-this", b"ann-the-voter", b"I failed my exam"):
