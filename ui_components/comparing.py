@@ -180,7 +180,11 @@ class Comparing:
                 raise InputError("there is no vote", code="compare_vote_first")
             assert said is not None
             opened = self._opened(key, before.dialogue(said), said, wish, address)
-            self.store.update(key, lambda _: replace(before, rounds=(*before.rounds, opened)))
+            kept = self.store.update(
+                key, lambda _: replace(before, rounds=(*before.rounds, opened))
+            )
+            if kept.is_empty:
+                raise InputError("everything was deleted meanwhile", code="forgotten")
             match = Match(key, opened.key, len(opened.sides), self._grace_seconds)
             with self._lock:
                 self._matches[key] = match
