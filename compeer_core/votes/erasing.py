@@ -12,6 +12,7 @@ goes on when it is started again.
 """
 
 import logging
+import shutil
 import sqlite3
 import threading
 import time
@@ -128,9 +129,16 @@ class Eraser:
         due = _due(connection)
         if not due:
             return True
-        if self._path.stat().st_size <= _MOST_IN_MEMORY:
+        size = self._path.stat().st_size
+        if shutil.disk_usage(self._path.parent).free < size:
+            return False  # all of it passes through the log
+        if size <= _MOST_IN_MEMORY:
             connection.execute("PRAGMA temp_store = MEMORY")
-        connection.execute("VACUUM")
+        try:
+            connection.execute("VACUUM")
+        except sqlite3.Error:
+            _emptied_log(connection)  # give back what room it took
+            raise
         if not _emptied_log(connection):
             return False
         connection.execute("BEGIN IMMEDIATE")

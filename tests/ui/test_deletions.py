@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -22,6 +21,7 @@ from compeer_core.errors import InputError, VoteRefusedError
 from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.comparisons import make
 from tests.pages import Visitor, eventually, make_services
+from tests.protocol import CONVERSATION, Page
 from ui_components.comparing import Wish
 from ui_components.deletions import Deletions
 from ui_components.forget_routes import add_routes
@@ -33,7 +33,6 @@ from ui_components.visitors import COOKIE
 from ui_components.writing import Order
 
 ROUNDS = 50
-CONVERSATION = "conversation-" + "x" * 16
 WORDS = "nobody may read this"
 
 # Gradio uses pandas in ways that pandas has come to dislike.
@@ -276,48 +275,6 @@ def test_a_comparison_that_is_on_its_way_ends_and_nothing_of_it_is_kept(services
 # --- many at once -------------------------------------------------------------------------------
 
 
-class Page:
-    """Somebody's browser, in gradio's own protocol."""
-
-    def __init__(self, address: str, services: Services) -> None:
-        self.http = httpx.Client(base_url=address, timeout=60)
-        self.http.get("/")
-        self.visitor = services.visitors.read(dict(self.http.cookies))
-        config = self.http.get("/config").json()
-        names = {each["id"]: each["props"].get("elem_id") for each in config["components"]}
-        self._numbers = {
-            (names.get(component), trigger): each["id"]
-            for each in config["dependencies"]
-            for component, trigger in each["targets"]
-        }
-
-    def begin(self, element: str, trigger: str, *data: Any) -> None:
-        """Put a call into gradio's queue, and look at nothing that comes of it."""
-        body = {
-            "data": data,
-            "fn_index": self._numbers[element, trigger],
-            "session_hash": f"{random.randrange(10**12)}",
-        }
-        assert self.http.post("/gradio_api/queue/join", json=body).status_code == 200
-
-    def act(self, element: str, trigger: str, *data: Any, **about: Any) -> None:
-        body = {
-            "data": data,
-            "fn_index": self._numbers[element, trigger],
-            "session_hash": "anything",
-            "event_data": about,
-        }
-        assert self.http.post("/gradio_api/run/predict", json=body).status_code == 200
-
-    def say(self, words: str) -> None:
-        message = {"text": words, "files": []}
-        self.begin("message", "submit", message, "", "maple-1", "", "", CONVERSATION)
-
-    def compare(self, words: str) -> None:
-        message = {"text": words, "files": []}
-        self.begin("compare-message", "submit", message, "", "blind", [], False, True, CONVERSATION)
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Services]]:
     services = make(tmp_path_factory.mktemp("models"), grace_seconds=20)
@@ -341,16 +298,11 @@ def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
         )
         assert match.over.wait(30)
         battle = services.comparing.store.get(key).last.pairs[0].battle
-        about = {"battle": battle, "preference": "first", "revision": 0}
         asked = [
             threading.Thread(target=ann.say, args=(f"{marker} slowly",)),
             threading.Thread(target=ann.compare, args=(f"{marker} slowly",)),
         ]
-        voting = threading.Thread(
-            target=ann.act,
-            args=("compare-ballot", "vote", key.conversation),
-            kwargs=about,
-        )
+        voting = threading.Thread(target=ann.vote, args=(key.conversation, battle))
         for each in (*asked, voting):
             each.start()
         for each in asked:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import make_url
@@ -206,23 +207,31 @@ def test_a_program_that_is_killed_before_goes_on_when_it_is_started_again(sqlite
     assert user_version(sqlite_url) == 0
 
 
-def test_a_disk_without_room_for_the_copy_is_tried_again(sqlite_url, tries, monkeypatch):
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_a_disk_without_room_for_the_copy_is_tried_again(
+    sqlite_url, tries, monkeypatch, is_foreseen
+):
+    log = Path(f"{make_url(sqlite_url).database}-wal")
     original = Eraser._connected
-    room = threading.Event()
 
     def connected(eraser):
         connection = original(eraser)
-        if not room.is_set():
-            connection.set_authorizer(_no_copies)
+        connection.set_authorizer(_no_copies)
         return connection
 
-    monkeypatch.setattr(Eraser, "_connected", connected)
     with VoteStore(sqlite_url) as store:
+        store.database.erased.result(ERASED_SECONDS)
         vote(store)
-        store.delete_voter("ann")
-        tries.wait(3)
-        assert not store.database.erased.done()
-        room.set()
+        with monkeypatch.context() as full:
+            if is_foreseen:
+                full.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+            else:
+                full.setattr(Eraser, "_connected", connected)
+            before = len(tries)
+            store.delete_voter("ann")
+            tries.wait(before + 2)
+            assert not any(tries[before:])
+            assert log.stat().st_size == 0
         store.database.erased.result(ERASED_SECONDS)
 
         assert SECRET.encode() not in bytes_of(sqlite_url)
