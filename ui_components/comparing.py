@@ -13,7 +13,6 @@ import logging
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from operator import methodcaller
 from compeer_core.conversation import SEEDS, TurnDone, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Utterance, language_of
 from compeer_core.errors import CompeerError, InputError, StoreError, VoteRefusedError
+from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Reading
 from compeer_core.taxonomy import Preference
@@ -622,6 +622,4 @@ def verdict_between(
 
 
 def _log(error: Exception) -> None:
-    """Say what happened without an error's words: those of a library may quote the prompt."""
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a comparison met a %s\n%s", type(error).__name__, trace)
+    logger.error("a comparison met a %s", trace_of(error))

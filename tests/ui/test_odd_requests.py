@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -122,6 +123,37 @@ def test_what_is_wrong_with_a_question_is_said_in_one_sentence(address, query, s
     assert "text/plain" in kind
     assert sentence in body
     assert body.count("\n") == 1
+
+
+def test_our_logs_hold_nothing_of_what_was_sent(address, caplog):
+    caplog.set_level("DEBUG")
+    secret = "a-word-of-a-visitor"
+    with httpx.Client(base_url=address, timeout=60) as visitor:
+        visitor.get("/")
+        visitor.cookies.set(ANNOTATOR_COOKIE, secret)
+        for path in ("login", "view", "answer", "draft", "undo", "logout"):
+            visitor.post(f"/desk/{path}", json={"tab": secret, "token": secret, "item": secret})
+            visitor.post(f"/desk/{path}", content=secret)
+        for path in (
+            f"/results/board.json?group={secret}",
+            f"/results/board.json?as_of={secret}",
+            f"/results/{secret}.csv",
+            f"/pictures/{secret}/0",
+            f"/desk/export/{secret}",
+        ):
+            visitor.get(path)
+        for body in (
+            {"data": [secret, [{"role": secret, "content": secret}]]},
+            {"data": [[{"role": "user", "content": "hello"}], "turn", None, secret]},
+        ):
+            for name in ("chat", "score"):
+                call = visitor.post(f"/gradio_api/call/{name}", json=body)
+                if call.status_code == 200:
+                    visitor.get(f"/gradio_api/call/{name}/{call.json()['event_id']}")
+
+    ours = ("compeer_core", "ui_components")
+    told = [each.getMessage() for each in caplog.records if each.name.startswith(ours)]
+    assert not [each for each in told if secret in each]
 
 
 @slowly
