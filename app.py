@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from compeer_core.data_folder import DATA_DIR, DATABASE_URL, default_data_folder
-from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.errors import CheckpointError, CompeerError, ConfigError, StoreError
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
@@ -66,9 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ui_components.services import Services
 
         models = Models(registry, policy=policy, judge=judge)
-        services = Services(models, votes, language=flags.language)
-        app = build_server(services, api_only=flags.api_only)
-        server = Server(app, trusted_proxies=flags.forwarded_allow_ips)
+        try:
+            services = Services(models, votes, language=flags.language)
+        except StoreError as error:
+            return _wrong(error)
+        application = build_server(
+            services, api_only=flags.api_only, public_metrics=flags.metrics == "public"
+        )
+        server = Server(application, trusted_proxies=flags.forwarded_allow_ips)
         failures: list[CompeerError] = []
 
         def served() -> None:
@@ -210,6 +215,13 @@ def _flags() -> argparse.ArgumentParser:
     )
     add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
     add("--api-only", action="store_true", help="serve the API without the page")
+    add(
+        "--metrics",
+        choices=["local", "public"],
+        default="local",
+        help="who may read the counters at /metrics: programs on this computer, or everybody "
+        "(%(default)s)",
+    )
     return parser
 
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import BackendError
+from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Event, Part, PartFinished, Reading, TurnFinished
 from compeer_core.unifireward import (
@@ -172,7 +173,7 @@ def take_turn(
                     yield outcome
         except BackendError as error:
             failure = str(error)
-            logger.warning("policy %s failed", policy.name, exc_info=True)
+            logger.warning("policy %s failed: %s", policy.name, trace_of(error))
         assert reading is not None  # a stream always ends with a TurnFinished, whatever happened
         written = time.monotonic()
 

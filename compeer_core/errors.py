@@ -116,7 +116,7 @@ class VoteRefusedError(InputError):
 
     Its ``code`` is ``battle_unknown``, ``battle_not_yours``, ``battle_not_finished``,
     ``battle_failed``, ``battle_closed``, ``battle_expired``, ``already_voted``, ``not_voted``,
-    ``undo_too_late``, ``preference_unknown``, ``tag_unknown`` or ``note_too_long``.
+    ``undo_too_late``, ``preference_unknown``, ``tag_unknown``, ``note_too_long`` or ``forgotten``.
     """
 
 

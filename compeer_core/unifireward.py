@@ -39,6 +39,7 @@ from compeer_core.judgement import (
     StepVerdict,
     Unscorable,
 )
+from compeer_core.logs import trace_of
 from compeer_core.prompts import judge_messages, neutralise, reply_question, step_question
 from compeer_core.reasoning import (
     STEPS,
@@ -229,9 +230,9 @@ class Judge:
         messages = judge_messages(dialogue, self.language, scorer.reserved)
         try:
             answers = scorer.interview(messages, list(interviews.values()))
-        except FAILURES:
+        except FAILURES as error:
             logger.warning(
-                "judge %s failed on %d at once", self.name, len(interviews), exc_info=True
+                "judge %s failed on %d at once: %s", self.name, len(interviews), trace_of(error)
             )
             return {}
         return {
@@ -457,8 +458,9 @@ class _Talk:
             return
         try:
             session.close()
-        except FAILURES:
-            logger.warning("judge %s: closing a session failed", self._judge.name, exc_info=True)
+        except FAILURES as error:
+            name = self._judge.name
+            logger.warning("judge %s: closing a session failed: %s", name, trace_of(error))
 
     def _opened(self) -> ScoringSession:
         """A conversation that stands where this one does."""
@@ -478,7 +480,7 @@ class _Talk:
         logger.info("judge %s: reads the last %d utterances", self._judge.name, len(kept))
 
     def _failed(self, error: Exception) -> Unscorable:
-        logger.warning("judge %s failed", self._judge.name, exc_info=error)
+        logger.warning("judge %s failed: %s", self._judge.name, trace_of(error))
         return Unscorable(FAILED)
 
 

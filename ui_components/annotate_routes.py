@@ -20,24 +20,24 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from compeer_core.errors import InputError, StoreError
 from compeer_core.votes.annotations import write_csv, write_jsonl
-from compeer_core.votes.desk import Annotator, Desk
+from compeer_core.votes.desk import PASS_SECONDS, Annotator, Desk
 from ui_components import annotate_view as view
 from ui_components.annotate import Annotating, Asked, read_asked
-from ui_components.annotators import (
-    ANNOTATOR_COOKIE,
-    PASS_SECONDS,
-    WRONG_DELAY_SECONDS,
-    Annotators,
-    Guesses,
-)
+from ui_components.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
 from ui_components.frontdoor import cookie_reach
 from ui_components.services import Services
 from ui_components.texts import Texts
+from ui_components.visitors import picture_number
 
 MAX_BODY = 256 * 1024
 MAX_TOKEN = 200
 TRIES_OF_VISITOR = 8
 TRIES_OF_ADDRESS = 60
+WRONG_DELAY_SECONDS = 1.0
+"""How long the answer to a wrong token takes."""
+MOST_DELAYED = 32
+"""Answers to wrong tokens that wait at once; further ones are given immediately, so that guesses do not
+hold connections."""
 _CHUNK = 64 * 1024
 _NO_STORE = {"cache-control": "private, no-store"}
 _SENTENCES = {
@@ -59,18 +59,40 @@ Handler = Callable[[Annotator, Asked, Texts], dict[str, Any]]
 def add_routes(app: FastAPI, services: Services) -> None:
     """Add the desk to the server."""
     desk = Desk(services.votes)
-    annotators = Annotators(desk, services.votes.secret("annotators"))
     annotating = Annotating(desk)
-    _add_door(app, services, desk, annotators)
-    _add_desk(app, services, annotators, annotating)
-    _add_files(app, services, annotators, annotating, desk)
+    _add_door(app, services, desk)
+    _add_desk(app, services, desk, annotating)
+    _add_files(app, services, desk)
 
 
 # --- coming in -----------------------------------------------------------------------------------
 
 
-def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotators) -> None:
+def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
     guesses = Guesses()
+    delayed = asyncio.Semaphore(MOST_DELAYED)
+
+    def come_in(token: str) -> str | None:
+        annotator = desk.log_in(token)
+        return None if annotator is None else desk.new_pass(annotator)
+
+    async def refuse(request: Request, visitor: str, texts: Texts) -> Response:
+        address = request.client.host if request.client else ""
+        wait = guesses.count(
+            {
+                f"visitor {visitor}": TRIES_OF_VISITOR,
+                f"address {hashlib.sha256(address.encode()).hexdigest()}": TRIES_OF_ADDRESS,
+            }
+        )
+        if not delayed.locked():
+            async with delayed:
+                await asyncio.sleep(WRONG_DELAY_SECONDS)
+        if wait <= 0:
+            return _refused("wrong_token", texts("annotate.login_wrong"), 403)
+        minutes = max(1, round(wait / 60))
+        refused = _refused("wait", texts("annotate.login_wait", minutes=minutes), 429)
+        refused.headers["retry-after"] = str(int(wait) + 1)
+        return refused
 
     @app.post("/desk/login")
     async def log_in(request: Request) -> Response:
@@ -79,28 +101,14 @@ def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotato
         visitor = services.visitors.read(request.cookies)
         if not visitor or not _is_own_page(request):
             return _refused("request_unusable", texts("annotate.error_other"), 403)
-        address = request.client.host if request.client else ""
-        limits = {
-            f"visitor {visitor}": TRIES_OF_VISITOR,
-            f"address {hashlib.sha256(address.encode()).hexdigest()}": TRIES_OF_ADDRESS,
-        }
-        wait = guesses.begin(limits)
-        if wait > 0:
-            minutes = max(1, round(wait / 60))
-            refused = _refused("wait", texts("annotate.login_wait", minutes=minutes), 429)
-            refused.headers["retry-after"] = str(int(wait) + 1)
-            return refused
         try:
             token = (await _body(request)).get("token")
-            given = token.strip() if isinstance(token, str) else ""
-            annotator = await run_in_threadpool(desk.log_in, given[:MAX_TOKEN])
-            cookie = None if annotator is None else annotators.new_cookie(annotator)
+            given = token.strip()[:MAX_TOKEN] if isinstance(token, str) else ""
+            cookie = await run_in_threadpool(come_in, given)
         except (InputError, StoreError) as error:
             return _failed(error, texts)
         if cookie is None:
-            await asyncio.sleep(WRONG_DELAY_SECONDS)
-            return _refused("wrong_token", texts("annotate.login_wrong"), 403)
-        guesses.succeeded(limits)
+            return await refuse(request, visitor, texts)
         answer = JSONResponse({})
         answer.headers["set-cookie"] = (
             f"{ANNOTATOR_COOKIE}={cookie}; Path=/; Max-Age={PASS_SECONDS}; HttpOnly; "
@@ -110,10 +118,14 @@ def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotato
 
     @app.post("/desk/logout")
     def log_out(request: Request) -> Response:
-        """Take the cookie back."""
+        """Take the cookie back, and end the pass in it; other browsers of the person stay in."""
         texts = services.texts(request)
         if not _is_own_page(request):
             return _refused("request_unusable", texts("annotate.error_other"), 403)
+        try:
+            desk.end_pass(request.cookies.get(ANNOTATOR_COOKIE, ""))
+        except StoreError as error:
+            return _failed(error, texts)
         answer = JSONResponse({"html": view.outside(texts, said=texts("annotate.logged_out"))})
         answer.headers["set-cookie"] = (
             f"{ANNOTATOR_COOKIE}=; Path=/; Max-Age=0; HttpOnly; {cookie_reach(request.scope)}"
@@ -124,9 +136,7 @@ def _add_door(app: FastAPI, services: Services, desk: Desk, annotators: Annotato
 # --- the desk ------------------------------------------------------------------------------------
 
 
-def _add_desk(
-    app: FastAPI, services: Services, annotators: Annotators, annotating: Annotating
-) -> None:
+def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotating) -> None:
     handlers: dict[str, Handler] = {
         "view": lambda who, asked, texts: annotating.look(who, asked, texts).as_json(),
         "draft": lambda who, asked, _: annotating.save_draft(who, asked),
@@ -149,7 +159,7 @@ def _add_desk(
                 return _failed(error, texts)
 
         def answered(request: Request, body: dict[str, Any], texts: Texts) -> Response:
-            annotator = annotators.read(request.cookies)
+            annotator = read_annotator(desk, request.cookies)
             if annotator is None:
                 if name == "view" and ANNOTATOR_COOKIE not in request.cookies:
                     return _json({"html": view.outside(texts), "said": ""})
@@ -162,13 +172,17 @@ def _add_desk(
         add(name, handler)
 
     @app.get("/desk/picture")
-    def picture(request: Request, item: str, number: int) -> Response:
+    def picture(request: Request, item: str = "", number: str = "") -> Response:
         """Show a picture of an item to whom the item was given."""
-        annotator = annotators.read(request.cookies)
+        image = None
         try:
-            image = None if annotator is None else annotating.picture(annotator, item, number)
+            annotator = read_annotator(desk, request.cookies)
+            if annotator is not None:
+                image = annotating.picture(annotator, item, picture_number(number))
         except InputError:
-            image = None
+            pass
+        except StoreError as error:
+            return _unread(error, services.texts(request))
         if image is None:
             return PlainTextResponse("not found", status_code=404)
         return Response(image.data, media_type=image.media_type, headers=_NO_STORE)
@@ -177,13 +191,7 @@ def _add_desk(
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _add_files(
-    app: FastAPI,
-    services: Services,
-    annotators: Annotators,
-    annotating: Annotating,
-    desk: Desk,
-) -> None:
+def _add_files(app: FastAPI, services: Services, desk: Desk) -> None:
     def cer(file: IO[str]) -> None:
         for record in desk.settled():
             file.write(record.model_dump_json() + "\n")
@@ -208,19 +216,19 @@ def _add_files(
     def export(request: Request, name: str) -> Response:
         """Hand a file to somebody who may decide."""
         texts = services.texts(request)
-        annotator = annotators.read(request.cookies)
-        if annotator is None:
-            return PlainTextResponse(texts("annotate.error_logged_out"), status_code=401)
-        if not annotator.may_adjudicate:
-            return PlainTextResponse(texts("annotate.error_not_yours_to_export"), status_code=403)
-        if name not in files:
-            return PlainTextResponse("not found", status_code=404)
-        media_type, write = files[name]
         try:
+            annotator = read_annotator(desk, request.cookies)
+            if annotator is None:
+                return PlainTextResponse(texts("annotate.error_logged_out"), status_code=401)
+            if not annotator.may_adjudicate:
+                sentence = texts("annotate.error_not_yours_to_export")
+                return PlainTextResponse(sentence, status_code=403)
+            if name not in files:
+                return PlainTextResponse("not found", status_code=404)
+            media_type, write = files[name]
             content = _written(write, has_mark=name.endswith(".csv"))
-        except StoreError as error:
-            _log.error("the export failed: %s", error)
-            return PlainTextResponse(texts("annotate.error_store"), status_code=503)
+        except (StoreError, OSError) as error:  # no room for the file before it is sent
+            return _unread(error, texts)
         headers = {**_NO_STORE, "content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(content, media_type=media_type, headers=headers)
 
@@ -283,6 +291,12 @@ def _failed(error: InputError | StoreError, texts: Texts) -> Response:
         said = texts(f"annotate.error_{error.code}", **error.values)
         return _refused(error.code, said, 409)
     return _refused(error.code, texts("annotate.error_other"), 400)
+
+
+def _unread(error: StoreError | OSError, texts: Texts) -> Response:
+    """Say that a file cannot be had just now."""
+    _log.error("the desk could not be read: %s", error)
+    return PlainTextResponse(texts("annotate.error_store"), status_code=503)
 
 
 def _refused(code: str, sentence: str, status: int) -> Response:

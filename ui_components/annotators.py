@@ -1,53 +1,32 @@
-"""Who annotates: known by a signed cookie that scripts cannot read, got for a token.
+"""Who annotates: known by a cookie that scripts cannot read, got for a token.
 
-The cookie holds what stands for the token, and is good for `PASS_SECONDS`. Whoever guesses tokens is
-slowed down and, after a few, not answered for a while (`Guesses`).
+The cookie holds a pass (`Desk.new_pass`), which ends when its browser leaves or after `PASS_SECONDS`.
+Whoever guesses tokens is slowed down and, after a few, told to wait (`Guesses`); the right token lets
+its owner in all the same, since anybody can guess wrongly in somebody else's network.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-
-from itsdangerous import BadSignature, TimestampSigner
 
 from compeer_core.votes.desk import Annotator, Desk
 
 ANNOTATOR_COOKIE = "compeer_annotator"
-PASS_SECONDS = 7 * 24 * 3600
-WRONG_DELAY_SECONDS = 1.0
-"""How long the answer to a wrong token takes."""
 
 
-@dataclass(frozen=True)
-class Annotators:
-    """Makes and reads the cookie."""
+def read_annotator(desk: Desk, cookies: Mapping[str, str]) -> Annotator | None:
+    """Return who it is; None where the cookie is none, made up, old, or of a revoked token.
 
-    desk: Desk
-    secret: bytes = field(repr=False)
-
-    def new_cookie(self, annotator: Annotator) -> str:
-        """Return the cookie of somebody who came in with a token."""
-        return self._signer.sign(self.desk.pass_of(annotator)).decode("ascii")
-
-    def read(self, cookies: Mapping[str, str]) -> Annotator | None:
-        """Return who it is; None where the cookie is none, forged, old, or of a revoked token."""
-        given = cookies.get(ANNOTATOR_COOKIE)
-        if not given:
-            return None
-        try:
-            return self.desk.let_in(self._signer.unsign(given, max_age=PASS_SECONDS).decode())
-        except (BadSignature, UnicodeError):
-            return None
-
-    @property
-    def _signer(self) -> TimestampSigner:
-        return TimestampSigner(self.secret, salt="annotator")
+    Raises:
+        StoreError: The database failed.
+    """
+    given = cookies.get(ANNOTATOR_COOKIE)
+    return desk.let_in(given) if given else None
 
 
 class Guesses:
-    """How often somebody may try a token: a few times in a few minutes, then not for a while.
+    """How often somebody gave a wrong token: a few times in a few minutes, then too often.
 
     Nothing is written down, and what is old is forgotten.
     """
@@ -57,42 +36,35 @@ class Guesses:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._tries: dict[str, deque[float]] = {}
+        self._wrong: dict[str, deque[float]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, limits: Mapping[str, int]) -> float:
-        """Count a try, and return 0, or in how many seconds the next one is let through.
+    def count(self, limits: Mapping[str, int]) -> float:
+        """Count a wrong token, and return 0, or for how many seconds it has been one too many.
 
         Args:
-            limits: Who tries, in every way in which they are known, and how often each may.
+            limits: Who gave it, in every way in which they are known, and how often each may.
         """
         now = self._clock()
         with self._lock:
             self._forget_old(now)
             waits = [
-                tries[-limit] + self.WINDOW_SECONDS - now
+                wrong[-limit] + self.WINDOW_SECONDS - now
                 for who, limit in limits.items()
-                if len(tries := self._tries.get(who, deque())) >= limit
+                if len(wrong := self._wrong.get(who, deque())) >= limit
             ]
             if waits:
                 return max(waits)
             for who in limits:
-                self._tries.setdefault(who, deque()).append(now)
+                self._wrong.setdefault(who, deque()).append(now)
         return 0.0
 
-    def succeeded(self, limits: Mapping[str, int]) -> None:
-        """Take the try back: the token was right."""
-        with self._lock:
-            for who in limits:
-                if self._tries.get(who):
-                    self._tries[who].pop()
-
     def _forget_old(self, now: float) -> None:
-        for who in list(self._tries):
-            tries = self._tries[who]
-            while tries and tries[0] <= now - self.WINDOW_SECONDS:
-                tries.popleft()
-            if not tries:
-                del self._tries[who]
-        while len(self._tries) > self.MOST_KEYS:
-            del self._tries[next(iter(self._tries))]
+        for who in list(self._wrong):
+            wrong = self._wrong[who]
+            while wrong and wrong[0] <= now - self.WINDOW_SECONDS:
+                wrong.popleft()
+            if not wrong:
+                del self._wrong[who]
+        while len(self._wrong) > self.MOST_KEYS:
+            del self._wrong[next(iter(self._wrong))]

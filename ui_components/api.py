@@ -204,7 +204,7 @@ def _one_sentence() -> Iterator[None]:
         sentence = "too many wait already, try again in a minute"
         raise gr.Error(sentence, print_exception=False) from error
     except CompeerError as error:
-        logger.warning("a request failed: %s", error)
+        logger.warning("a request failed: %s", type(error).__name__)
         raise gr.Error(str(error), print_exception=False) from error
 
 

@@ -475,7 +475,7 @@ class Compare:
 def refusal_html(error: InputError | StoreError, texts: Texts) -> str:
     """Draw why something was refused, in the visitor's language."""
     if isinstance(error, StoreError):
-        logger.error("the database of votes failed: %s", type(error).__name__)
+        logger.error("nothing was written down: %s", error)
         return error_line(texts("compare.refused.store"))
     for key in (f"compare.refused.{error.code}", f"errors.{error.code}"):
         if key in texts.words:

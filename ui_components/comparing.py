@@ -13,7 +13,6 @@ import logging
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from operator import methodcaller
 from compeer_core.conversation import SEEDS, TurnDone, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Utterance, language_of
 from compeer_core.errors import CompeerError, InputError, StoreError, VoteRefusedError
+from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Reading
 from compeer_core.taxonomy import Preference
@@ -80,8 +80,9 @@ class Comparing:
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
+        is_current: Callable[[SessionKey], bool] = lambda _: True,
     ) -> None:
-        self.store = Keeper(Comparison())
+        self.store = Keeper(Comparison(), is_current=is_current)
         self._models = models
         self._votes = votes
         self._metrics = metrics
@@ -113,8 +114,10 @@ class Comparing:
 
     def forget(self, visitor: str) -> None:
         """End and delete the comparisons of a visitor."""
-        for key in self.store.keys_of(visitor):
-            self.stop(key)
+        with self._lock:
+            matches = [match for key, match in self._matches.items() if key.visitor == visitor]
+        for match in matches:
+            match.stop.set()
         self.store.forget(visitor)
 
     # --- beginning a round -----------------------------------------------------------------------
@@ -129,8 +132,9 @@ class Comparing:
             address: Where the request came from; the store keeps a hash of it.
 
         Raises:
-            InputError: A round is on its way (``already_writing``), or the last one has no vote
-                (``compare_vote_first``); nothing changed.
+            InputError: A round is on its way (``already_writing``), the last one has no vote
+                (``compare_vote_first``), or the visitor had everything deleted meanwhile
+                (``forgotten``); nothing changed.
             StoreError: The database failed; nothing changed.
         """
         return self._begin(key, said, wish, address, again=False)
@@ -176,10 +180,16 @@ class Comparing:
                 raise InputError("there is no vote", code="compare_vote_first")
             assert said is not None
             opened = self._opened(key, before.dialogue(said), said, wish, address)
-            self.store.update(key, lambda _: replace(before, rounds=(*before.rounds, opened)))
+            kept = self.store.update(
+                key, lambda _: replace(before, rounds=(*before.rounds, opened))
+            )
+            if kept.is_empty:
+                raise InputError("everything was deleted meanwhile", code="forgotten")
             match = Match(key, opened.key, len(opened.sides), self._grace_seconds)
             with self._lock:
                 self._matches[key] = match
+            if not self.store.is_current(key):
+                match.stop.set()  # `forget` may have come too early to find it
         finally:
             with self._lock:
                 self._opening.discard(key)
@@ -211,7 +221,8 @@ class Comparing:
                 keep_words=wish.keep_words,
                 language=language,
             )
-            pairs.append(Pair(self._votes.open_battle(plan, address).id, (first, second)))
+            battle = self._votes.open_battle(plan, address, partial(self.store.is_current, key))
+            pairs.append(Pair(battle.id, (first, second)))
         since = time.monotonic()
         progress = Progress(model="", judge=wish.judge or None, since=since)
         return Round(
@@ -611,6 +622,4 @@ def verdict_between(
 
 
 def _log(error: Exception) -> None:
-    """Say what happened without an error's words: those of a library may quote the prompt."""
-    trace = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a comparison met a %s\n%s", type(error).__name__, trace)
+    logger.error("a comparison met a %s", trace_of(error))

@@ -25,6 +25,8 @@ class SessionKey:
 
     visitor: str
     conversation: str
+    generation: int = 0
+    """Which of the visitor's deletions it comes after (`ui_components.deletions`); 0 before all."""
 
     def __repr__(self) -> str:
         """Tell nothing, so that no log line can give a conversation away."""
@@ -72,7 +74,9 @@ class Keeper(Generic[Value]):
         max_sessions: int = MAX_SESSIONS,
         max_image_bytes: int = MAX_IMAGE_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        is_current: Callable[[SessionKey], bool] = lambda _: True,
     ) -> None:
+        self.is_current = is_current
         self.keep_seconds = keep_seconds
         self._empty = empty
         self._max_sessions = max_sessions
@@ -96,8 +100,14 @@ class Keeper(Generic[Value]):
             return kept.value if kept else self._empty
 
     def update(self, key: SessionKey, change: Callable[[Value], Value]) -> Value:
-        """Replace the record by ``change`` of it, which nobody else can interrupt."""
+        """Replace the record by ``change`` of it, which nobody else can interrupt.
+
+        Nothing is kept, and an empty record returned, where the visitor had everything deleted since
+        the key was made.
+        """
         with self._lock:
+            if not self.is_current(key):
+                return self._empty
             kept = self._fresh(key)
             before = kept.value if kept else self._empty
             value = change(before)

@@ -30,8 +30,10 @@ def read_filters(query: str) -> Filters:
         ('zh',)
     """
     if len(query) > MOST_CHARACTERS:
-        raise InputError("the question is too long")
+        raise InputError(f"the filters have more than {MOST_CHARACTERS} characters")
     asked = parse_qs(query)
+    if not all(value.isprintable() for values in asked.values() for value in values):
+        raise InputError("a filter has a character that cannot be shown")
     kind = asked.get("kind", ["blind"])[0]
     if kind not in _KINDS:
         raise InputError(f"kind must be one of {', '.join(_KINDS)}")

@@ -32,7 +32,9 @@ def add_routes(app: FastAPI, services: Services) -> None:
     boards = services.boards
 
     async def board_of(request: Request) -> Board:
-        filters, as_of = read_filters(request.url.query), _moment(request)
+        # Not of `request.url`, which an odd Host header or an odd byte keeps from being made.
+        filters = read_filters(request.scope["query_string"].decode("latin-1"))
+        as_of = _moment(request)
         if as_of is None:
             return (await _made(boards.current(filters))).board
         return await _made(boards.at(filters, as_of))
@@ -100,11 +102,11 @@ def _moment(request: Request) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise InputError("as_of must be a date with time and zone, as 2026-11-21T12:00:00Z is")
-    return moment.astimezone(UTC)
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the zone may lead out of the calendar
+        pass
+    raise InputError("as_of must be a date with time and zone, as 2026-11-21T12:00:00Z is")
 
 
 def _file(text: str, kind: str, name: str) -> Response:

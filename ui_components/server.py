@@ -22,10 +22,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
 
-from compeer_core.errors import ImageError
-from ui_components import annotate_routes, results_routes, tour_routes
+from ui_components import (
+    annotate_routes,
+    forget_routes,
+    results_routes,
+    tour_routes,
+    upload_routes,
+)
 from ui_components.api import PICTURE_PARAMETERS
-from ui_components.chat import error_sentence
+from ui_components.deletions import Arrivals
 from ui_components.frontdoor import Frontdoor
 from ui_components.http_protocol import BoundedHeaders
 from ui_components.listening import listen
@@ -34,17 +39,25 @@ from ui_components.request_filter import GradioCalls, RequestFilter
 from ui_components.services import Services
 from ui_components.texts import gradio_texts
 from ui_components.theme import build_theme, load_css, load_js
-from ui_components.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH
+from ui_components.uploads import MAX_UPLOAD_BYTES
+from ui_components.visitors import is_from_here, picture_number
 
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
-_UPLOAD_STATUS = {"upload_too_large": 413, "no_room": 507}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
-    """Build the application: our routes first, gradio behind them."""
+def build_server(
+    services: Services, *, api_only: bool = False, public_metrics: bool = False
+) -> FastAPI:
+    """Build the application: our routes first, gradio behind them.
+
+    Args:
+        services: What its visitors share.
+        api_only: Serve no page.
+        public_metrics: Show ``/metrics`` to everybody, not to programs on this computer alone.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -55,7 +68,7 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
             sweeping.cancel()
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_routes(app, services, api_only=api_only)
+    _add_routes(app, services, api_only=api_only, public_metrics=public_metrics)
     blocks = build_bare(services) if api_only else build_page(services, version())
     blocks.queue(max_size=256, default_concurrency_limit=None)
     gr.mount_gradio_app(
@@ -89,6 +102,7 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
         owner_of=services.owner,
     )
     app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(Arrivals, deletions=services.deletions)
     return app
 
 
@@ -100,7 +114,7 @@ def version() -> str:
         return "dev"
 
 
-def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
+def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metrics: bool) -> None:
     models = services.models
 
     @app.get("/healthz")
@@ -119,8 +133,14 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
         )
 
     @app.get("/metrics")
-    def metrics() -> PlainTextResponse:
+    def metrics(request: Request) -> PlainTextResponse:
         """Tell the counters."""
+        if not public_metrics and not is_from_here(request):
+            return PlainTextResponse(
+                "the counters are shown to programs on the server's own computer; "
+                "--metrics public shows them to everybody\n",
+                status_code=403,
+            )
         services.metrics.waiting.set(models.waiting())
         services.metrics.conversations.set(len(services.store))
         return PlainTextResponse(
@@ -133,11 +153,12 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
         return PlainTextResponse("User-agent: *\nDisallow: /\n")
 
     @app.get("/pictures/{turn}/{index}")
-    def picture(turn: str, index: int, request: Request) -> Response:
+    def picture(turn: str, index: str, request: Request) -> Response:
         """Show a visitor a picture of theirs; for anybody else there is none."""
         visitor = services.visitors.read(request.cookies)
+        number = picture_number(index)
         stores = (services.store, services.comparing.store)
-        found = (store.picture(visitor, turn, index) for store in stores)
+        found = (store.picture(visitor, turn, number) for store in stores)
         image = next((each for each in found if each is not None), None)
         if image is None:
             return PlainTextResponse("not found", status_code=404)
@@ -147,32 +168,8 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool) -> None:
             headers={"cache-control": "private, no-store"},
         )
 
-    @app.post(UPLOAD_PATH)
-    async def upload(request: Request) -> Response:
-        """Take pictures that are about to be sent."""
-        try:
-            paths = await services.uploads.receive(request, services.owner(request))
-        except ImageError as error:
-            # Gradio's page shows the body of a refusal as it is.
-            sentence = error_sentence(error, services.texts(request))
-            return PlainTextResponse(sentence, status_code=_UPLOAD_STATUS.get(error.code, 400))
-        return JSONResponse(paths)
-
-    @app.get("/gradio_api/file={path:path}")
-    def uploaded(path: str, request: Request) -> Response:
-        """Show a visitor a picture in the message box; gradio's page asks for it by its path."""
-        return services.uploads.show(path, services.owner(request))
-
-    @app.post("/forget")
-    def forget(request: Request) -> JSONResponse:
-        """Delete everything that is kept of whoever asks."""
-        visitor = services.visitors.read(request.cookies)
-        # A page of another site can send the cookie along where the demo runs in a frame.
-        if not visitor or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return JSONResponse({"error": "not the visitor's own page"}, status_code=403)
-        deleted = services.forget(visitor)
-        return JSONResponse({"battles": deleted.battles, "votes": deleted.votes})
-
+    forget_routes.add_routes(app, services)
+    upload_routes.add_routes(app, services)
     if not api_only:
         annotate_routes.add_routes(app, services)
         tour_routes.add_routes(app, services)

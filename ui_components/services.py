@@ -10,6 +10,7 @@ from gradio.utils import get_upload_folder
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
 from ui_components.comparing import Comparing
+from ui_components.deletions import Deletions, arrived
 from ui_components.keeping import Keeper, SessionKey
 from ui_components.metrics import Metrics
 from ui_components.models import Models
@@ -29,7 +30,7 @@ class Services:
     votes: VoteStore
     language: str | None = None
     """The language of the page where the visitor has chosen none; None asks the browser."""
-    store: Keeper[Session] = field(default_factory=lambda: Keeper(Session()))
+    deletions: Deletions = field(default_factory=Deletions)
     metrics: Metrics = field(default_factory=Metrics)
     uploads: Uploads = field(
         default_factory=lambda: Uploads(Path(get_upload_folder()) / "pictures")
@@ -38,16 +39,23 @@ class Services:
     """How long a reply goes on although its page was closed, so that a reload finds it."""
     visitors: Visitors = field(init=False)
     """Signed with the database's secret, so that a vote is its owner's after a restart."""
+    store: Keeper[Session] = field(init=False)
     writers: Writers = field(init=False)
     comparing: Comparing = field(init=False)
     boards: Boards = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
+        store = Keeper(Session(), is_current=self.deletions.is_current)
+        object.__setattr__(self, "store", store)
         writers = Writers(self.models, self.store, self.metrics, grace_seconds=self.grace_seconds)
         object.__setattr__(self, "writers", writers)
         comparing = Comparing(
-            self.models, self.votes, self.metrics, grace_seconds=self.grace_seconds
+            self.models,
+            self.votes,
+            self.metrics,
+            grace_seconds=self.grace_seconds,
+            is_current=self.deletions.is_current,
         )
         object.__setattr__(self, "comparing", comparing)
         object.__setattr__(self, "boards", Boards(self.votes))
@@ -61,7 +69,9 @@ class Services:
 
     def key(self, request: gr.Request, conversation: str) -> SessionKey:
         """The conversation of whoever asks."""
-        return SessionKey(self.visitors.read(request.cookies), conversation)
+        visitor = self.visitors.read(request.cookies)
+        generation = self.deletions.generation(visitor, arrived(request))
+        return SessionKey(visitor, conversation, generation)
 
     def owner(self, request: gr.Request | Request) -> str:
         """Whose an upload is: the visitor's of the cookie, or the address's where there is none."""
@@ -69,9 +79,16 @@ class Services:
         return visitor or f"address {address_of(request) or ''}"
 
     def forget(self, visitor: str) -> Deletion:
-        """Delete everything that is kept of a visitor: conversations, battles and votes."""
-        for key in self.store.keys_of(visitor):
-            self.writers.stop(key)
+        """Delete everything that is kept of a visitor: conversations, battles and votes.
+
+        What is still on its way is ended, and nothing of it is kept.
+
+        Raises:
+            StoreError: The database failed: battles and votes are there as before, conversations
+                are gone.
+        """
+        self.deletions.add(visitor)
+        self.writers.forget(visitor)
         self.store.forget(visitor)
         self.comparing.forget(visitor)
         self.uploads.forget_owner(visitor)

@@ -9,7 +9,6 @@ import logging
 import secrets
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -22,6 +21,7 @@ from compeer_core.conversation import SEEDS, TurnDone, take_turn
 from compeer_core.dialogue import Dialogue
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError, InputError
+from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.steering import GivenStep
 from compeer_core.unifireward import Judge
@@ -149,6 +149,13 @@ class Writers:
         job.stop.set()
         return True
 
+    def forget(self, visitor: str) -> None:
+        """End all replies to a visitor."""
+        with self._lock:
+            jobs = [job for key, job in self._jobs.items() if key.visitor == visitor]
+        for job in jobs:
+            job.stop.set()
+
     def begin(
         self,
         key: SessionKey,
@@ -206,6 +213,8 @@ class Writers:
         if key in self._jobs:
             raise InputError("a reply is on its way", code="already_writing")
         session = self._store.update(key, change)
+        if not session.turns:
+            raise InputError("everything was deleted meanwhile", code="forgotten")
         job = Job(key, session.turns[-1].key, self._grace_seconds, replies)
         self._jobs[key] = job
         return session, job
@@ -220,13 +229,8 @@ class Writers:
             work()
         except LineFullError:
             self._fail(job, "line")
-        except InputError:
-            logger.exception("a turn was refused")
-            self._fail(job, "reply")
         except Exception as error:  # noqa: BLE001  (a thread's last resort: the page must hear of it)
-            # The words of a library's error may quote the prompt, so only its kind and place are kept.
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            logger.error("a reply ended in a %s\n%s", type(error).__name__, trace)
+            logger.error("a reply ended in a %s", trace_of(error))
             self._fail(job, "reply")
         finally:
             with self._lock:
@@ -293,8 +297,8 @@ class Writers:
             self._phase(job, "loading")
             try:
                 policy = self._models.policy(order.model)
-            except CompeerError:
-                logger.exception("the model %s could not be loaded", order.model)
+            except CompeerError as error:
+                logger.error("the model %s could not be loaded: %s", order.model, error)
                 self._fail(job, "model")
                 yield None
                 return
@@ -337,8 +341,8 @@ class Writers:
             return None
         try:
             return self._models.judge(order.judge)
-        except CompeerError:
-            logger.exception("the judge %s could not be loaded", order.judge)
+        except CompeerError as error:
+            logger.error("the judge %s could not be loaded: %s", order.judge, error)
             self._change(job, partial(replace, judge=None, judge_failed=True))
             return None
 
@@ -392,6 +396,6 @@ def _encoder(samples: Sequence[str]) -> SentenceEncoder | None:
         return load_encoder(samples=samples)
     except ConfigError:
         return None  # a language that it does not know
-    except CheckpointError:
-        logger.exception("the encoder could not be loaded")
+    except CheckpointError as error:
+        logger.error("the encoder could not be loaded: %s", error)
         return None

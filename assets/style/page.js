@@ -54,10 +54,15 @@
     const said = button.parentElement.querySelector("[role=status]");
     try {
       const answer = await fetch("forget", { method: "POST" });
-      if (!answer.ok) throw new Error(answer.status);
       const gone = await answer.json();
-      said.textContent = button.dataset.done.replace("%b", gone.battles).replace("%v", gone.votes);
-      setTimeout(() => location.reload(), 2500);
+      if (gone.code === "store") {
+        said.textContent = button.dataset.half;
+        return;
+      }
+      if (!answer.ok) throw new Error(answer.status);
+      const sentence = gone.erased ? button.dataset.done : button.dataset.traces;
+      said.textContent = sentence.replace("%b", gone.battles).replace("%v", gone.votes);
+      setTimeout(() => location.reload(), gone.erased ? 2500 : 10000);
     } catch {
       said.textContent = button.dataset.failed;
     }

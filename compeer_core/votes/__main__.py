@@ -163,13 +163,13 @@ def _write(text: str, path: Path | None) -> None:
 def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no date with time and zone, as 2026-11-21T12:00:00Z is"
-        )
-    return moment.astimezone(UTC)
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):  # the zone may lead out of the calendar
+        pass
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no date with time and zone, as 2026-11-21T12:00:00Z is"
+    )
 
 
 if __name__ == "__main__":

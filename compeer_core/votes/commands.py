@@ -16,9 +16,15 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compeer_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from compeer_core.votes.store import VoteStore
+
+ERASED_SECONDS = 30.0
+"""How long a command waits for the files to be rid of what it deleted."""
 
 Parser = argparse.ArgumentParser
 Moment = Callable[[str], datetime]
@@ -99,7 +105,7 @@ def _delete(options: argparse.Namespace) -> None:
         if voter is None:
             raise ConfigError(f"there is nobody with the pseudonym {options.pseudonym!r}")
         deletion = store.delete_voter(voter)
-    _say(f"{deletion.battles} battles and {deletion.votes} votes deleted", {})
+        _say(f"{deletion.battles} battles and {deletion.votes} votes deleted{_traces(store)}", {})
 
 
 def _add_items(parser: Parser, _: Moment) -> None:
@@ -138,9 +144,21 @@ def _annotator(options: argparse.Namespace) -> None:
             desk.revoke(options.name)
             _say("revoked", {})
         elif options.delete:
-            _say(f"{desk.delete_annotator(options.name)} answers deleted", {})
+            _say(f"{desk.delete_annotator(options.name)} answers deleted{_traces(store)}", {})
         else:
             _say(desk.add_annotator(options.name, may_adjudicate=options.may_adjudicate), {})
+
+
+def _traces(store: "VoteStore") -> str:
+    """Wait until the files hold nothing of what was deleted; say so where that takes too long."""
+    try:
+        store.database.erased.result(ERASED_SECONDS)
+    except TimeoutError:
+        return (
+            "; the file still holds traces, since another program is using it: they are overwritten "
+            "when COMPEER opens it the next time"
+        )
+    return ""
 
 
 def _add_nothing(_: Parser, __: Moment) -> None:

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from compeer_core.data_folder import DATABASE_URL, default_data_folder
 from compeer_core.errors import ConfigError, StoreError
+from compeer_core.votes.erasing import Eraser, is_due, mark_due
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "compeer_version"
@@ -36,6 +38,7 @@ _LOCK = 0x434F4D50
 """Names the lock under which PostgreSQL is migrated."""
 _BUSY_SECONDS = 30.0
 _WRITES = "compeer_writes"
+_ERASES = "compeer_erases"
 
 
 def default_url(folder: Path | None = None) -> str:
@@ -52,7 +55,12 @@ def default_url(folder: Path | None = None) -> str:
 
 
 class Database:
-    """A database with our tables, up to date."""
+    """A database with our tables, up to date.
+
+    Attributes:
+        erased: Done as soon as SQLite's files hold nothing any more of what was deleted by now (see
+            `compeer_core.votes.erasing`). PostgreSQL does that for itself (``autovacuum``).
+    """
 
     def __init__(self, url: str | None = None) -> None:
         """Open it; make it, where there is none; bring it up to date, where it is older.
@@ -64,26 +72,37 @@ class Database:
         parsed = _parsed(default_url() if url is None else url)
         self.name = parsed.render_as_string(hide_password=True)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        # SQLite has one writer at a time. Its own waiting is a sleep of up to a tenth of a second,
+        # so threads of this process queue here instead.
+        turn = threading.Lock()
+        self._turn = turn if self.is_sqlite else nullcontext()
+        self._eraser: Eraser | None = None
+        self.erased: Future[None] = Future()
+        self.erased.set_result(None)
         if self.is_sqlite:
             assert parsed.database is not None
             _prepare_file(Path(parsed.database))
+            self._eraser = Eraser(Path(parsed.database), turn)
         self._engine = _engine(parsed, is_sqlite=self.is_sqlite)
         self._writing_engine = self._engine.execution_options(**{_WRITES: True})
-        # SQLite has one writer at a time. Its own waiting is a sleep of up to a tenth of a second,
-        # so threads of this process queue here instead.
-        self._turn = threading.Lock() if self.is_sqlite else nullcontext()
         try:
             with self._engine_begin() as connection:
                 _migrate(connection, self.name, is_sqlite=self.is_sqlite)
+                # Left by a program that was killed, or by one that only deleted and was gone.
+                is_left = self._eraser is not None and is_due(connection)
         except SQLAlchemyError as error:
             self.close()
             raise ConfigError(f"{self.name}: cannot be used: {_reason(error)}") from error
         except BaseException:
             self.close()
             raise
+        if self._eraser is not None and is_left:
+            self.erased = self._eraser.ask()
 
     def close(self) -> None:
         """Give the connections back. May be called twice."""
+        if self._eraser is not None:
+            self._eraser.close()
         self._engine.dispose()
 
     @contextmanager
@@ -106,12 +125,14 @@ class Database:
         session = Session(self._writing_engine, expire_on_commit=False)
         with self._told(), self._turn, session, session.begin():
             yield session
+        if _ERASES in session.info and self._eraser is not None:
+            self.erased = self._eraser.ask()
 
-    def forget(self) -> None:
-        """Remove what was deleted from the log that SQLite keeps beside its file."""
-        if self.is_sqlite:
-            with self._told(), self._turn, closing(self._engine.raw_connection()) as connection:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def erase(self, session: Session) -> None:
+        """Have what a transaction deletes overwritten in the files too; `erased` says when it is."""
+        if self._eraser is not None:
+            mark_due(session.connection())
+            session.info[_ERASES] = True
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -14,7 +14,8 @@ are typed. Of two tabs with the same item only one may write, until it has been 
 What all together said is told only about items that nobody answers on their own any more
 (`Desk.report`, `Desk.annotations`).
 
-People come in by a token, which is shown once; the database has its hash.
+People come in by a token, which is shown once; the database has its hash. Each browser they come in
+with gets a pass of its own, so that leaving with one of them leaves the others in.
 """
 
 import hashlib
@@ -50,11 +51,16 @@ from compeer_core.votes.schema import (
     DeletionRow,
     DeskPictureRow,
     ItemRow,
+    PassRow,
 )
 from compeer_core.votes.store import VoteStore
 
 TAB_SECONDS = 30.0
 """So long a tab may be silent before another one may write."""
+PASS_SECONDS = 7 * 24 * 3600
+"""So long a pass lets somebody in."""
+_CLOCK_SECONDS = 24 * 3600
+"""A pass may be so much younger than nothing: clocks are set back at times."""
 _LOCK = 0x4445534B
 """Names the lock under which PostgreSQL gives items to people and takes their answers."""
 
@@ -156,23 +162,34 @@ class Desk:
             return None
         return Annotator(row.id, row.name, row.may_adjudicate)
 
-    def pass_of(self, annotator: Annotator) -> str:
-        """Return what stands for somebody's token, for a signed cookie. `let_in` reads it."""
-        with self._database.reading() as session:
-            return _pass_of(session.get_one(AnnotatorRow, annotator.id))
+    def new_pass(self, annotator: Annotator) -> str:
+        """Return what lets a browser in for `PASS_SECONDS`, until `end_pass`. The database has its hash."""
+        given = secrets.token_urlsafe(32)
+        now = self._now()
+        with self._database.writing() as session:
+            old = PassRow.begun_at < now - timedelta(seconds=PASS_SECONDS)
+            session.execute(delete(PassRow).where(old))
+            session.add(PassRow(hash=_hash(given), annotator_id=annotator.id, begun_at=now))
+        return given
 
     def let_in(self, given: str) -> Annotator | None:
-        """Return whose pass it is; None where the token behind it was revoked, or is no more."""
-        number = given.partition(".")[0]
-        if not (number.isascii() and number.isdigit() and len(number) < 10):
-            return None
+        """Return whose pass it is; None where it is nobody's, or old, or the token was revoked."""
+        found = select(AnnotatorRow, PassRow.begun_at).join(
+            PassRow, PassRow.annotator_id == AnnotatorRow.id
+        )
         with self._database.reading() as session:
-            row = session.get(AnnotatorRow, int(number))
-        if row is None or row.revoked_at is not None:
+            row = session.execute(found.where(PassRow.hash == _hash(given))).first()
+        if row is None or row[0].revoked_at is not None:
             return None
-        if not secrets.compare_digest(_pass_of(row).encode(), given.encode("utf-8", "replace")):
+        annotator, begun_at = row
+        if not -_CLOCK_SECONDS <= (self._now() - begun_at).total_seconds() <= PASS_SECONDS:
             return None
-        return Annotator(row.id, row.name, row.may_adjudicate)
+        return Annotator(annotator.id, annotator.name, annotator.may_adjudicate)
+
+    def end_pass(self, given: str) -> None:
+        """Let nobody in with a pass any more."""
+        with self._database.writing() as session:
+            session.execute(delete(PassRow).where(PassRow.hash == _hash(given)))
 
     def revoke(self, name: str) -> None:
         """Let nobody in with somebody's token any more; their answers stay.
@@ -195,7 +212,7 @@ class Desk:
             count = session.scalar(answers) or 0
             session.execute(delete(AnnotatorRow).filter_by(id=row.id))
             session.add(DeletionRow(at=self._now(), battles=0, votes=0, answers=count))
-        self._database.forget()
+            self._database.erase(session)
         return count
 
     # --- items ----------------------------------------------------------------------------------
@@ -669,11 +686,13 @@ def _assignment(
 
 def _take(assignment: AssignmentRow, tab: str, now: datetime) -> bool:
     """Let a tab write, unless another one has written or asked a moment ago."""
+    until = now + timedelta(seconds=TAB_SECONDS)
     other = assignment.tab is not None and assignment.tab != tab
-    if other and assignment.tab_until is not None and assignment.tab_until > now:
+    # A tab that may write for longer than any may is from before the clock was set back.
+    if other and assignment.tab_until is not None and now < assignment.tab_until <= until:
         return False
     assignment.tab = storable(tab)
-    assignment.tab_until = now + timedelta(seconds=TAB_SECONDS)
+    assignment.tab_until = until
     return True
 
 
@@ -686,11 +705,7 @@ def _named(session: Session, name: str) -> AnnotatorRow:
     return row
 
 
-def _pass_of(row: AnnotatorRow) -> str:
-    # The hash is in it since the number of somebody deleted may be given to somebody else.
-    return f"{row.id}.{_hash(row.token_hash)[:32]}"
-
-
 def _hash(token: str) -> str:
-    # Tokens are random and long, so a fast hash does.
+    # Tokens and passes are random and long, so a fast hash does, and looking it up in an index tells
+    # nothing about them by the time it takes.
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

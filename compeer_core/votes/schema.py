@@ -237,6 +237,18 @@ class AnnotatorRow(Base):
     revoked_at: Mapped[datetime | None]
 
 
+class PassRow(Base):
+    """A browser that somebody has come in with, and has not left with."""
+
+    __tablename__ = "desk_passes"
+
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    annotator_id: Mapped[int] = mapped_column(
+        ForeignKey("annotators.id", ondelete="CASCADE"), index=True
+    )
+    begun_at: Mapped[datetime]
+
+
 class ItemRow(Base):
     """What is annotated."""
 

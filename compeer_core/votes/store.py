@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypedDict, Unpack
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -74,6 +74,8 @@ from compeer_core.votes.schema import (
     VoterRow,
 )
 
+_LOCK = 0x564F5445
+"""Names the locks under which PostgreSQL opens battles of a person and deletes the person."""
 _MAX_TOKEN = 200
 _MAX_DWELL_MS = 2**31 - 1
 
@@ -143,14 +145,23 @@ class VoteStore:
 
     # --- battles --------------------------------------------------------------------------------
 
-    def open_battle(self, plan: BattlePlan, address: str | None = None) -> Battle:
+    def open_battle(
+        self,
+        plan: BattlePlan,
+        address: str | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Battle:
         """Write down what a battle will be, before anything is generated.
 
         Args:
             plan: See there.
             address: Where the request came from; only a hash of it is kept.
+            is_wanted: False once the person has asked to have everything deleted. It is asked while
+                `delete_voter` has to wait for this battle, or this battle for `delete_voter`, so that
+                none is opened behind a deletion.
 
         Raises:
+            VoteRefusedError: ``forgotten``: the battle is not wanted any more.
             StoreError: The database failed, so the battle must not begin.
         """
         now = self.now()
@@ -184,6 +195,9 @@ class VoteStore:
                 SideRow(side=number, model=side.model, seed=side.seed, status=SideStatus.WRITING)
             )
         with self.database.writing() as session:
+            self._alone_with(session, plan.voter)
+            if not is_wanted():
+                raise refused("forgotten", "the person had everything deleted meanwhile")
             self._meet(session, plan.voter, address, now)
             session.add(battle)
             if plan.keep_words:
@@ -252,7 +266,7 @@ class VoteStore:
                 side.turn = side.reply = None
             session.flush()
             _drop_unused_pictures(session, battle.voter_id)
-        self.database.forget()
+            self.database.erase(session)
         return True
 
     def battle(self, battle_id: str, voter: str) -> Battle:
@@ -473,10 +487,15 @@ class VoteStore:
     def delete_voter(self, voter: str) -> Deletion:
         """Delete all that is of a person: battles with their words and pictures, votes, revisions.
 
-        It is gone from the file too, not only from view; copies made before are not ours to reach.
-        That something was deleted is noted, since a board of an earlier day may now differ.
+        Soon it is gone from the file too, not only from view: `Database.erased` says when. Copies
+        made before are not ours to reach. That something was deleted is noted, since a board of an
+        earlier day may now differ.
+
+        Raises:
+            StoreError: The database failed, and nothing was deleted.
         """
         with self.database.writing() as session:
+            self._alone_with(session, voter)
             row = session.scalar(select(VoterRow).filter_by(id=voter).with_for_update())
             if row is None:
                 return Deletion(0, 0)
@@ -487,7 +506,7 @@ class VoteStore:
             )
             session.execute(delete(VoterRow).filter_by(id=voter))
             session.add(DeletionRow(at=self.now(), battles=battles, votes=votes, answers=0))
-        self.database.forget()
+            self.database.erase(session)
         return Deletion(battles, votes)
 
     def voter_of(self, pseudonym: str) -> str | None:
@@ -498,9 +517,19 @@ class VoteStore:
 
     def secret(self, name: str) -> bytes:
         """Return random bytes that all processes over this database share, such as a cookie's key."""
+        with self.database.reading() as session:  # which a full disk does not keep from
+            row = session.get(SecretRow, name)
+        if row is not None:
+            return row.value
         with self.database.writing() as session:
             _add_once(session, SecretRow(name=name, value=secrets.token_bytes(32)))
             return session.get_one(SecretRow, name).value
+
+    def _alone_with(self, session: Session, voter: str) -> None:
+        """Let nobody else open or delete something of a person until the transaction ends."""
+        if not self.database.is_sqlite:  # whose writers take turns anyway
+            lock = text("SELECT pg_advisory_xact_lock(:space, hashtext(:voter))")
+            session.execute(lock, {"space": _LOCK, "voter": voter})
 
     def _meet(self, session: Session, voter: str, address: str | None, now: datetime) -> None:
         """Make sure that a person is known, and stays so until the transaction ends."""

@@ -7,7 +7,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
@@ -16,7 +18,8 @@ from compeer_core.images import Image
 from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.pages import Visitor, make_services
 from ui_components.keeping import SessionKey
-from ui_components.server import build_server
+from ui_components.server import _add_routes as add_routes
+from ui_components.server import build_server, serving
 from ui_components.services import Services
 from ui_components.visitors import COOKIE
 
@@ -28,7 +31,8 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
 
 @pytest.fixture(scope="module")
 def client(services: Services):
-    with warnings.catch_warnings(), TestClient(build_server(services)) as client:
+    here = ("127.0.0.1", 50_000)
+    with warnings.catch_warnings(), TestClient(build_server(services), client=here) as client:
         yield client
 
 
@@ -88,6 +92,53 @@ def test_metrics_count_turns_and_hold_no_words(client, services):
     assert 'compeer_turns_total{model="scripted-nano",status="finished"}' in text
     assert "compeer_waiting 0.0" in text
     assert "private" not in text
+
+
+@pytest.mark.parametrize(
+    ("host", "headers", "is_shown"),
+    [
+        ("127.0.0.1", {}, True),
+        ("127.8.8.8", {}, True),
+        ("::1", {}, True),
+        ("::ffff:127.0.0.1", {}, True),
+        ("192.0.2.7", {}, False),
+        ("::ffff:192.0.2.7", {}, False),
+        ("10.0.0.1", {}, False),
+        ("no address", {}, False),
+        ("127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, False),
+        ("127.0.0.1", {"x-forwarded-proto": "https"}, False),
+        ("127.0.0.1", {"forwarded": "for=127.0.0.1"}, False),
+        ("127.0.0.1", {"x-real-ip": "127.0.0.1"}, False),
+        ("127.0.0.1", {"via": "1.1 proxy"}, False),
+    ],
+)
+def test_the_counters_are_shown_to_programs_on_this_computer_alone(
+    services, host, headers, is_shown
+):
+    app = FastAPI()
+    add_routes(app, services, api_only=True, public_metrics=False)
+    answer = TestClient(app, client=(host, 50_000)).get("/metrics", headers=headers)
+
+    assert answer.status_code == (200 if is_shown else 403)
+    assert ("compeer_turns" in answer.text) is is_shown
+    assert is_shown or "--metrics public" in answer.text
+
+
+def test_the_counters_are_shown_to_everybody_where_a_flag_says_so(services):
+    app = FastAPI()
+    add_routes(app, services, api_only=True, public_metrics=True)
+
+    assert TestClient(app, client=("192.0.2.7", 50_000)).get("/metrics").status_code == 200
+
+
+def test_over_http_a_proxy_on_this_computer_gets_no_counters(services):
+    app = FastAPI()
+    add_routes(app, services, api_only=True, public_metrics=False)
+    with serving(app) as address:
+        assert httpx.get(f"{address}/metrics").status_code == 200
+        for name in ("X-Forwarded-For", "X-Forwarded-Host"):
+            headers = {name: "127.0.0.1"}
+            assert httpx.get(f"{address}/metrics", headers=headers).status_code == 403
 
 
 def test_a_picture_is_shown_to_nobody_but_its_visitor(client, services):
@@ -199,7 +250,7 @@ def test_whoever_asks_is_forgotten_and_a_page_of_another_site_cannot_ask(service
     assert services.votes.battle(battle.id, visitor).id == battle.id
     answer = client.post("/forget", headers={"sec-fetch-site": "same-origin"})
 
-    assert answer.json() == {"battles": 1, "votes": 0}
+    assert answer.json() == {"battles": 1, "votes": 0, "erased": True}
     assert services.store.get(key).draft == ""
     with pytest.raises(InputError):
         services.votes.battle(battle.id, visitor)

@@ -46,6 +46,7 @@ from compeer_core.backends.transformers_.failures import brief
 from compeer_core.backends.transformers_.joined_cache import beginning, hand_back, is_plain, joined
 from compeer_core.backends.transformers_.track import Track
 from compeer_core.errors import BackendError, CompeerError
+from compeer_core.logs import trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,8 +199,8 @@ class Rounds:
             yield
         except CompeerError as error:
             row.fail(error)
-        except Exception as error:
-            logger.exception("%s failed while it wrote", self.chat.name)
+        except Exception as error:  # noqa: BLE001  (told to the row)
+            logger.error("%s failed while it wrote: %s", self.chat.name, trace_of(error))
             row.track.reset()
             failure = BackendError(f"{self.chat.name} failed while it wrote: {brief(error)}")
             failure.__cause__ = error
@@ -238,9 +239,9 @@ class Rounds:
                 if any(row.is_over for row in rows) or ends():
                     break
             batch.part()
-        except Exception:
+        except Exception as error:  # noqa: BLE001  (each row meets it again, alone)
             logger.warning(
-                "%s failed on %d turns at once", self.chat.name, len(rows), exc_info=True
+                "%s failed on %d turns at once: %s", self.chat.name, len(rows), trace_of(error)
             )
             for row in rows:
                 row.alone = True

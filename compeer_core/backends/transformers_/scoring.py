@@ -21,6 +21,7 @@ from compeer_core.backends.transformers_.interviews import (
 )
 from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
 from compeer_core.errors import BackendError, CompeerError
+from compeer_core.logs import trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +68,9 @@ class TransformersScoringSession:
         """Let the model read what is known before the first question. Runs on the owner thread."""
         try:
             self._chat.run(self.track, 1)
-        except Exception as error:
-            logger.warning("%s failed while it read", self._scorer.name, exc_info=error)
-            self.track.reset()  # the first question will meet the same failure, and report it
+        except Exception as error:  # noqa: BLE001  (the first question meets it again)
+            logger.warning("%s failed while it read: %s", self._scorer.name, trace_of(error))
+            self.track.reset()
 
     def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         self._scorer.label_tokens(labels)
@@ -191,7 +192,7 @@ class TransformersScorer:
         drafts = {number: list(plan.tokens) for number, plan in plans.items()}
         try:
             answers = answer_all(self.chat, list(plans.values()), encoded, track, self.work)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (told to the candidate)
             track.reset()
             if len(plans) == 1:
                 [number] = plans
@@ -199,7 +200,7 @@ class TransformersScorer:
                 failure.__cause__ = error
                 results[number] = failure
                 return
-            logger.warning("%s failed on %d at once", self.name, len(plans), exc_info=error)
+            logger.warning("%s failed on %d at once: %s", self.name, len(plans), trace_of(error))
             for number, plan in plans.items():
                 plan.tokens[:] = drafts[number]
             numbers = list(plans)

@@ -1,6 +1,10 @@
 """The commands that work on a database of votes."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
+from sqlalchemy import make_url
 
 import compeer_core.votes
 from compeer_core.cer import CerRecord
@@ -44,6 +48,19 @@ def test_a_person_is_deleted_by_pseudonym(filled, capsys):
     assert capsys.readouterr().out == "2 battles and 2 votes deleted\n"
     assert main(["delete", pseudonym, "--database-url", filled]) == 2
     assert pseudonym in capsys.readouterr().err
+
+
+def test_a_deletion_beside_a_reader_says_that_traces_are_left(sqlite_url, capsys, monkeypatch):
+    monkeypatch.setattr("compeer_core.votes.commands.ERASED_SECONDS", 0.05)
+    with VoteStore(sqlite_url) as store:
+        store.cast(fought(store), "ann", "first")
+        pseudonym = next(store.votes()).voter
+    with closing(sqlite3.connect(make_url(sqlite_url).database, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM battles").fetchone()
+        assert main(["delete", pseudonym, "--database-url", sqlite_url]) == 0
+
+    assert "1 votes deleted; the file still holds traces" in capsys.readouterr().out
 
 
 def test_an_annotator_comes_in_with_the_token_that_is_shown(url, capsys):

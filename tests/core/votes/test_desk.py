@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import PIL.Image
 import pytest
+from sqlalchemy import func, select
 
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
@@ -14,7 +15,7 @@ from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.annotations import AnnotationItem
 from compeer_core.votes.desk import Desk
-from compeer_core.votes.schema import AnnotatorRow, AnswerRow
+from compeer_core.votes.schema import AnnotatorRow, AnswerRow, PassRow
 from tests.core.votes.made_up import TURN
 from training.reward_model.conversations import Kind, conversations
 
@@ -413,24 +414,67 @@ def test_a_tab_that_is_left_lets_the_next_one_in(desk, people):
     assert desk.hold(ann, "i0", "two")
 
 
+def test_a_tab_that_is_silent_does_not_keep_the_next_one_out_when_the_clock_is_set_back(
+    desk, people, clock
+):
+    ann = people[0]
+    desk.next_item(ann, "one")
+    clock.forward(hours=-1)
+
+    assert desk.hold(ann, "i0", "two")
+
+
 def test_a_pass_is_good_as_long_as_the_token(desk, people):
     ann = people[0]
-    given = desk.pass_of(ann)
+    given = desk.new_pass(ann)
 
     assert desk.let_in(given) == ann
-    for wrong in ("", given[:-1], given + "x", "1", ".", "٣.x", "9" * 30, "\ud800.x"):
+    for wrong in ("", given[:-1], given + "x", "1", ".", "٣.x", "9" * 30, "\ud800.x", "x" * 5000):
         assert desk.let_in(wrong) is None
     desk.revoke("ann")
     assert desk.let_in(given) is None
 
 
+def test_a_pass_that_is_ended_lets_nobody_in_and_the_others_stay(desk, people):
+    ann = people[0]
+    left, kept = desk.new_pass(ann), desk.new_pass(ann)
+    desk.end_pass(left)
+    desk.end_pass("made up")
+
+    assert desk.let_in(left) is None
+    assert desk.let_in(kept) == ann
+
+
+@pytest.mark.parametrize(
+    ("hours", "is_let_in"),
+    [(1, True), (7 * 24 - 1, True), (7 * 24 + 1, False), (-1, True), (-23, True), (-1000, False)],
+)
+def test_a_pass_is_good_for_a_week_also_when_the_clock_was_set_back(
+    desk, people, clock, hours, is_let_in
+):
+    given = desk.new_pass(people[0])
+    clock.forward(hours=hours)
+
+    assert (desk.let_in(given) == people[0]) is is_let_in
+
+
+def test_old_passes_do_not_pile_up(desk, people, clock):
+    for _ in range(3):
+        desk.new_pass(people[0])
+        clock.forward(days=8)
+    desk.new_pass(people[1])
+
+    with desk._database.reading() as session:
+        assert session.scalar(select(func.count()).select_from(PassRow)) == 1
+
+
 def test_a_pass_of_somebody_deleted_is_not_the_next_persons(desk):
-    old = desk.pass_of(desk.log_in(desk.add_annotator("ann")))
+    old = desk.new_pass(desk.log_in(desk.add_annotator("ann")))
     desk.delete_annotator("ann")
     bo = desk.log_in(desk.add_annotator("bo"))
 
     assert desk.let_in(old) is None
-    assert desk.let_in(desk.pass_of(bo)) == bo
+    assert desk.let_in(desk.new_pass(bo)) == bo
 
 
 # --- pictures -----------------------------------------------------------------------------------

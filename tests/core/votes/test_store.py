@@ -3,7 +3,7 @@
 import re
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import timedelta
 
@@ -643,6 +643,7 @@ def test_deleted_words_are_gone_from_the_files_too(sqlite_url, tmp_path):
         store.cast(battle, "ann-the-voter", "first", note="nobody-may-read-this")
         bytes_before = b"".join(path.read_bytes() for path in tmp_path.iterdir())
         store.delete_voter("ann-the-voter")
+        store.database.erased.result(30)
         bytes_after = b"".join(path.read_bytes() for path in tmp_path.iterdir())
 
     for secret in (b"nobody-may-read-this", b"ann-the-voter", b"I failed my exam"):
@@ -677,6 +678,29 @@ def test_votes_are_not_lost_or_orphaned_when_their_owner_leaves_meanwhile(store)
 
     assert set(codes) <= {"battle_unknown"}
     assert rows(store, VoteRecord) == rows(store, RevisionRow) == rows(store, VoterRow) == 0
+
+
+def test_a_battle_that_is_not_wanted_any_more_is_not_opened(store):
+    assert refusal(store.open_battle, plan("ann"), None, lambda: False).code == "forgotten"
+    assert rows(store, BattleRow) == rows(store, VoterRow) == rows(store, PictureRow) == 0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_deletion_that_is_asked_for_while_a_battle_is_opened_deletes_the_battle(store, is_known):
+    if is_known:
+        fought(store, "ann")
+    with ThreadPoolExecutor(1) as pool:
+        leaving = []
+
+        def is_wanted():
+            leaving.append(pool.submit(store.delete_voter, "ann"))
+            wait(leaving, timeout=0.5)  # it must not end before the battle is there
+            return True
+
+        store.open_battle(plan("ann"), None, is_wanted)
+        assert leaving[0].result().battles == 1 + is_known
+
+    assert rows(store, BattleRow) == rows(store, VoterRow) == rows(store, PictureRow) == 0
 
 
 # --- a stamp of all votes -----------------------------------------------------------------------

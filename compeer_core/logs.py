@@ -1,0 +1,21 @@
+"""What a log may say of an error: a library's own words may quote what a visitor wrote."""
+
+import traceback
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the kind of an error and of what led to it, and where each was raised, without its words.
+
+    Example:
+        >>> trace_of(ValueError("cannot read 'my secret'"))
+        'ValueError'
+    """
+    kinds: list[str] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        places = "".join(traceback.format_tb(cause.__traceback__)).rstrip("\n")
+        kinds.append("\n".join([type(cause).__name__, *([places] if places else [])]))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return "\nafter a ".join(kinds)

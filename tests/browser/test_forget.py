@@ -1,0 +1,70 @@
+"""Delete my data in a real Chromium: what the page says of it is what happened."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.errors import StoreError
+from compeer_core.votes.battles import BattlePlan, SidePlan
+from ui_components.services import Services
+from ui_components.visitors import COOKIE
+
+pytestmark = pytest.mark.browser
+
+
+def press(page: Page) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete my data").click()
+
+
+def opened(page: Page, services: Services) -> None:
+    """Open a comparison of whoever is at the page."""
+    cookies = {each["name"]: each["value"] for each in page.context.cookies()}
+    visitor = services.visitors.read({COOKIE: cookies[COOKIE]})
+    services.votes.open_battle(
+        BattlePlan(
+            voter=visitor,
+            dialogue=Dialogue((Utterance(Speaker.SEEKER, "hello"),)),
+            sides=(SidePlan("a", 1), SidePlan("b", 2)),
+            seed=0,
+            keep_words=True,
+        )
+    )
+
+
+def test_beside_another_program_that_reads_the_page_says_that_traces_are_left(
+    page: Page, services: Services
+) -> None:
+    opened(page, services)
+    services.votes.database.erased.result(30)
+    path = Path(services.votes.database.name.removeprefix("sqlite:///"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM battles").fetchone()
+        press(page)
+        told = page.get_by_text("Deleted: 1 comparisons, 0 votes")
+        expect(told).to_contain_text("still holds traces")
+    services.votes.database.erased.result(30)
+
+
+def test_where_the_database_fails_the_page_says_what_is_left(
+    page: Page, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise StoreError("database or disk is full")
+
+    monkeypatch.setattr(services.votes, "delete_voter", fail)
+    press(page)
+
+    expect(page.get_by_text("Your conversation is deleted. Your votes")).to_be_visible()
+
+
+def test_where_nobody_answers_the_page_says_that_nothing_was_deleted(page: Page) -> None:
+    page.route("**/forget", lambda route: route.fulfill(status=503, body="Service Unavailable"))
+    press(page)
+
+    expect(page.get_by_text("Nothing could be deleted just now")).to_be_visible()
