@@ -55,12 +55,7 @@ def default_url(folder: Path | None = None) -> str:
 
 
 class Database:
-    """A database with our tables, up to date.
-
-    Attributes:
-        erased: Done as soon as SQLite's files hold nothing any more of what was deleted by now (see
-            `compeer_core.votes.erasing`). PostgreSQL does that for itself (``autovacuum``).
-    """
+    """A database with our tables, up to date."""
 
     def __init__(self, url: str | None = None) -> None:
         """Open it; make it, where there is none; bring it up to date, where it is older.
@@ -77,8 +72,6 @@ class Database:
         turn = threading.Lock()
         self._turn = turn if self.is_sqlite else nullcontext()
         self._eraser: Eraser | None = None
-        self.erased: Future[None] = Future()
-        self.erased.set_result(None)
         if self.is_sqlite:
             assert parsed.database is not None
             _prepare_file(Path(parsed.database))
@@ -97,7 +90,7 @@ class Database:
             self.close()
             raise
         if self._eraser is not None and is_left:
-            self.erased = self._eraser.ask()
+            self._eraser.ask()
 
     def close(self) -> None:
         """Give the connections back. May be called twice."""
@@ -126,13 +119,25 @@ class Database:
         with self._told(), self._turn, session, session.begin():
             yield session
         if _ERASES in session.info and self._eraser is not None:
-            self.erased = self._eraser.ask()
+            self._eraser.ask()
 
     def erase(self, session: Session) -> None:
         """Have what a transaction deletes overwritten in the files too; `erased` says when it is."""
         if self._eraser is not None:
             mark_due(session.connection())
             session.info[_ERASES] = True
+
+    @property
+    def erased(self) -> "Future[None]":
+        """Done as soon as SQLite's files hold nothing any more of what was deleted by now.
+
+        See `compeer_core.votes.erasing`. PostgreSQL does that for itself (``autovacuum``).
+        """
+        if self._eraser is not None:
+            return self._eraser.erased
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -47,17 +47,26 @@ class Eraser:
         """
         self._path = path
         self._turn = turn
+        self._asked: Future[None] = Future()
+        self._asked.set_result(None)
         self._waiting: list[Future[None]] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
 
+    @property
+    def erased(self) -> "Future[None]":
+        """Done when nothing is left of what was deleted before `ask` was called last."""
+        with self._changed:
+            return self._asked
+
     def ask(self) -> "Future[None]":
         """Overwrite what was deleted by now; the result is there when nothing is left of it."""
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()
         with self._changed:
+            self._asked = done
             self._waiting.append(done)
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="eraser", daemon=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import errno
 import io
 import json
 from datetime import timedelta
@@ -614,13 +615,29 @@ def test_a_failing_database_is_a_calm_sentence(world, monkeypatch, language):
     def fail(*_, **__):
         raise StoreError("disk I/O error in secret_table")
 
+    sentence = load_texts(language)("annotate.error_store")
     for name in ("next_item", "report", "settled"):
         monkeypatch.setattr(Desk, name, fail)
     answer = ann.post("view")
     assert answer.status_code == 503
-    assert answer.json()["error"] == load_texts(language)("annotate.error_store")
+    assert answer.json()["error"] == sentence
     file = cy.client.get("/desk/export/cer.jsonl")
-    assert (file.status_code, file.text) == (503, load_texts(language)("annotate.error_store"))
+    assert (file.status_code, file.text) == (503, sentence)
+    monkeypatch.setattr(Desk, "let_in", fail)
+    for path in ("/desk/export/cer.jsonl", "/desk/picture?item=d0%230&number=0"):
+        file = cy.client.get(path)
+        assert (file.status_code, file.text) == (503, sentence)
+
+
+def test_a_file_that_finds_no_room_is_a_calm_sentence(world, monkeypatch):
+    cy = world.enter("cy")
+
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    file = cy.client.get("/desk/export/cer.jsonl")
+    assert (file.status_code, file.text) == (503, load_texts("en")("annotate.error_store"))
 
 
 def test_every_refusal_of_the_desk_has_a_sentence(repository):

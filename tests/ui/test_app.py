@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import app
+from compeer_core.errors import StoreError
 from compeer_core.registry import Registry
 from tests.pages import write_models
 from ui_components.listening import listen, upload_folder
@@ -65,7 +66,8 @@ def test_a_taken_port_is_passed_over_if_none_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    "flags", [["--port", "x"], ["--quantize", "3bit"], ["--language", "fr"], ["--x"]]
+    "flags",
+    [["--port", "x"], ["--quantize", "3bit"], ["--language", "fr"], ["--metrics", "x"], ["--x"]],
 )
 def test_a_wrong_flag_is_exit_code_2(flags, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -80,7 +82,9 @@ def test_help_explains_every_flag(capsys):
         run("--help")
 
     text = capsys.readouterr().out
-    for flag in ("host", "port", "models", "policy", "reward", "quantize", "device", "data-dir"):
+    for flag in (
+        "host", "port", "models", "policy", "reward", "quantize", "device", "data-dir", "metrics",
+    ):  # fmt: skip
         assert re.search(rf"--{flag}\b[^\n]*\n?\s+\S+", text), flag
 
 
@@ -90,6 +94,34 @@ def test_a_data_folder_that_cannot_be_written_is_exit_code_2(models, tmp_path, c
 
     assert run("--models", models, "--data-dir", blocked) == 2
     assert "--data-dir" in capsys.readouterr().err
+
+
+def test_a_database_that_takes_no_secret_is_exit_code_2(models, tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise StoreError("the database of votes failed: database or disk is full")
+
+    monkeypatch.setattr("compeer_core.votes.store.VoteStore.secret", fail)
+    monkeypatch.setattr(app, "_prepare_environment", lambda _: None)  # other tests run here too
+
+    assert run("--models", models, "--data-dir", tmp_path) == 2
+    assert capsys.readouterr().err.strip().endswith("disk is full")
+
+
+@pytest.mark.parametrize(("flags", "is_public"), [([], False), (["--metrics", "public"], True)])
+def test_the_counters_are_public_where_the_flag_says_so(
+    models, tmp_path, monkeypatch, flags, is_public
+):
+    class BuiltError(Exception):
+        """The server was built."""
+
+    def build(*_, public_metrics, **__):
+        assert public_metrics is is_public
+        raise BuiltError
+
+    monkeypatch.setattr("ui_components.server.build_server", build)
+    monkeypatch.setattr(app, "_prepare_environment", lambda _: None)
+    with pytest.raises(BuiltError):
+        run("--models", models, "--data-dir", tmp_path, "--port", 0, *flags)
 
 
 def test_the_folder_for_uploads_is_private_and_gone_in_the_end(tmp_path):
