@@ -9,6 +9,7 @@ gradio that a visitor has gone.
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui_components.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH, Uploads
 
+logger = logging.getLogger(__name__)
+
 MAX_BODY_BYTES = 256 * 1024
 """Of every request but an upload."""
 BODY_SECONDS = 15.0
@@ -34,10 +37,11 @@ _ID = r"[\w-]{1,64}"
 _DIRECT = "/gradio_api/run/predict"
 _QUEUE = "/gradio_api/queue/join"
 _CALL = re.compile(rf"/gradio_api/call/(?P<endpoint>{_ID})/?")
+_STREAM = re.compile(rf"/gradio_api/queue/data|/gradio_api/call/{_ID}/{_ID}")
 _GRADIO = (
     ("GET", re.compile(r"/|/config/?|/theme\.css|/favicon\.ico|/gradio_api/info/?")),
     ("GET", re.compile(r"/(assets|static|svelte)/[\w./-]+")),
-    ("GET", re.compile(rf"/gradio_api/queue/data|{_CALL.pattern.rstrip('/?')}/{_ID}")),
+    ("GET", _STREAM),
     ("HEAD", re.compile(r"/")),
     ("POST", re.compile(rf"{_QUEUE}|{_DIRECT}|/gradio_api/cancel")),
     ("POST", _CALL),
@@ -146,7 +150,14 @@ class RequestFilter:
         except RefusedError as refused:
             await _refusal(refused)(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except RuntimeError:
+            # Gradio notices only in the middle of its answer that nobody knows the call that is
+            # listened to. The listener was told; a traceback would say no more.
+            if not _STREAM.fullmatch(scope["path"]):
+                raise
+            logger.info("a stream of events was asked for that there is none of")
 
     async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
         """Return the request as it may go on.

@@ -3,6 +3,7 @@
 The fast suite makes a few hundred of them; ``-m slow`` makes the 5,000 that SECURITY.md promises.
 """
 
+import copy
 import json
 import logging
 import random
@@ -82,7 +83,7 @@ class Burglar:
             yield self._post() if self._random.random() < 0.65 else self._get()
 
     def _odd(self) -> Any:
-        value = self._random.choice(ODD)
+        value = copy.deepcopy(self._random.choice(ODD))  # a part of it may be spoilt
         return [value] * self._random.randint(1, 3) if self._random.random() < 0.1 else value
 
     def _word(self) -> str:
@@ -187,7 +188,8 @@ def attack(server: ServerProcess, count: int, threads: int = 4) -> None:
     assert statuses[200] > count * 0.05, "nothing got through: this attacks the first door only"
     assert growth < MOST_GROWTH
     assert server.is_healthy()
-    assert "Traceback" not in "".join(server.errors)
+    log = "".join(server.errors)
+    assert "Traceback" not in log, log[log.index("Traceback") :][-3000:]
     # What the server does for honest people still works.
     with server.client() as client:
         assert client.post("/gradio_api/call/models", json={"data": []}).status_code == 200
