@@ -198,22 +198,26 @@ class _Rules:
         for match in self._signs.finditer(text):
             assert match.lastindex is not None  # every phrase ends in a group
             kind = self._kinds[match.lastindex - 1]
-            if gravest is not None and _GRAVITY[kind] >= _GRAVITY[gravest.kind]:
-                continue
-            if not self._is_excused(kind, match, text):
-                gravest = RiskSign(kind, match[0])
+            if gravest is None or _GRAVITY[kind] < _GRAVITY[gravest.kind]:
+                gravest = self._weighed(kind, match, text) or gravest
         return gravest
 
-    def _is_excused(self, kind: RiskKind, match: re.Match[str], text: str) -> bool:
+    def _weighed(self, kind: RiskKind, match: re.Match[str], text: str) -> RiskSign | None:
+        """Return a sign as what surrounds it lets it stand, None where that takes it back."""
         start, end = match.span()
         if self._negations.search(text[max(0, start - _NEGATION_REACH) : start]):
-            return True
+            return None
         before = _SENTENCE_END.split(text[max(0, start - _SENTENCE_REACH) : start])[-1]
         after = _SENTENCE_END.split(text[end : end + _SENTENCE_REACH], maxsplit=1)[0]
         sentence = f"{before}{match[0]}{after}"
         if kind in _OF_A_STORY and self._fiction.search(sentence):
-            return True
-        return bool(self._past.search(sentence)) and self._is_over(text)
+            return None
+        if self._past.search(sentence):
+            if self._is_over(text):
+                return None
+            if kind is RiskKind.MEDICAL_EMERGENCY:  # an attempt, and no ambulance is late
+                kind = RiskKind.SUICIDE
+        return RiskSign(kind, match[0])
 
     def _is_over(self, text: str) -> bool:
         return bool(self._recovered.search(text)) and not self._again.search(text)
