@@ -77,7 +77,9 @@ class Folding(FrozenModel):
     @cached_property
     def _spellings(self) -> re.Pattern[str]:
         """One empty group after each entry."""
-        entries = "|".join(f"(?:{without_captures(entry)})(?![a-z0-9])()" for entry in self.spelling)
+        entries = "|".join(
+            f"(?:{without_captures(entry)})(?![a-z0-9])()" for entry in self.spelling
+        )
         return re.compile(f"(?<![a-z0-9])(?=[a-z])(?:{entries})")
 
     @cached_property

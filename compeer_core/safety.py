@@ -1,18 +1,28 @@
 """Signs of danger in a message, and where to find help.
 
 `find_risk` is a list of phrases, not a judgement. It exists so that a page can show help lines at
-once, before any model has answered, and keep such a conversation out of votes and training data.
+once, before any model has answered, leave some messages to people (`forbids_reply`), and keep such a
+conversation out of votes and training data.
 
 What it cannot do:
 
 - It cannot tell that somebody is safe. A person in danger may write no such phrase, or write it in
   words that are not listed; None means "no listed phrase", nothing more.
-- It reads one message. It knows no history, no voice, no face, and no irony beyond a few idioms.
+- It reads one message. It knows no history, no voice, no face, and little irony.
 - It reads English and Chinese. In other languages it finds nothing.
 - It has not been evaluated on clinical data. It must not be used to decide about a person, to
   report one, or to end a conversation.
 
-A false alarm costs a reader a calm card; a missed sign can cost more. The rules still leave common
+What was measured: ``tests/core/risk_messages.jsonl`` holds 677 messages that a large language model
+wrote and labelled for this purpose, look-alikes among them (idioms, lyrics, denials, fiction, games,
+what is long over). On the part ``tuning``, which was in sight while the phrases were written, they
+find 246 of 248 signs and raise 0 false alarms in 249 look-alikes: they do what they were written for.
+On the part ``held``, from the same pen and otherwise left alone, they find 42 of 88 signs and raise 4
+false alarms in 92 look-alikes: words that say it are mostly found, hints hardly ever (1 of 16). In
+19,372 utterances of ESConv's seekers they raise 31 alarms, in 60,000 lines of DailyDialog 5. Nobody
+who works with people in danger has read the phrases, the labels or the messages.
+
+A false alarm costs a reader a reply; a missed sign can cost more. The rules still leave common
 figures of speech alone ("I could kill for a coffee", "想死你了"), because a card that appears at
 every idiom is soon ignored.
 """
@@ -38,6 +48,9 @@ HELP_LINES_FILE = Path(__file__).resolve().parent.parent / "assets" / "help_line
 # --- Help lines -------------------------------------------------------------------------------
 
 
+LineKind = Literal["crisis", "emergency"]
+
+
 class HelpLineName(FrozenModel):
     """What a line calls itself, in the languages of the page."""
 
@@ -52,7 +65,7 @@ class HelpLine(FrozenModel):
     """ISO 3166 codes of the countries it serves, and ``EU`` for all of the European Union."""
     number: str = Field(pattern=r"^[0-9][0-9 ]*$")
     """As it is dialled there, spaces for reading."""
-    kind: Literal["crisis", "emergency"]
+    kind: LineKind
     """Somebody to talk to, or an ambulance and the police."""
     name: HelpLineName
     source: str
@@ -68,16 +81,17 @@ class HelpLines(FrozenModel):
 
     lines: tuple[HelpLine, ...] = Field(min_length=1)
 
-    def for_region(self, region: str) -> tuple[HelpLine, ...]:
-        """Return the lines of a region first, crisis before emergency, and then all others.
+    def for_region(self, region: str, first: LineKind = "crisis") -> tuple[HelpLine, ...]:
+        """Return the lines of a region first, and then all others.
 
         Args:
             region: A code as in `HelpLine.regions`, in any case; an unknown one puts none first.
+            first: Which of the region's own lines come first.
         """
         wanted = region.upper()
 
         def rank(line: HelpLine) -> tuple[bool, bool]:
-            return wanted not in line.regions, wanted in line.regions and line.kind == "emergency"
+            return wanted not in line.regions, wanted in line.regions and line.kind != first
 
         return tuple(sorted(self.lines, key=rank))
 
@@ -269,7 +283,10 @@ def _head(pattern: str) -> str:
 @cache
 def _phrases() -> tuple[Folding, Mapping[str, _Rules]]:
     file = load_toml(VOCABULARIES / "risk_phrases.toml", _PhraseFile)
-    return file.fold, {"en": _Rules(file.en, "(?<![a-z0-9])(?=[a-z0-9])"), "zh": _Rules(file.zh, "(?=[\u4e00-\u9fff])")}
+    return file.fold, {
+        "en": _Rules(file.en, "(?<![a-z0-9])(?=[a-z0-9])"),
+        "zh": _Rules(file.zh, "(?=[\u4e00-\u9fff])"),
+    }
 
 
 def find_risk(text: str, language: str = "und") -> RiskSign | None:
