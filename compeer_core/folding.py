@@ -52,7 +52,7 @@ class Folding(FrozenModel):
         return text.strip()
 
     @cached_property
-    def _characters(self) -> dict[int, str | None]:
+    def _characters(self) -> dict[int, str]:
         pairs = zip(map(ord, self.characters_from), self.characters_to, strict=True)
         return dict(pairs) | _QUOTES
 

@@ -109,7 +109,7 @@ class Program:
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "the reply broke off")
-            return _turn(record) | {"risk": risk and risk.in_words()}
+            return _turn(record) | {"risk": risk.in_words() if risk else None}
 
     def score(
         self,

@@ -438,7 +438,7 @@ def _said(text: str, images: tuple[Image, ...]) -> Turn:
     sign = find_risk(text)
     return Turn(
         Utterance(Speaker.SEEKER, text, images),
-        risk=sign and sign.kind,
+        risk=sign.kind if sign else None,
         language=language_of(text),
     )
 
