@@ -20,12 +20,12 @@ _BREAK = re.compile(r"<(?:br|/?(?:p|div|li|ul|ol|tr|td|h[1-6]|blockquote)) ?/?>"
 _TAG = re.compile(
     r"<(?:!--[^<>]{0,300}--|/?[a-z][a-z0-9]{0,9}(?: [a-z-]{1,20}=(?:\"[^\"<>]{0,200}\"|'[^'<>]{0,200}'|[^\s<>\"']{1,200})){0,9} ?/?)>"
 )
-_APOSTROPHES = dict.fromkeys(map(ord, "'’‘`´"))
+_APOSTROPHES = dict.fromkeys(map(ord, "'’‘`´＇"))
 _QUOTES = dict.fromkeys(map(ord, "“”„«»「」『』"), '"')
 _EMPHASIS = re.compile(r"[*~]+")
 _NOT_WORDS = re.compile(r"[^a-z0-9.,!?;:\"/()&%+<>@$|\u3001\u3002\u3400-\u9fff]+")
 _SPACED = re.compile(r"(?<![a-z0-9])(?:[a-z] ){4,80}[a-z](?![a-z0-9])")
-_ELONGATED = re.compile(r"([a-z])\1{2,}")
+_ELONGATED = re.compile(r"([a-z\u4e00-\u9fff])\1{2,}")
 
 
 class Folding(FrozenModel):
@@ -39,13 +39,13 @@ class Folding(FrozenModel):
 
     def __call__(self, text: str) -> str:
         """Return a text in lower case, with single spaces and without apostrophes and markup."""
-        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text).translate(_APOSTROPHES)
         if not text.isascii():
             text = "".join(map(_plain, text))
         text = text.lower().translate(self._characters)
         text = _TAG.sub("", _BREAK.sub(" ", _LINK.sub(r"\1", " ".join(text.split()))))
         text = _SPACED.sub(lambda letters: letters[0].replace(" ", ""), text)
-        text = self._disguises.sub(self._undisguised, text.translate(_APOSTROPHES))
+        text = self._disguises.sub(self._undisguised, text)
         text = _NOT_WORDS.sub(" ", _EMPHASIS.sub("", text))
         text = _ELONGATED.sub(r"\1", text)
         text = self._spellings.sub(self._respelled, " ".join(text.split()))

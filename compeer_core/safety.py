@@ -19,9 +19,9 @@ games, what is long over). On the part ``tuning``, which was in sight while the 
 written, they find 246 of 248 signs and raise 0 false alarms in 249 look-alikes: they do what they
 were written for. On the part ``held``, from the same pen and otherwise left alone, they find 42 of
 88 signs and raise 4 false alarms in 92 look-alikes: words that say it are mostly found, hints
-hardly ever (1 of 16). In 19,372 utterances of ESConv's seekers they flag 31, most of them rightly,
-and in 60,000 lines of DailyDialog 5. Nobody who works with people in danger has read the phrases,
-the labels or the messages.
+hardly ever (1 of 16). In 19,372 utterances of ESConv's seekers they flag 30, most of them rightly,
+and in 60,000 lines of DailyDialog 5; both were looked at meanwhile. Nobody who works with people
+in danger has read the phrases, the labels or the messages.
 
 A false alarm costs a reader a reply; a missed sign can cost more. The rules still leave common
 figures of speech alone ("I could kill for a coffee", "想死你了"), because a card that appears at
