@@ -8,21 +8,24 @@ import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 from gradio.events import api
 
 from compeer_core.conversation import TurnDone, TurnEvent, TurnRecord, take_turn
-from compeer_core.dialogue import Dialogue, Speaker, Utterance, check_message
+from compeer_core.dialogue import Dialogue, Speaker, Utterance, check_message, language_of
 from compeer_core.errors import BackendError, CompeerError, ConfigError, InputError
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
+from compeer_core.safety import RiskKind, find_risk, forbids_reply
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.board import Filters
+from ui_components.help import help_for
 from ui_components.services import Services
+from ui_components.texts import LANGUAGES, load_texts
 from ui_components.waiting import Line, LineFullError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +34,8 @@ MAX_SEED = 2**31 - 1
 MAX_HISTORY = 200
 MAX_CHARACTERS = 20_000
 """Of one message of the history, or of a turn to be scored."""
+MAX_SEARCHED = 20_000
+"""Characters of earlier messages in which signs of danger are looked for, the newest first."""
 AT_ONCE = 16
 
 PICTURE_PARAMETERS = {"chat": 2}
@@ -69,6 +74,14 @@ class Program:
     ) -> dict[str, Any]:
         """Reply to a seeker, with the reasoning before the reply and what the judge makes of it.
 
+        Where the message has a phrase that may mean danger, ``risk`` says which kind, a sentence to
+        show, in the language of the message, and help lines: ``{kind, sentence, lines, where}``, each
+        line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country codes).
+        Show them. For ``suicide``, ``self_harm`` and ``medical_emergency`` in the message no model is
+        asked: ``reply`` is "", ``complete`` false, every part of ``reasoning`` and ``reward`` null.
+        A sign in an earlier message of the seeker is told (``where`` is "history", not "message")
+        and does not stop the reply. Null means that no listed phrase was found, not that all is well.
+
         Args:
             message: What the seeker says.
             history: What was said before: ``role`` is user (seeker) or assistant (supporter),
@@ -86,6 +99,9 @@ class Program:
             dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
+            risk = _risk(dialogue)
+            if risk is not None and risk.forbids_reply:
+                return _no_turn(name) | {"risk": risk.in_words()}
             with _served(models.line(name)):
                 policy = models.policy(name)
                 judge_name = models.default("judge")
@@ -96,7 +112,7 @@ class Program:
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "the reply broke off")
-            return _turn(record)
+            return _turn(record) | {"risk": risk.in_words() if risk else None}
 
     def score(
         self,
@@ -229,6 +245,44 @@ def _judged(judge: Judge, dialogue: Dialogue, turn: str, reference: str | None) 
     return judge.judge(dialogue, [turn], [reference])[0]
 
 
+# --- signs of danger -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Risk:
+    """A sign of danger, and where it was found."""
+
+    kind: RiskKind
+    language: str
+    in_message: bool
+
+    @property
+    def forbids_reply(self) -> bool:
+        return self.in_message and forbids_reply(self.kind)
+
+    def in_words(self) -> dict[str, Any]:
+        texts = load_texts(self.language if self.language in LANGUAGES else LANGUAGES[0])
+        where = "message" if self.in_message else "history"
+        return {"kind": self.kind.value} | help_for(texts, self.kind) | {"where": where}
+
+
+def _risk(dialogue: Dialogue) -> _Risk | None:
+    """Return the sign in the last message, else the newest one in earlier messages of the seeker."""
+    left = MAX_SEARCHED
+    last = dialogue.utterances[-1]
+    for utterance in reversed(dialogue.utterances):
+        if utterance.speaker is not Speaker.SEEKER:
+            continue
+        if utterance is not last:
+            left -= len(utterance.text)
+            if left < 0:
+                return None
+        sign = find_risk(utterance.text)
+        if sign is not None:
+            return _Risk(sign.kind, language_of(utterance.text), utterance is last)
+    return None
+
+
 # --- what goes out -------------------------------------------------------------------------------
 
 
@@ -246,6 +300,20 @@ def _turn(record: TurnRecord) -> dict[str, Any]:
         "model": record.model,
         "seed": record.seed,
         "seconds": round(record.seconds, 3),
+    }
+
+
+def _no_turn(model: str) -> dict[str, Any]:
+    """What `_turn` returns, where no model was asked."""
+    return {
+        "reply": "",
+        "reasoning": dict.fromkeys(part.value for part in STEPS),
+        "complete": False,
+        "problems": [],
+        "reward": None,
+        "model": model,
+        "seed": None,
+        "seconds": 0.0,
     }
 
 

@@ -18,7 +18,7 @@ import gradio as gr
 from compeer_core.dialogue import Speaker, Utterance, check_message, language_of
 from compeer_core.errors import InputError
 from compeer_core.images import Image
-from compeer_core.safety import find_risk
+from compeer_core.safety import find_risk, forbids_reply
 from ui_components.conversation import conversation_html
 from ui_components.inspector import inspector_html
 from ui_components.keeping import SessionKey
@@ -119,7 +119,7 @@ class Chat:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Keep a message, then show how the reply to it comes."""
+        """Keep a message, then show how the reply to it comes, or where people are who can help."""
         texts, parts = self._services.texts(request), self._parts
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
@@ -127,7 +127,6 @@ class Chat:
         files = [str(path) for path in (message or {}).get("files") or ()]
         uploads, owner = self._services.uploads, self._services.owner(request)
         try:
-            order = self.order(model, judge, seed)
             images = await uploads.read(files, owner, alt or "")
             before = self._services.store.get(key)
             kept_images = (
@@ -135,7 +134,13 @@ class Chat:
             )
             said = check_message(text, bool(images) or bool(kept_images))
             turn = _said(said, images)
-            await self.begin(key, _sending(turn, self._services.store.now()), order)
+            change = _sending(turn, self._services.store.now())
+            gets_reply = not forbids_reply(turn.risk)
+            if gets_reply:
+                await self.begin(key, change, self.order(model, judge, seed))
+            else:
+                await self.wait_for_stopped(key)
+                self._services.writers.keep(key, change)
         except InputError as error:
             yield {parts.error: error_html(error, texts)}
             return
@@ -144,7 +149,9 @@ class Chat:
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(
-                value={"text": before.draft, "files": []}, submit_btn=False, stop_btn=True
+                value={"text": before.draft, "files": []},
+                submit_btn=not gets_reply,
+                stop_btn=gets_reply,
             ),
             parts.alt: gr.Textbox(value="", visible=False),
             parts.error: "",
@@ -427,9 +434,10 @@ def read_seed(text: str | None) -> int | None:
 
 
 def _said(text: str, images: tuple[Image, ...]) -> Turn:
+    sign = find_risk(text)
     return Turn(
         Utterance(Speaker.SEEKER, text, images),
-        at_risk=find_risk(text) is not None,
+        risk=sign.kind if sign else None,
         language=language_of(text),
     )
 

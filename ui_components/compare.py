@@ -192,9 +192,9 @@ class Compare:
             wish = self._wish(key, mode, models, with_reasoning, keep_words)
             images = await uploads.read(files, owner, alt or "")
             said = check_message((message or {}).get("text") or "", bool(images))
-            at_risk = find_risk(said) is not None
-            if at_risk:
-                await asyncio.to_thread(self._comparing.end_for_risk, key)
+            sign = find_risk(said)
+            if sign is not None:
+                await asyncio.to_thread(self._comparing.end_for_risk, key, sign.kind)
             else:
                 utterance = Utterance(Speaker.SEEKER, said, images)
                 await self._begin(
@@ -208,7 +208,7 @@ class Compare:
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(
-                value={"text": "", "files": []}, submit_btn=at_risk, stop_btn=not at_risk
+                value={"text": "", "files": []}, submit_btn=sign is not None, stop_btn=sign is None
             ),
             parts.alt: gr.Textbox(value="", visible=False),
             parts.error: "",

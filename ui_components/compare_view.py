@@ -12,7 +12,7 @@ from compeer_core.reasoning import LABELS, STEPS, Part, Unreadable
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Tag
 from ui_components.comparison import LETTERS, Comparison, Pair, Round, Side
-from ui_components.help import card_lines
+from ui_components.help import risk_card
 from ui_components.inspector import picture_address
 from ui_components.models import Models
 from ui_components.starters import STARTERS
@@ -51,7 +51,7 @@ def talk_html(
         nano=all("nano" in entry.name for entry in models.entries("policy")),
         hours=round(keep_seconds / 3600),
         starters=STARTERS,
-        risk=card_lines(texts) if comparison.at_risk else [],
+        risk=risk_card(texts, comparison.risk) if comparison.risk else None,
         earlier=[_earlier(one, texts) for one in comparison.rounds[:-1]],
         round=None if last is None else _round(last, texts, models, now),
         number=len(comparison.rounds),

@@ -26,6 +26,7 @@ from compeer_core.errors import CompeerError, InputError, StoreError, VoteRefuse
 from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Reading
+from compeer_core.safety import RiskKind
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge, ResponseVerdict
 from compeer_core.votes.battles import BattlePlan, SideResult, VoteReceipt, draw_sides
@@ -172,7 +173,7 @@ class Comparing:
                     raise InputError("there is a vote", code="compare_voted")
                 before = replace(before, rounds=before.rounds[:-1])
                 said = last.said
-            elif before.at_risk:
+            elif before.risk:
                 before = Comparison()
             elif len(before.rounds) >= MAX_TURNS:
                 raise InputError("too many", code="too_many_turns", values={"limit": MAX_TURNS})
@@ -237,11 +238,15 @@ class Comparing:
             judge=wish.judge,
         )
 
-    def end_for_risk(self, key: SessionKey) -> None:
-        """Take the whole conversation out of all counts, since somebody may need help."""
+    def end_for_risk(self, key: SessionKey, kind: RiskKind) -> None:
+        """Take the whole conversation out of all counts, since somebody may need help.
+
+        Any sign ends it, also one that `forbids_reply` lets a chat answer: nobody should be asked
+        which of two replies to it is the better one.
+        """
         self.stop(key)
         before = self.store.get(key)
-        self.store.update(key, lambda _: Comparison(at_risk=True))
+        self.store.update(key, lambda _: Comparison(risk=kind))
         for one in before.rounds:
             for pair in one.pairs:
                 self._votes.close_battle(pair.battle, "risk")

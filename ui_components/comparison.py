@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.images import Image
+from compeer_core.safety import RiskKind
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Reveal, SidePlan, VoteReceipt
 from ui_components.progress import Progress
@@ -160,8 +161,8 @@ class Comparison:
     """One conversation with several models. It never changes; the store holds the newest."""
 
     rounds: tuple[Round, ...] = field(default=(), repr=False)
-    at_risk: bool = False
-    """The last message asks for a person, not for a program; there are no rounds any more."""
+    risk: RiskKind | None = None
+    """What a phrase of the last message points to; there are no rounds any more."""
     id: str = field(default_factory=lambda: f"c{secrets.token_hex(12)}", compare=False)
     """What the battles of the conversation have in common; it leads nobody to the visitor."""
 
@@ -205,7 +206,7 @@ class Comparison:
     @property
     def is_empty(self) -> bool:
         """Nothing was compared, and nothing asked for a person."""
-        return not self.rounds and not self.at_risk
+        return not self.rounds and self.risk is None
 
     @property
     def length(self) -> int:

@@ -7,7 +7,8 @@ without a browser.
 import gradio as gr
 
 from compeer_core.reasoning import Part
-from ui_components.help import card_lines
+from compeer_core.safety import forbids_reply
+from ui_components.help import risk_card
 from ui_components.inspector import picture_address
 from ui_components.models import Models
 from ui_components.progress import Progress
@@ -48,21 +49,22 @@ def conversation_html(
         _turn(index, turn, session, texts, models, is_last=index == last, now=now)
         for index, turn in enumerate(session.turns)
     ]
-    newest = session.turns[-1].progress if session.turns else None
     running = session.is_writing
     editing = session.editing
+    announced_key, announced = "", ""
+    if session.turns and not running:
+        announced_key, announced = _announced(session.turns[-1], texts)
     return render(
         "conversation.html",
         t=texts,
         turns=turns,
         running=running,
-        risk=_risk(session, texts),
         undo=_undo(session, texts),
         editing=editing,
         editing_pictures=editing is not None and bool(session.turns[editing].said.images),
         hours=round(keep_seconds / 3600),
-        announced_key=f"{session.turns[-1].key}-{newest.key}" if newest and not running else "",
-        announced=_announced(newest, texts) if newest and not running else "",
+        announced_key=announced_key,
+        announced=announced,
     )
 
 
@@ -97,6 +99,7 @@ def _turn(
             }
             for position, image in enumerate(turn.said.images)
         ],
+        "risk": risk_card(texts, turn.risk) if turn.risk else None,
         "notice": _language_notice(turn, texts, models),
         "outcome": outcome,
         "broken": progress is None
@@ -133,18 +136,19 @@ def _language_notice(turn: Turn, texts: Texts, models: Models) -> str:
     )
 
 
-def _risk(session: Session, texts: Texts) -> list[dict[str, str]]:
-    """The one or two numbers of the calm card, none where no message asks for it."""
-    if not any(turn.at_risk for turn in session.turns):
-        return []
-    return card_lines(texts)
-
-
 def _undo(session: Session, texts: Texts) -> str:
     if session.undo is None:
         return ""
     return texts(f"chat.{session.undo.kind}", number=session.undo.number)
 
 
-def _announced(progress: Progress, texts: Texts) -> str:
-    return f"{progress.reply} {status_line(progress, texts)}".strip()
+def _announced(turn: Turn, texts: Texts) -> tuple[str, str]:
+    """What a screen reader says of the newest turn, and a key that changes when it does."""
+    words = [risk_card(texts, turn.risk).spoken] if turn.risk else []
+    if forbids_reply(turn.risk):
+        return f"{turn.key}-risk", " ".join([*words, texts("help.no_reply")])
+    progress = turn.progress
+    if progress is None:
+        return "", ""
+    words.append(f"{progress.reply} {status_line(progress, texts)}".strip())
+    return f"{turn.key}-{progress.key}", " ".join(words)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from compeer_core.reasoning import STEPS, LabelValue, Part, Unreadable
+from compeer_core.safety import forbids_reply
 from compeer_core.taxonomy import ESCONV_STRATEGIES, INTENSITIES, Stage, StrategyVocabulary
 from compeer_core.unifireward import (
     NotApplicable,
@@ -90,7 +91,9 @@ def inspector_html(
         number=shown + 1,
         count=len(session.turns),
         cards=cards,
-        status=status_line(progress, texts),
+        status=texts("status.left_to_people")
+        if forbids_reply(turn.risk)
+        else status_line(progress, texts),
         problems=_problems(progress, texts),
         reply=progress.number if progress else 0,
         branches=branches_view(session, shown, texts),

@@ -14,6 +14,7 @@ from compeer_core.best_of import Ranking
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import InputError
 from compeer_core.images import Image
+from compeer_core.safety import RiskKind, forbids_reply
 from ui_components.progress import Progress
 
 MAX_TURNS = 100
@@ -56,8 +57,8 @@ class Turn:
     """The other replies, in no order."""
     best_of: BestOf | None = None
     """The group that was asked for last."""
-    at_risk: bool = False
-    """The message has a phrase that asks for a person, not for a program."""
+    risk: RiskKind | None = None
+    """What a phrase of the message points to."""
     language: str = "und"
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     """Names the turn in addresses of its pictures; nobody can guess it."""
@@ -163,11 +164,12 @@ class Session:
         What followed the reply before stands aside with it.
 
         Raises:
-            InputError: There is no such message (code ``turn_gone``), or there are as many replies
-                as there may be (``too_many_replies``).
+            InputError: There is no such message (code ``turn_gone``), no model may reply to it
+                (``left_to_people``), or there are as many replies as there may be
+                (``too_many_replies``).
         """
         turn = self.turn(index)
-        self._check_room(turn, 1)
+        self._check_may_reply(turn, 1)
         aside = turn.aside
         if turn.progress is not None and (turn.progress.has_words or self.turns[index + 1 :]):
             aside = (*aside, Branch(turn.progress, self.turns[index + 1 :]))
@@ -181,7 +183,7 @@ class Session:
         Without a reply before, the first of them is shown. Raises what `begun` raises.
         """
         turn = self.turn(len(self.turns) - 1)
-        self._check_room(turn, len(samples))
+        self._check_may_reply(turn, len(samples))
         if turn.progress is not None and not turn.progress.has_words:
             turn = replace(turn, progress=None)
         first = turn.next_number
@@ -242,7 +244,10 @@ class Session:
             raise InputError("no such turn", code="turn_gone")
         return self.turns[index]
 
-    def _check_room(self, turn: Turn, count: int) -> None:
+    def _check_may_reply(self, turn: Turn, count: int) -> None:
+        """Every reply begins in `begun` or `sampled`, so nothing reaches a model past this."""
+        if forbids_reply(turn.risk):
+            raise InputError("the message is left to people", code="left_to_people")
         kept = sum(len(one.replies) for one in every_turn(self.turns))
         if len(turn.replies) + count > MAX_REPLIES or kept + count > MAX_KEPT:
             raise InputError("too many", code="too_many_replies", values={"limit": MAX_REPLIES})

@@ -16,6 +16,8 @@ from ui_components.reply_words import signed
 from ui_components.texts import Texts
 
 STEP_COUNT = 6
+HELP_LINES = 6
+"""As many as the last step has room for; the strip at the top of the page has all."""
 
 
 def tour_view(tour: Tour, texts: Texts) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def tour_view(tour: Tour, texts: Texts) -> dict[str, Any]:
         "rules": {"votes": settings.min_votes, "raters": settings.min_raters},
         "limits": _limits(tour, texts),
         "hours": round(KEEP_SECONDS / 3600),
-        "lines": lines_for(texts),
+        "lines": lines_for(texts)[:HELP_LINES],
         "lines_checked": min(line.checked for line in load_help_lines().lines).isoformat(),
         "lines_confirmed": not any(
             line.confirmed.startswith("not yet") for line in load_help_lines().lines

@@ -172,8 +172,9 @@ class Writers:
             index: The message; None is the last one.
 
         Raises:
-            InputError: A reply is on its way already (code ``already_writing``), or there is no
-                room for one more; nothing changed.
+            InputError: A reply is on its way already (code ``already_writing``), the message is
+                left to people (``left_to_people``), or there is no room for one more; nothing
+                changed.
         """
         progress = order.begun()
 
@@ -186,6 +187,16 @@ class Writers:
         dialogue = session.dialogue()
         self._start(job, lambda: self._write(job, dialogue, order, progress))
         return job
+
+    def keep(self, key: SessionKey, change: Callable[[Session], Session]) -> None:
+        """Change a conversation as `begin` does, without a reply.
+
+        Raises:
+            InputError: A reply is on its way (code ``already_writing``); nothing changed.
+        """
+        with self._lock:
+            self._check_idle(key)
+            self._store.update(key, change)
 
     def begin_best_of(self, key: SessionKey, order: Order, size: int) -> Job:
         """Begin several replies to the last message, to be ranked when all are there.
@@ -210,14 +221,17 @@ class Writers:
     def _added(
         self, key: SessionKey, change: Callable[[Session], Session], replies: Sequence[Progress]
     ) -> tuple[Session, Job]:
-        if key in self._jobs:
-            raise InputError("a reply is on its way", code="already_writing")
+        self._check_idle(key)
         session = self._store.update(key, change)
         if not session.turns:
             raise InputError("everything was deleted meanwhile", code="forgotten")
         job = Job(key, session.turns[-1].key, self._grace_seconds, replies)
         self._jobs[key] = job
         return session, job
+
+    def _check_idle(self, key: SessionKey) -> None:
+        if key in self._jobs:
+            raise InputError("a reply is on its way", code="already_writing")
 
     def _start(self, job: Job, work: Callable[[], None]) -> None:
         threading.Thread(target=self._run, args=(job, work), name="reply", daemon=True).start()

@@ -274,6 +274,7 @@ def test_a_message_in_danger_gets_the_card_and_no_comparison(page):
     box.press("Enter")
 
     expect(page.locator("#compare-talk .risk")).to_contain_text("988")
+    expect(page.locator("#compare-talk .risk")).to_contain_text("911")
     expect(page.locator("#compare-talk .risk")).to_contain_text("Nothing in it is counted")
     expect(page.locator("#compare-talk .side")).to_have_count(0)
 

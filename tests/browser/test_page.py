@@ -314,13 +314,25 @@ def test_what_a_model_writes_is_text_and_loads_nothing(page, address):
 # --- words, sizes, access ------------------------------------------------------------------------
 
 
-def test_a_message_in_danger_shows_a_calm_card_and_the_reply_comes(page):
+def test_a_message_in_danger_shows_a_card_in_place_of_a_reply(page):
     send(page, "I want to kill myself")
     settled(page)
+    card = page.locator("#conversation .turn .risk")
 
-    expect(page.locator("#conversation .risk")).to_contain_text("988")
-    expect(page.locator("#conversation .answer .words")).to_have_text(REPLY)
+    expect(card).to_be_in_viewport()
+    expect(card.get_by_role("link", name="988")).to_have_attribute("href", "tel:988")
+    expect(card.get_by_role("link", name="911")).to_have_attribute("href", "tel:911")
+    expect(page.locator("#conversation .said .words")).to_be_in_viewport()
+    expect(page.locator("#conversation .answer")).to_have_count(0)
+    expect(page.locator("#conversation [data-act=ask_again]")).to_have_count(0)
+    expect(page.locator("#inspector")).to_contain_text("No reply is written to this message")
     expect(page.locator("#help-strip")).to_contain_text("Not a therapist")
+    live = page.locator("[aria-live=polite]", has_text="988, 988 Suicide & Crisis Lifeline")
+    expect(live).to_have_count(1)
+    assert Axe().run(page, context=".risk").response["violations"] == []
+    send(page, "I called somebody")
+    expect(page.locator("#conversation .answer .words")).to_have_text(REPLY)
+    expect(card).to_have_count(1)
 
 
 def test_the_page_speaks_chinese_to_a_chinese_browser_and_can_be_switched(browser, address):

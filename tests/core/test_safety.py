@@ -1,14 +1,27 @@
 """Signs of danger: what must be seen, what must not, and help lines that say where they come from."""
 
 import datetime
+import json
+import random
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compeer_core import safety
 from compeer_core.dialogue import language_of
 from compeer_core.errors import ConfigError
-from compeer_core.safety import RiskKind, find_risk, load_help_lines
+from compeer_core.safety import RiskKind, find_risk, forbids_reply, load_help_lines
+
+MESSAGES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "risk_messages.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
+]
+"""A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, `held` was not."""
 
 SUICIDE = (
     "I want to die",
@@ -33,8 +46,13 @@ SUICIDE = (
     "I'm having suicidal thoughts",
     "I was so low that I attempted suicide",
     "I hope I don't wake up tomorrow",
-    "I took all my pills",
     "I want to overdose",
+    "I want to end my life tonight",
+    "I will end my life together with her",
+    "I want to end my life to stop the pain",
+    "I'd rather die than go on like this",
+    "My New Year's resolution is to not kill myself",
+    "I took 30 pills two years ago",
     "I feel like jumping off a bridge",
     "I am thinking of jumping in front of a train",
     "I never wanted to die before, but now I want to die",
@@ -74,9 +92,23 @@ SELF_HARM = (
     "I feel the urge to cut myself when I am sad",
     "I hurt myself on purpose",
     "I cut myself for the first time",
+    "I cut myself last night",
+    "cut myself",
     "我又开始自残了",
     "我忍不住想伤害自己",
     "我用刀片划自己的手臂",
+)
+MEDICAL_EMERGENCY = (
+    "I took all my pills",
+    "I took 30 tylenol an hour ago",
+    "I slit my wrists",
+    "Help, the bleeding won't stop",
+    "我割腕了",
+)
+VIOLENCE_SUFFERED = (
+    "My husband hits me",
+    "I was raped",
+    "我老公打我",
 )
 VIOLENCE = (
     "I keep having thoughts about killing people",
@@ -103,6 +135,12 @@ HARMLESS = (
     "I killed myself laughing at that",
     "I've been killing myself to finish this thesis",
     "I shot myself in the foot with that email",
+    "he'd rather die than admit a mistake",
+    "I have no thoughts of ending my life",
+    "I have no reason to kill myself",
+    "I took all my meds like I'm supposed to",
+    "I cut my arm on a fence",
+    "he hits me up for cash",
     "My phone died again",
     "I'm dead tired",
     "That cake is to die for",
@@ -158,6 +196,8 @@ HARMLESS = (
     [
         *((text, RiskKind.SUICIDE) for text in SUICIDE),
         *((text, RiskKind.SELF_HARM) for text in SELF_HARM),
+        *((text, RiskKind.MEDICAL_EMERGENCY) for text in MEDICAL_EMERGENCY),
+        *((text, RiskKind.VIOLENCE_SUFFERED) for text in VIOLENCE_SUFFERED),
         *((text, RiskKind.VIOLENCE) for text in VIOLENCE),
         *((text, RiskKind.OTHER_IN_DANGER) for text in OTHER_IN_DANGER),
     ],
@@ -210,44 +250,226 @@ def test_any_text_can_be_looked_at(text, language):
     assert sign is None or sign.phrase
 
 
+# --- disguises -------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "piece", ["kill ", "i want to ", "想", "not ", " ", "suicidal ", "my child "]
+    "text",
+    [
+        "I want to **die**",
+        "I want to <b>di</b>e",
+        "<p>I want to</p><p>die</p>",
+        'I want to <span style="color: red">die</span>',
+        "[I want](https://example.com) to die",
+        "I want to d&#105;e",
+        "I want to d\u200bi\u00ade",
+        "Ｉ ｗａｎｔ ｔｏ ｄｉｅ",
+        "𝐈 𝐰𝐚𝐧𝐭 𝐭𝐨 𝐝𝐢𝐞",
+        "I want tö díé",
+        "I w4nt to d1e",
+        "I want to d.i.e.",
+        "I want to d-i-e",
+        "I want to d i e",
+        "i w a n t t o d i e",
+        "iwanttodie",
+        "I wnat to dieeee",
+        "I want to d*e",
+        "I wаnt to diе",  # two Cyrillic letters
+        "I WANT TO DIE!!!",
+    ],
 )
-def test_a_long_message_costs_little_time(piece):
-    find_risk(piece * (4000 // len(piece)), "en")  # else the test's time limit would end it
+def test_a_disguise_hides_nothing(text):
+    sign = find_risk(text, "en")
+
+    assert sign is not None
+    assert sign.phrase == "want to die"
+
+
+@pytest.mark.parametrize(
+    "text", ["我準備自殺", "我想從樓上跳下去", "我想自 杀", "我想自*杀", "我想紫砂"]
+)
+def test_chinese_is_seen_in_both_scripts_and_in_disguise(text):
+    sign = find_risk(text, "zh")
+
+    assert sign is not None
+    assert sign.kind is RiskKind.SUICIDE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I bought a 紫砂壶", "<3 <3", "a < b > c", "2 + 2 = 4", "k", "d i y", "**", "[](", "&#;"],
+)
+def test_folding_makes_no_sign_out_of_nothing(text):
+    assert find_risk(text) is None
+
+
+# --- how many are found ----------------------------------------------------------------------------
+
+
+def counted(split: str) -> tuple[int, int, int, int]:
+    """Return signs found, signs, false alarms, look-alikes."""
+    rows = [row for row in MESSAGES if row["split"] == split]
+    signs = [row for row in rows if row["kind"] != "none"]
+    looks = [row for row in rows if row["kind"] == "none"]
+    found = sum(find_risk(row["text"]) is not None for row in signs)
+    alarms = sum(find_risk(row["text"]) is not None for row in looks)
+    return found, len(signs), alarms, len(looks)
+
+
+def test_the_messages_are_what_they_say():
+    assert len({row["text"] for row in MESSAGES}) == len(MESSAGES) >= 160
+    assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"}
+    assert {row["split"] for row in MESSAGES} == {"tuning", "held"}
+    assert sum(row["kind"] == "none" for row in MESSAGES) >= 0.4 * len(MESSAGES)
+
+
+def test_nearly_all_signs_are_found_and_hardly_any_look_alike_on_the_messages_in_sight():
+    found, signs, alarms, looks = counted("tuning")
+
+    assert found >= 0.95 * signs
+    assert alarms <= 0.05 * looks
+
+
+def test_a_sign_that_forbids_a_reply_is_not_taken_for_one_that_allows_it():
+    rows = [row for row in MESSAGES if row["split"] == "tuning" and row["kind"] != "none"]
+    wrong = [
+        row["text"]
+        for row in rows
+        if (sign := find_risk(row["text"])) is not None
+        and forbids_reply(sign.kind) is not forbids_reply(RiskKind(row["kind"]))
+    ]
+
+    assert len(wrong) <= 0.02 * len(rows)
+
+
+@pytest.mark.parametrize("split", ["tuning", "held"])
+def test_the_module_says_what_was_measured(split):
+    found, signs, alarms, looks = counted(split)
+    said = " ".join((safety.__doc__ or "").split())
+
+    assert f"find {found} of {signs} signs and raise {alarms} false alarms in {looks}" in said
+    assert f"holds {len(MESSAGES)} messages" in said
+
+
+def test_only_signs_that_a_program_must_not_answer_forbid_a_reply():
+    assert [kind for kind in RiskKind if forbids_reply(kind)] == [
+        RiskKind.MEDICAL_EMERGENCY,
+        RiskKind.SUICIDE,
+        RiskKind.SELF_HARM,
+    ]
+    assert not forbids_reply(None)
+
+
+# --- what surrounds a sign -------------------------------------------------------------------------
+
+
+def test_what_is_long_over_is_no_sign_unless_something_says_that_it_came_back():
+    over = "Ten years ago I tried to kill myself, and therapy got me through it."
+
+    assert find_risk(over) is None
+    assert find_risk(f"{over} Lately it is back.") is not None
+    assert find_risk(f"{over} Now I want to die.") is not None
+    assert find_risk("Ten years ago I tried to kill myself.") is not None
+
+
+def test_a_story_takes_back_signs_about_others_and_not_the_writers_own():
+    assert find_risk("In the novel she wants to kill herself") is None
+    assert find_risk("She read a novel. Now she wants to kill herself") is not None
+    assert find_risk("I read it in a novel and now I want to kill myself") is not None
+
+
+# --- hostile messages ------------------------------------------------------------------------------
+
+HOSTILE = [
+    "a", "i ", "k-", "!k", "他", "想", "自杀", "我把一瓶", "没有没有", "不", "kill ", "not ", "no no ",
+    "i want to ", "want to want to ", "i i want to die ", "suicidal ", "my child ", "my ", "he hits me ",
+    "i cut my ", "took all the ", "pills ", "d i e ", "k.i.l.l.", "<", "<a ", "<a x=", "<!--", "[", "[a](",
+    "*", "_", "(", '"', "&", "&#107;", "&#" + "9" * 50, "\u200b", "\u0301", "\ufdfa", "\u33af", "\ud800",
+    "殺", "𝓴", "in the movie she ", "the song goes ", "if i died aaaa ", "x" * 5000,
+]  # fmt: skip
+LIMIT_SECONDS = 0.05
+
+
+def seconds_of(text: str) -> float:
+    """Return the least processor time of a few tries: other work on the machine must not count."""
+    best = 1.0
+    for _ in range(5):
+        begun = time.thread_time()
+        find_risk(text, "en")
+        best = min(best, time.thread_time() - begun)
+        if best < LIMIT_SECONDS / 2:
+            break
+    return best
+
+
+@pytest.mark.parametrize("piece", HOSTILE, ids=lambda piece: ascii(piece[:12]))
+def test_a_long_hostile_message_costs_little_time(piece):
+    find_risk("the first call reads the phrases")
+
+    assert seconds_of((piece * 20_000)[:20_000]) < LIMIT_SECONDS
+
+
+def test_a_long_message_of_the_phrases_own_words_costs_little_time():
+    phrases = (safety.VOCABULARIES / "risk_phrases.toml").read_text(encoding="utf-8")
+    words = sorted(set("".join(c if c.isalpha() else " " for c in phrases).split()))
+    drawn = random.Random(0)
+    for count in (2, 5, 20, 200):
+        some = drawn.sample(words, count)
+        text = " ".join(drawn.choice(some) for _ in range(10_000))[:20_000]
+
+        assert seconds_of(text) < LIMIT_SECONDS
 
 
 # --- Help lines -------------------------------------------------------------------------------
 
 
 def test_the_help_lines_say_where_they_come_from_and_that_nobody_confirmed_them():
-    lines = load_help_lines().lines
-
-    assert {line.number for line in lines} == {"12356", "988", "116 123", "112"}
-    for line in lines:
+    for line in load_help_lines().lines:
         assert line.source
         assert line.name.en
         assert line.name.zh
-        assert line.checked == datetime.date(2026, 11, 21)
+        assert line.checked >= datetime.date(2026, 11, 21)
         assert line.confirmed == "not yet confirmed by a person"
 
 
 @pytest.mark.parametrize(
     ("region", "numbers"),
     [
-        ("CN", ["12356"]),
-        ("us", ["988"]),
-        ("GB", ["116 123"]),
-        ("DE", ["112"]),
+        ("CN", ["12356", "120", "110"]),
+        ("us", ["988", "911"]),
+        ("CA", ["988", "911"]),
+        ("GB", ["116 123", "999"]),
+        ("IE", ["116 123", "999", "112"]),
+        ("DE", ["0800 111 0 111", "112"]),
+        ("IT", ["112"]),
         ("EU", ["112"]),
-        ("IE", ["116 123", "112"]),
+        ("HK", ["18111", "999"]),
+        ("TW", ["1925", "119", "110"]),
+        ("SG", ["1767", "995", "999"]),
+        ("IN", ["14416", "112"]),
+        ("AU", ["13 11 14", "000"]),
+        ("NZ", ["1737", "111"]),
     ],
 )
 def test_the_lines_of_a_region_come_first_and_all_others_after(region, numbers):
-    shown = [line.number for line in load_help_lines().for_region(region)]
+    lines = load_help_lines()
+    shown = [line.number for line in lines.for_region(region)]
+    urgent = lines.for_region(region, "emergency")
 
     assert shown[: len(numbers)] == numbers
-    assert len(shown) == 4
+    assert len(shown) == len(lines.lines)
+    assert urgent[0].kind == "emergency"
+    assert sorted(line.number for line in urgent[: len(numbers)]) == sorted(numbers)
+
+
+def test_every_region_with_a_crisis_line_has_an_emergency_number():
+    lines = load_help_lines().lines
+    regions = {
+        kind: {region for line in lines if line.kind == kind for region in line.regions}
+        for kind in ("crisis", "emergency")
+    }
+
+    assert regions["crisis"] <= regions["emergency"]
 
 
 def test_an_unknown_region_changes_no_order():

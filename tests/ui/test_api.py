@@ -8,6 +8,7 @@ import pytest
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
+from compeer_core.conversation import take_turn
 from tests.pages import BROKEN, COMPLETE, REPLY, SECOND_REPLY, make_services
 from ui_components.server import build_server, serving
 
@@ -73,6 +74,88 @@ def test_a_reply_that_breaks_the_grammar_is_returned_as_it_is(client):
     assert answer["reasoning"]["history"]["stage"] is None
     assert answer["reward"]["total"] == -4
     assert answer["problems"] == ["<strategy> is missing"]
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The last messages that reached a model."""
+    messages: list[str] = []
+
+    def watched(policy, judge, dialogue, *rest, **named):
+        messages.append(dialogue.utterances[-1].text)
+        return take_turn(policy, judge, dialogue, *rest, **named)
+
+    monkeypatch.setattr("ui_components.api.take_turn", watched)
+    return messages
+
+
+def test_where_a_person_is_needed_there_is_help_and_no_reply(client, asked):
+    answer = client.predict("I took 30 tylenol an hour ago", api_name="/chat")
+    risk = answer.pop("risk")
+
+    assert asked == []
+    assert answer == {
+        "reply": "",
+        "reasoning": {"history": None, "emotion": None, "strategy": None},
+        "complete": False,
+        "problems": [],
+        "reward": None,
+        "model": "scripted-nano",
+        "seed": None,
+        "seconds": 0.0,
+    }
+    assert (risk["kind"], risk["where"]) == ("medical_emergency", "message")
+    assert "call the emergency number now" in risk["sentence"]
+    assert risk["lines"][0] == {
+        "number": "911",
+        "name": "Ambulance, fire brigade and police",
+        "kind": "emergency",
+        "region": ["US", "CA"],
+    }
+    assert {line["kind"] for line in risk["lines"]} == {"crisis", "emergency"}
+
+
+def test_help_speaks_the_language_of_the_message(client):
+    risk = client.predict("我想死", api_name="/chat")["risk"]
+
+    assert risk["kind"] == "suicide"
+    assert "谢谢你愿意说出来" in risk["sentence"]
+    assert risk["lines"][0]["number"] == "12356"
+    assert risk["lines"][0]["name"] == "全国统一心理援助热线"
+
+
+def test_a_sign_that_a_program_may_answer_is_told_beside_the_reply(client):
+    answer = client.predict("My husband hits me", api_name="/chat")
+
+    assert answer["reply"] == REPLY
+    assert answer["risk"]["kind"] == "violence_suffered"
+
+
+def test_an_earlier_sign_is_told_and_does_not_stop_the_reply(client, asked):
+    earlier = [
+        {"role": "user", "content": "I want to kill myself"},
+        {"role": "assistant", "content": "I want to kill myself, you said."},
+    ]
+    after = client.predict("Thank you, I feel safer now.", earlier, api_name="/chat")
+    supporter = [SEEKER[0], {"role": "assistant", "content": "I want to kill myself"}]
+    only_the_supporter = client.predict("What?", supporter, api_name="/chat")
+
+    assert after["reply"]
+    assert (after["risk"]["kind"], after["risk"]["where"]) == ("suicide", "history")
+    assert only_the_supporter["risk"] is None
+    assert len(asked) == 2
+
+
+def test_earlier_messages_are_searched_from_the_newest_and_not_without_end(client):
+    long_ago = [{"role": "user", "content": "I want to die"}]
+    since = [{"role": "user", "content": "so it goes " * 1818}]
+
+    assert client.predict("hello", [*long_ago, *since], api_name="/chat")["risk"] is None
+    assert client.predict("hello", [*since, *long_ago], api_name="/chat")["risk"] is not None
+
+
+def test_other_messages_have_no_risk_field_set(client):
+    assert client.predict("I could kill for a coffee", api_name="/chat")["risk"] is None
 
 
 def test_score_judges_a_turn_with_or_without_a_reference(client):

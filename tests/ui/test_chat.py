@@ -4,13 +4,19 @@ import asyncio
 import threading
 from pathlib import Path
 
+import gradio as gr
 import numpy as np
 import PIL.Image
 import pytest
 
+from compeer_core.conversation import take_turn
 from compeer_core.dialogue import Dialogue
+from compeer_core.safety import RiskKind, load_help_lines
 from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, make_services, pressed
+from ui_components.help import risk_card
 from ui_components.services import Services
+from ui_components.steering import Steering
+from ui_components.texts import LANGUAGES, load_texts
 
 
 @pytest.fixture
@@ -406,20 +412,158 @@ def test_a_starter_is_offered_and_does_not_push_out_what_was_typed(anna):
 # --- care ----------------------------------------------------------------------------------------
 
 
-def test_a_message_in_danger_gets_a_calm_card_with_a_number_and_the_reply_still_comes(anna):
-    anna.request.headers["accept-language"] = "en-GB"
-    asyncio.run(anna.send("I want to kill myself"))
+@pytest.fixture
+def asked(monkeypatch) -> list[Dialogue]:
+    """The dialogues that reached a model."""
+    dialogues: list[Dialogue] = []
 
-    assert "You matter more than this demo" in anna.screen["conversation"]
-    assert "116 123" in anna.screen["conversation"]
-    assert "988" not in anna.screen["conversation"]  # one or two numbers, those of the country
+    def watched(policy, judge, dialogue, *rest, **named):
+        dialogues.append(dialogue)
+        return take_turn(policy, judge, dialogue, *rest, **named)
+
+    monkeypatch.setattr("ui_components.writing.take_turn", watched)
+    return dialogues
+
+
+@pytest.mark.parametrize("text", ["I want to kill myself", "I cut myself last night", "我割腕了"])
+def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_asked(
+    anna, asked, text
+):
+    anna.request.headers["accept-language"] = "en-GB"
+    asyncio.run(anna.send(text))
+    screen = anna.screen["conversation"]
+
+    assert text in screen
+    assert "116 123" in screen
+    assert "999" in screen
+    assert "988" not in screen  # the numbers of the country only
+    assert "No program answers this message" in screen
+    assert "Try again" not in screen
+    assert "Supporter" not in screen
+    assert "No reply is written to this message" in anna.screen["inspector"]
+    assert asked == []
+    assert anna.session.turns[0].progress is None
+    assert not anna.services.writers.count()
+    assert anna.screen["message"]._constructor_args[0]["submit_btn"] is True  # one can go on
+
+
+def test_the_card_comes_whatever_model_was_picked(anna):
+    asyncio.run(anna.send("I want to kill myself", model="gone", seed="seven"))
+
+    assert "988" in anna.screen["conversation"]
+    assert anna.error == ""
+
+
+def test_an_emergency_number_comes_first_where_minutes_count(anna):
+    asyncio.run(anna.send("I took 30 tylenol an hour ago"))
+    screen = anna.screen["conversation"]
+
+    assert "Please get help now" in screen
+    assert screen.index("tel:911") < screen.index("tel:988")
+    asyncio.run(anna.send("I want to die"))
+    suicide = anna.screen["conversation"].split("I want to die")[1]
+    assert suicide.index("tel:988") < suicide.index("tel:911")
+
+
+def test_there_is_no_way_round_the_card(anna, asked):
+    asyncio.run(anna.send("I want to kill myself"))
+    steering = Steering(anna.services, anna.chat._parts, anna.chat)
+    order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)
+    asyncio.run(anna.ask_again(0))
+    assert "lead to people" in anna.error
+    for handler, data in (
+        (steering.best_of, {"size": 2}),
+        (steering.try_strategy, {"turn": 0, "reply": 1, "strategy": "Question"}),
+        (steering.keep_step, {"turn": 0, "reply": 1, "part": "history"}),
+    ):
+        asyncio.run(anna.watch(handler(*order, gr.EventData(None, data))))
+    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.send("I will end my life tonight"))
+
+    assert asked == []
+    assert len(anna.session.turns) == 1
+    assert anna.session.turns[0].replies == ()
+
+
+def test_the_conversation_goes_on_and_the_model_then_knows_what_was_said(anna, asked):
+    asyncio.run(anna.send("I want to kill myself"))
+    asyncio.run(anna.send("I called somebody. I feel a little safer."))
+
     assert REPLY in anna.screen["conversation"]
+    assert [utterance.text for utterance in asked[0]] == [
+        "I want to kill myself",
+        "I called somebody. I feel a little safer.",
+    ]
+
+
+def test_an_edited_message_without_a_sign_is_answered(anna):
+    asyncio.run(anna.send("I want to kill myself"))
+    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.send("I am very tired"))
+
+    assert REPLY in anna.screen["conversation"]
+    assert "988" not in anna.screen["conversation"]
+
+
+def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
+    async def two_at_once() -> None:
+        first = asyncio.create_task(anna.send("slowly, please"))
+        while anna.services.writers.job(anna.key) is None:
+            await asyncio.sleep(0.01)
+        await anna.send("I want to kill myself")
+        assert "Press Stop first" in anna.error
+        anna.chat.stop(anna.conversation_id, anna.request)
+        await anna.send("I want to kill myself")
+        await first
+
+    asyncio.run(two_at_once())
+
+    assert [turn.risk for turn in anna.session.turns] == [None, RiskKind.SUICIDE]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("My husband hits me", "Nobody has the right to hurt you"),
+        ("I want to kill someone", "Thoughts of hurting somebody"),
+        ("My brother wants to kill himself", "It is hard to fear for somebody"),
+    ],
+)
+def test_other_signs_get_a_card_of_their_own_and_a_reply(anna, text, sentence):
+    asyncio.run(anna.send(text))
+
+    assert sentence in anna.screen["conversation"]
+    assert "911" in anna.screen["conversation"]
+    assert REPLY in anna.screen["conversation"]
+
+
+def test_a_country_without_numbers_gets_no_emergency_number_of_another_one(anna):
+    anna.request.headers["accept-language"] = "en-ZA"
+    asyncio.run(anna.send("I want to kill myself"))
+    screen = anna.screen["conversation"]
+
+    assert "988 Suicide &amp; Crisis Lifeline (USA)" in screen
+    assert "911" not in screen
+    assert "Call the emergency number where you are" in screen
 
 
 def test_other_messages_get_no_card(anna):
     asyncio.run(anna.send("My week was bad."))
 
     assert "You matter more" not in anna.screen["conversation"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_sign_has_a_sentence_and_every_region_a_name(language):
+    texts = load_texts(language)
+    regions = {region for line in load_help_lines().lines for region in line.regions}
+
+    for kind in RiskKind:
+        assert risk_card(texts, kind).text
+    named = {region for region in regions if f"regions.{region}" in texts.words}
+    unnamed = regions - named
+    (europe,) = (line for line in load_help_lines().lines if "EU" in line.regions)
+    assert unnamed <= set(europe.regions)  # they go by the name of the union
 
 
 def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):

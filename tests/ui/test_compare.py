@@ -679,7 +679,9 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     anna.send("I want to kill myself")
 
     assert "You matter more than this demo" in anna.talk
+    assert "911" in anna.talk
     assert "Nothing in it is counted" in anna.talk
+    assert "screen=chat" not in anna.talk  # no model answers there either
     assert anna.ballot == ""
     assert services.votes.counts().battles == 1  # no model was asked
     (row,) = services.votes.votes()
@@ -687,6 +689,13 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     assert services.votes.battle(battle, anna.key.visitor).closed == "risk"
     anna.send("I am safe now, thank you")
     assert 'data-state="done"' in anna.talk
+
+
+def test_a_sign_that_the_chat_would_answer_closes_the_comparison_too(anna, services):
+    anna.send("My husband hits me")
+
+    assert "Nobody has the right to hurt you" in anna.talk
+    assert services.votes.counts().battles == 0
 
 
 def test_deleting_ones_data_deletes_the_comparison(anna, services):
