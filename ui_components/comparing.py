@@ -37,7 +37,7 @@ from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Phase, Progress
 from ui_components.session import MAX_TURNS
-from ui_components.waiting import Line, LineFullError
+from ui_components.waiting import Line, LineFullError, PlacesTakenError
 from ui_components.writing import GRACE_SECONDS, Job
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,9 @@ class Comparing:
             address: Where the request came from; the store keeps a hash of it.
 
         Raises:
-            InputError: A round is on its way (``already_writing``), or the last one has no vote
-                (``compare_vote_first``); nothing changed.
+            InputError: A round is on its way (``already_writing``), the last one has no vote
+                (``compare_vote_first``), or there are too many pictures (``too_many_pictures``);
+                nothing changed.
             StoreError: The database failed; nothing changed.
         """
         return self._begin(key, said, wish, address, again=False)
@@ -176,7 +177,12 @@ class Comparing:
                 raise InputError("there is no vote", code="compare_vote_first")
             assert said is not None
             opened = self._opened(key, before.dialogue(said), said, wish, address)
-            self.store.update(key, lambda _: replace(before, rounds=(*before.rounds, opened)))
+            try:
+                self.store.update(key, lambda _: replace(before, rounds=(*before.rounds, opened)))
+            except InputError:
+                for pair in opened.pairs:
+                    self._votes.close_battle(pair.battle, "no room")
+                raise
             match = Match(key, opened.key, len(opened.sides), self._grace_seconds)
             with self._lock:
                 self._matches[key] = match
@@ -372,6 +378,8 @@ class Comparing:
     def _run(self, match: Match, opened: Round, dialogue: Dialogue) -> None:
         try:
             self._write(match, opened, dialogue)
+        except PlacesTakenError:
+            self._fail_all(match, opened, "places")
         except LineFullError:
             self._fail_all(match, opened, "line")
         except Exception as error:  # noqa: BLE001  (a thread's last resort: the page must hear of it)
@@ -386,7 +394,7 @@ class Comparing:
         names = [side.plan.model for side in opened.sides]
         with ExitStack() as stack:
             for line in self._lines(names):
-                ticket = stack.enter_context(line.place())
+                ticket = stack.enter_context(line.place(match.key.caller))
                 while not line.wait(ticket):
                     if match.stop.is_set():
                         self._fail_all(match, opened, "")

@@ -3,20 +3,42 @@
 It is found again only by the two things its visitor holds: the opaque id in the browser's storage and
 the signed cookie that scripts cannot read. What is kept is bounded in number, size and time. Nothing
 here is written to disk or to a log.
+
+Room is made where most of it is taken. Each visitor has a share, and whoever goes beyond it loses the
+oldest of their own. When all is full, the network that holds most gives way, and in it the visitor who
+holds most. Visitors without a cookie, and those beyond `visitors.ARRIVALS`, have one share per
+network: new cookies bring no more room.
 """
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
+from compeer_core.errors import InputError
 from compeer_core.images import Image
+from ui_components.visitors import Caller
 
 KEEP_SECONDS = 6 * 3600.0
-MAX_SESSIONS = 2000
-MAX_IMAGE_BYTES = 512 * 2**20
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much is kept."""
+
+    sessions: int
+    image_bytes: int
+
+
+IN_ALL = Room(2000, 512 * MEGABYTE)
+OF_VISITOR = Room(16, 64 * MEGABYTE)
+"""A browser has one conversation and one comparison at a time; the rest are other tabs. Pictures are
+kept with at most 1024 pixels a side, so these are some hundred photos."""
+OF_CROWD = Room(128, 128 * MEGABYTE)
+"""Of all of a network who share a share."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +47,13 @@ class SessionKey:
 
     visitor: str
     conversation: str
+    network: str = field(default="", compare=False)
+    """Where the visitor is now; see `Visitors.network`."""
+
+    @property
+    def caller(self) -> Caller:
+        """Who waits for a reply in it. Nothing tells a browser without cookies from a program."""
+        return Caller(self.network, self.visitor, is_program=not self.visitor)
 
     def __repr__(self) -> str:
         """Tell nothing, so that no log line can give a conversation away."""
@@ -37,10 +66,6 @@ class Keepable(Protocol):
     @property
     def is_empty(self) -> bool:
         """Nothing is in it that would have to be kept."""
-
-    @property
-    def length(self) -> int:
-        """How many messages it holds; where it grows, there may be too much in all."""
 
     def pictures(self) -> Iterator[Image]:
         """Every picture that is held."""
@@ -59,6 +84,8 @@ Value = TypeVar("Value", bound=Keepable)
 class _Kept(Generic[Value]):
     value: Value
     used: float
+    image_bytes: int
+    caller: Caller
 
 
 class Keeper(Generic[Value]):
@@ -69,14 +96,16 @@ class Keeper(Generic[Value]):
         empty: Value,
         *,
         keep_seconds: float = KEEP_SECONDS,
-        max_sessions: int = MAX_SESSIONS,
-        max_image_bytes: int = MAX_IMAGE_BYTES,
+        in_all: Room = IN_ALL,
+        of_visitor: Room = OF_VISITOR,
+        of_crowd: Room = OF_CROWD,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keep_seconds = keep_seconds
         self._empty = empty
-        self._max_sessions = max_sessions
-        self._max_image_bytes = max_image_bytes
+        self._in_all = in_all
+        self._of_visitor = of_visitor
+        self._of_crowd = of_crowd
         self._clock = clock
         self._kept: OrderedDict[SessionKey, _Kept[Value]] = OrderedDict()
         self._lock = threading.RLock()
@@ -96,7 +125,12 @@ class Keeper(Generic[Value]):
             return kept.value if kept else self._empty
 
     def update(self, key: SessionKey, change: Callable[[Value], Value]) -> Value:
-        """Replace the record by ``change`` of it, which nobody else can interrupt."""
+        """Replace the record by ``change`` of it, which nobody else can interrupt.
+
+        Raises:
+            InputError: It would hold more pictures than one visitor may keep
+                (``too_many_pictures``); nothing changed.
+        """
         with self._lock:
             kept = self._fresh(key)
             before = kept.value if kept else self._empty
@@ -104,10 +138,15 @@ class Keeper(Generic[Value]):
             if value.is_empty:
                 self._kept.pop(key, None)
                 return value
-            self._kept[key] = _Kept(value, self._clock())
+            image_bytes = _image_bytes(value)
+            has_grown = kept is None or image_bytes > kept.image_bytes
+            if has_grown and image_bytes > self._of_visitor.image_bytes:
+                limit = self._of_visitor.image_bytes // MEGABYTE
+                raise InputError("too many", code="too_many_pictures", values={"limit": limit})
+            self._kept[key] = _Kept(value, self._clock(), image_bytes, key.caller)
             self._kept.move_to_end(key)
-            if kept is None or value.length != before.length:
-                self._shrink()
+            if has_grown:
+                self._make_room(key)
             return value
 
     def picture(self, visitor: str, message_key: str, index: int) -> Image | None:
@@ -137,6 +176,7 @@ class Keeper(Generic[Value]):
             now = self._clock()
             for key, kept in list(self._kept.items()):
                 kept.value = kept.value.aged(now)
+                kept.image_bytes = _image_bytes(kept.value)
                 if now - kept.used > self.keep_seconds or kept.value.is_empty:
                     del self._kept[key]
 
@@ -151,15 +191,47 @@ class Keeper(Generic[Value]):
         self._kept.move_to_end(key)
         return kept
 
-    def _shrink(self) -> None:
-        """Drop those who were away longest while there are too many, or too many pictures."""
-        sizes = {
-            key: sum(len(image.data) for image in kept.value.pictures())
-            for key, kept in self._kept.items()
-        }
-        held = sum(sizes.values())
-        while len(self._kept) > 1 and (
-            len(self._kept) > self._max_sessions or held > self._max_image_bytes
-        ):
-            oldest, _ = self._kept.popitem(last=False)
-            held -= sizes[oldest]
+    def _make_room(self, newest: SessionKey) -> None:
+        """Drop records, never the newest, until its holder and all together have the room they may have."""
+        caller = newest.caller
+        share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
+        own = [key for key, kept in self._kept.items() if kept.caller.holder == caller.holder]
+        self._shrink(own, share, newest)
+        self._shrink(list(self._kept), self._in_all, newest)
+
+    def _shrink(self, keys: list[SessionKey], room: Room, newest: SessionKey) -> None:
+        """Drop some of these records, which are in the order of their last use."""
+        while len(keys) > room.sessions:
+            keys = self._without_one(keys, newest, lambda kept: 1)
+        while sum(self._kept[key].image_bytes for key in keys) > room.image_bytes:
+            fewer = self._without_one(keys, newest, lambda kept: kept.image_bytes)
+            if fewer == keys:
+                return
+            keys = fewer
+
+    def _without_one(
+        self, keys: list[SessionKey], newest: SessionKey, size: Callable[[_Kept[Value]], int]
+    ) -> list[SessionKey]:
+        """Drop the record of whoever holds most of these, the one that was not used for longest."""
+        of_network: Counter[str] = Counter()
+        of_holder: Counter[str] = Counter()
+        for key in keys:
+            kept = self._kept[key]
+            of_network[kept.caller.network] += size(kept)
+            of_holder[kept.caller.holder] += size(kept)
+
+        def held(key: SessionKey) -> tuple[int, int]:
+            caller = self._kept[key].caller
+            return of_network[caller.network], of_holder[caller.holder]
+
+        able = [key for key in keys if key != newest and size(self._kept[key])]
+        if not able:
+            return keys
+        dropped = max(able, key=held)  # the first of equals, which is the oldest
+        del self._kept[dropped]
+        return [key for key in keys if key != dropped]
+
+
+def _image_bytes(value: Keepable) -> int:
+    """Return the bytes of all pictures; one that stands in several places is held once."""
+    return sum({id(image): len(image.data) for image in value.pictures()}.values())

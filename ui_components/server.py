@@ -21,6 +21,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from ui_components import annotate_routes, results_routes, tour_routes
+from ui_components.admission import EVENTS, Admission
 from ui_components.frontdoor import Frontdoor
 from ui_components.listening import listen
 from ui_components.page import build_bare, build_page
@@ -29,6 +30,7 @@ from ui_components.texts import gradio_texts
 from ui_components.theme import build_theme, load_css, load_js
 
 MAX_UPLOAD = "8mb"
+SESSIONS = 20_000
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
@@ -49,7 +51,7 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_routes(app, services, api_only=api_only)
     blocks = build_bare(services) if api_only else build_page(services, version())
-    blocks.queue(max_size=256, default_concurrency_limit=None)
+    _make_room_for_events(blocks)
     gr.mount_gradio_app(
         app,
         blocks,
@@ -68,8 +70,17 @@ def build_server(services: Services, *, api_only: bool = False) -> FastAPI:
         allowed_paths=[],
         mcp_server=False,
     )
+    app.add_middleware(Admission, services=services)  # what is added later stands further out
     app.add_middleware(Frontdoor, services=services)
     return app
+
+
+def _make_room_for_events(blocks: gr.Blocks) -> None:
+    """Let gradio begin at once whatever `Admission` lets in, and only through the queue."""
+    queue = blocks.queue(api_open=False, max_size=EVENTS, default_concurrency_limit=None)._queue
+    queue.max_thread_count = EVENTS  # as `launch` sets it; most events have no thread
+    # Gradio forgets the messages of the oldest session when there are more, and breaks off its stream.
+    queue.pending_messages_per_session.max_size = SESSIONS
 
 
 def version() -> str:

@@ -14,7 +14,7 @@ from ui_components.models import Models
 from ui_components.results_boards import Boards
 from ui_components.session import Session
 from ui_components.texts import Texts, choose_language, load_texts, region_of
-from ui_components.visitors import LANGUAGE_COOKIE, Visitors
+from ui_components.visitors import LANGUAGE_COOKIE, Caller, Visitors
 from ui_components.writing import GRACE_SECONDS, Writers
 
 
@@ -55,7 +55,15 @@ class Services:
 
     def key(self, request: gr.Request, conversation: str) -> SessionKey:
         """The conversation of whoever asks."""
-        return SessionKey(self.visitors.read(request.cookies), conversation)
+        caller = self.caller(request)
+        return SessionKey(caller.visitor, conversation, caller.network)
+
+    def caller(self, request: gr.Request | Request) -> Caller:
+        """Whoever asks; somebody without a cookie is taken for a program."""
+        client = getattr(request, "client", None)  # none where there is no connection
+        network = self.visitors.network(getattr(client, "host", None))
+        visitor = self.visitors.read(request.cookies)
+        return Caller(network, visitor, is_program=not visitor)
 
     def forget(self, visitor: str) -> Deletion:
         """Delete everything that is kept of a visitor: conversations, battles and votes."""

@@ -30,7 +30,7 @@ from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Origin, Phase, Progress
 from ui_components.session import BestOf, Session, Turn
-from ui_components.waiting import LineFullError
+from ui_components.waiting import LineFullError, PlacesTakenError
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +218,8 @@ class Writers:
     def _run(self, job: Job, work: Callable[[], None]) -> None:
         try:
             work()
+        except PlacesTakenError:
+            self._fail(job, "places")
         except LineFullError:
             self._fail(job, "line")
         except InputError:
@@ -282,7 +284,7 @@ class Writers:
     def _served(self, job: Job, order: Order) -> Iterator[Policy | None]:
         """Wait in the line and load the policy; None if there is nothing to be written."""
         line = self._models.line(order.model)
-        with line.place() as ticket:
+        with line.place(job.key.caller) as ticket:
             while not line.wait(ticket):
                 if job.stop.is_set():
                     self._change(job, _ended)
