@@ -16,7 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import gradio as gr
@@ -27,23 +27,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ui_components.services import Services
 from ui_components.visitors import Caller
 
-OF_VISITOR = 12
-"""Of one cookie: three tabs, each with a reply, a comparison, and what is pressed meanwhile."""
-OF_NETWORK = 64
-"""Of all people of one network, so that a class behind one address finds room."""
-PEOPLE = 512
-"""Of all people: eight such networks. An event that waits for its reply costs some kilobytes."""
-PROGRAMS_OF_NETWORK = 8
-"""Of all programs, and all browsers without cookies, of one network."""
-PROGRAMS = 64
-"""Of all programs: each has a thread while it waits and is served."""
-EVENTS = 2 * (PEOPLE + PROGRAMS)
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """Those who share some room: how many events they may have on their way."""
+
+    of_visitor: int
+    of_network: int
+    in_all: int
+
+
+KNOWN = Kind(of_visitor=12, of_network=64, in_all=512)
+"""Visitors who have a conversation here, so nobody who merely knocks keeps them out. One has three tabs,
+each with a reply, a comparison, and what is pressed meanwhile. A network may be a school."""
+NEW = Kind(of_visitor=12, of_network=64, in_all=512)
+"""Visitors who have none yet."""
+PROGRAM = Kind(of_visitor=8, of_network=8, in_all=64)
+"""Programs, and browsers without cookies: each has a thread while it waits and is served."""
+EVENTS = 2 * (KNOWN.in_all + NEW.in_all + PROGRAM.in_all)
 """What gradio needs room for: what was given up no longer counts here, but has yet to notice."""
 HEARD_WITHIN_SECONDS = 10.0
-"""From a request until the stream for its answer is opened; a page needs one round trip."""
-LEFT_SECONDS = 1.0
-"""From the end of a stream until nobody is thought to listen: the stream of a page ends when nothing
-is on its way, and is opened again for what was asked in that moment."""
+"""Until the stream for an answer is open; a page needs one round trip for it."""
 RETRY_SECONDS = 5
 
 BEGINS = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?[^/]+)/?")
@@ -59,15 +63,16 @@ Clock = Callable[[], float]
 class Call:
     """One event, from its request to its answer."""
 
-    def __init__(self, caller: Caller, streams: Counter[str], clock: Clock) -> None:
+    def __init__(self, caller: Caller, kind: Kind, streams: Counter[str], clock: Clock) -> None:
         self.caller = caller
+        self.kind = kind
         self.event = ""
         """Gradio's name for it; empty until it has one."""
         self._session = ""
         self._streams = streams
         self._clock = clock
-        self._begun = clock()
-        self._closed: float | None = None
+        self._awaited_since = clock()
+        self._has_hung_up = False
         self._was_heard = asyncio.Event()
 
     @property
@@ -75,18 +80,14 @@ class Call:
         """Whether nobody can hear the answer any more, or nobody has come to hear it in time."""
         if self._streams[self.event] or self._streams[self._session]:
             return False
-        if self._closed is None:
-            return self._clock() - self._begun > HEARD_WITHIN_SECONDS
-        return self._clock() - self._closed > LEFT_SECONDS
+        return self._has_hung_up or self._patience <= 0
 
     async def heard(self) -> bool:
         """Wait until somebody listens for the answer. Return whether anybody came in time."""
-        if not self._was_heard.is_set():
-            left = HEARD_WITHIN_SECONDS - (self._clock() - self._begun)
-            try:
-                await asyncio.wait_for(self._was_heard.wait(), max(left, 0.0))
-            except TimeoutError:
-                return False
+        try:
+            await asyncio.wait_for(self._was_heard.wait(), max(self._patience, 0.0))
+        except TimeoutError:
+            return False
         return not self.has_left
 
     def belongs_to(self, session: str) -> None:
@@ -103,9 +104,19 @@ class Call:
         """The stream with the answer was opened."""
         self._was_heard.set()
 
-    def closed(self) -> None:
-        """The stream with the answer has ended."""
-        self._closed = self._clock()
+    def closed(self, *, by_caller: bool) -> None:
+        """The stream with the answer has ended.
+
+        That of a page ends when nothing is on its way, and is opened again for what was asked in
+        that moment.
+        """
+        self._has_hung_up = by_caller
+        self._awaited_since = self._clock()
+
+    @property
+    def _patience(self) -> float:
+        """For how many seconds yet somebody may come to listen."""
+        return self._awaited_since + HEARD_WITHIN_SECONDS - self._clock()
 
 
 def call_of(request: gr.Request | None) -> Call | None:
@@ -124,9 +135,7 @@ class Admission:
     `Frontdoor`, so that a refusal carries the same headers as everything else.
     """
 
-    def __init__(
-        self, app: ASGIApp, services: Services, *, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, app: ASGIApp, services: Services, *, clock: Clock = time.monotonic) -> None:
         self._app = app
         self._services = services
         self._clock = clock
@@ -152,11 +161,12 @@ class Admission:
         if scope["path"].startswith(FOR_PROGRAMS):
             caller = replace(caller, is_program=True)
         self._calls = [call for call in self._calls if not call.has_left]
-        refusal = self._refusal(caller)
-        if refusal is not None:
-            await self._refuse(refusal, caller, Request(scope))(scope, receive, send)
+        kind = self._kind(caller)
+        limit = self._limit(caller, kind)
+        if limit:
+            await self._refuse(limit, caller, Request(scope))(scope, receive, send)
             return
-        call = Call(caller, self._streams, self._clock)
+        call = Call(caller, kind, self._streams, self._clock)
         self._calls.append(call)
         answer = b""
 
@@ -170,30 +180,30 @@ class Admission:
 
         begins = BEGINS.fullmatch(scope["path"])
         try:
-            await self._app(
-                {**scope, IN_SCOPE: call}, receive, send_and_read if begins else send
-            )
+            await self._app({**scope, IN_SCOPE: call}, receive, send_and_read if begins else send)
         finally:
             if not call.event:  # it is over, or was refused
                 self._end(call)
 
-    def _refusal(self, caller: Caller) -> str | None:
-        """Return which limit the caller would exceed, None for none."""
-        alike = [
-            call.caller for call in self._calls if call.caller.is_program == caller.is_program
-        ]
-        of_network = sum(other.network == caller.network for other in alike)
-        of_visitor = sum(other.visitor == caller.visitor for other in alike)
-        if not caller.is_program and of_visitor >= OF_VISITOR:
+    def _kind(self, caller: Caller) -> Kind:
+        if caller.is_program:
+            return PROGRAM
+        return KNOWN if self._services.knows(caller.visitor) else NEW
+
+    def _limit(self, caller: Caller, kind: Kind) -> str:
+        """Return which limit the caller would exceed, empty for none."""
+        alike = [call.caller for call in self._calls if call.kind is kind]
+        own = caller.visitor or caller.network
+        if sum((other.visitor or other.network) == own for other in alike) >= kind.of_visitor:
             return "visitor"
-        if of_network >= (PROGRAMS_OF_NETWORK if caller.is_program else OF_NETWORK):
+        if sum(other.network == caller.network for other in alike) >= kind.of_network:
             return "network"
-        return "all" if len(alike) >= (PROGRAMS if caller.is_program else PEOPLE) else None
+        return "all" if len(alike) >= kind.in_all else ""
 
     def _refuse(self, limit: str, caller: Caller, request: Request) -> ASGIApp:
         sentence = self._services.texts(request)(f"errors.busy_{limit}")
         status = HTTPStatus.TOO_MANY_REQUESTS
-        if limit == "all" and caller.is_program:  # in the place of a 503 the page puts its own words
+        if limit == "all" and caller.is_program:  # to a 503 gradio's page says words of its own
             status = HTTPStatus.SERVICE_UNAVAILABLE
         return JSONResponse(
             {"detail": sentence, "error": sentence},  # gradio's page reads either
@@ -202,7 +212,12 @@ class Admission:
         )
 
     async def _listen(self, stream: str, scope: Scope, receive: Receive, send: Send) -> None:
+        by_caller = True
+
         async def send_and_look(message: Message) -> None:
+            nonlocal by_caller
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                by_caller = False
             for event in _ended_in(message.get("body", b""), stream):
                 for call in [call for call in self._calls if call.event == event]:
                     self._end(call)
@@ -220,7 +235,7 @@ class Admission:
                 del self._streams[stream]
             for call in self._calls:
                 if call.is_answered_on(stream):
-                    call.closed()
+                    call.closed(by_caller=by_caller)
 
     def _end(self, call: Call) -> None:
         if call in self._calls:
@@ -238,7 +253,7 @@ def _event_in(answer: bytes) -> str:
 
 def _ended_in(sent: bytes, stream: str) -> Iterator[str]:
     """Return which events ended, as a piece of a stream says; gradio sends a message at a time."""
-    if sent.startswith((b"event: complete\n", b"event: error\n")):
+    if sent.startswith(b"event: complete\n"):  # an error is also what gradio says to who has left
         yield stream
     elif sent.startswith(b"data: ") and b'"process_completed"' in sent:
         message = json.loads(sent.removeprefix(b"data: "))

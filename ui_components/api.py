@@ -27,7 +27,7 @@ from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.board import Filters
-from ui_components.admission import PROGRAMS, call_of
+from ui_components.admission import PROGRAM, call_of
 from ui_components.services import Services
 from ui_components.visitors import Caller
 from ui_components.waiting import Line, LineFullError
@@ -59,7 +59,7 @@ class Program:
     def __init__(self, services: Services) -> None:
         self._services = services
         # Threads of its own: the page needs those of the server.
-        self._threads = ThreadPoolExecutor(PROGRAMS, thread_name_prefix="program")
+        self._threads = ThreadPoolExecutor(PROGRAM.in_all, thread_name_prefix="program")
 
     async def chat(
         self,

@@ -159,6 +159,11 @@ class Keeper(Generic[Value]):
                         return found
         return None
 
+    def holds(self, visitor: str) -> bool:
+        """Whether anything is kept of a visitor."""
+        with self._lock:
+            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._kept))
+
     def keys_of(self, visitor: str) -> list[SessionKey]:
         """What is kept of a visitor, nothing for somebody without a cookie."""
         with self._lock:

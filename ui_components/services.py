@@ -65,6 +65,10 @@ class Services:
         visitor = self.visitors.read(request.cookies)
         return Caller(network, visitor, is_program=not visitor)
 
+    def knows(self, visitor: str) -> bool:
+        """Whether a conversation or a comparison of a visitor is kept."""
+        return self.store.holds(visitor) or self.comparing.store.holds(visitor)
+
     def forget(self, visitor: str) -> Deletion:
         """Delete everything that is kept of a visitor: conversations, battles and votes."""
         for key in self.store.keys_of(visitor):

@@ -130,7 +130,9 @@ class Line:
 
     def _in_order(self) -> list[Ticket]:
         """Return who waits, as they will be served if nobody comes or goes."""
-        by_round = sorted(self._waiting, key=lambda ticket: ticket.begins)  # first come, first served
+        by_round = sorted(
+            self._waiting, key=lambda ticket: ticket.begins
+        )  # first come, first served
         people = [ticket for ticket in by_round if not ticket.caller.is_program]
         programs = [ticket for ticket in by_round if ticket.caller.is_program]
         order: list[Ticket] = []

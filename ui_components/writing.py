@@ -100,10 +100,15 @@ class Job:
         finally:
             with self._lock:
                 self._watchers -= 1
-                if self._watchers == 0 and not self.over.is_set():
-                    self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
-                    self._leaving.daemon = True
-                    self._leaving.start()
+            self.expect_watchers()
+
+    def expect_watchers(self) -> None:
+        """Stop the reply unless somebody watches within the moment of grace."""
+        with self._lock:
+            if self._watchers == 0 and not self.over.is_set():
+                self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
+                self._leaving.daemon = True
+                self._leaving.start()
 
     def _stop_if_alone(self) -> None:
         with self._lock:
@@ -211,6 +216,7 @@ class Writers:
         return session, job
 
     def _start(self, job: Job, work: Callable[[], None]) -> None:
+        job.expect_watchers()  # the page may have been closed before it could watch
         threading.Thread(target=self._run, args=(job, work), name="reply", daemon=True).start()
 
     # --- in the thread of a job ------------------------------------------------------------------
