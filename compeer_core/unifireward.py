@@ -13,6 +13,7 @@ a `Judge` with the same methods (`reply_scorer`).
 
 import logging
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -163,12 +164,21 @@ class Judge:
         if self.reply_scorer is not None:
             self.reply_scorer.close()
 
-    def open(self, dialogue: Dialogue) -> "JudgeSession":
-        """Begin to judge one turn, the one that follows `dialogue`. Close the session when done."""
-        return JudgeSession(self, dialogue)
+    def open(self, dialogue: Dialogue, stop: threading.Event | None = None) -> "JudgeSession":
+        """Begin to judge one turn, the one that follows `dialogue`. Close the session when done.
+
+        Args:
+            dialogue: The history.
+            stop: Once it is set, no question is asked any more; all that is left is unscorable.
+        """
+        return JudgeSession(self, dialogue, stop)
 
     def judge(
-        self, dialogue: Dialogue, turns: Sequence[Turn], references: Sequence[str | None]
+        self,
+        dialogue: Dialogue,
+        turns: Sequence[Turn],
+        references: Sequence[str | None],
+        stop: threading.Event | None = None,
     ) -> list[Judgement]:
         """Judge candidates for the turn that follows `dialogue`.
 
@@ -177,6 +187,7 @@ class Judge:
             turns: A turn, the reading of a completion, or a text. A text without any tag of the
                 grammar is judged as a reply alone.
             references: For each turn the reply to compare with, or None.
+            stop: As for `open`; what is asked at once is not interrupted.
 
         Returns:
             One judgement for each turn. A failure of the model makes the questions of one turn
@@ -185,11 +196,14 @@ class Judge:
         pairs = list(zip(turns, references, strict=True))
         scorers = (self.scorer, self.reply_scorer or self.scorer)
         if len(dialogue) and all(isinstance(scorer, InterviewScorer) for scorer in scorers):
-            return self._judge_at_once(dialogue, pairs)
-        return [self._judge_one(dialogue, turn, reference) for turn, reference in pairs]
+            return self._judge_at_once(dialogue, pairs, stop)
+        return [self._judge_one(dialogue, turn, reference, stop) for turn, reference in pairs]
 
     def _judge_at_once(
-        self, dialogue: Dialogue, pairs: Sequence[tuple[Turn, str | None]]
+        self,
+        dialogue: Dialogue,
+        pairs: Sequence[tuple[Turn, str | None]],
+        stop: threading.Event | None,
     ) -> list[Judgement]:
         """Judge by interviews; what is not answered in one is judged one by one."""
         asked = {
@@ -214,7 +228,7 @@ class Judge:
         return [
             _judgement(answered[number], _is_bare(turn), self.is_unified)
             if number in answered
-            else self._judge_one(dialogue, turn, reference)
+            else self._judge_one(dialogue, turn, reference, stop)
             for number, (turn, reference) in enumerate(pairs)
         ]
 
@@ -275,18 +289,24 @@ class Judge:
             return turn
         return read(turn if isinstance(turn, str) else render(turn), self.vocabulary)
 
-    def _judge_one(self, dialogue: Dialogue, turn: Turn, reference: str | None) -> Judgement:
+    def _judge_one(
+        self,
+        dialogue: Dialogue,
+        turn: Turn,
+        reference: str | None,
+        stop: threading.Event | None,
+    ) -> Judgement:
         if _is_bare(turn):
             assert isinstance(turn, str)
             if reference is None:
                 return Judgement(None, NO_REFERENCE, is_complete=None)
-            with self.open(dialogue) as session:
+            with self.open(dialogue, stop) as session:
                 return Judgement(None, session.reply(turn, reference), is_complete=None)
         reading = self._reading(turn)
         if not reading.is_complete:
             return Judgement.of_incomplete(has_reference=reference is not None)
         complete = reading.turn
-        with self.open(dialogue) as session:
+        with self.open(dialogue, stop) as session:
             steps = tuple(session.step(part_of(step), step) for step in complete.reasoning)
             return Judgement(steps, session.reply(complete.reply, reference), is_complete=True)
 
@@ -353,13 +373,15 @@ class JudgeSession:
     model: what it cannot answer is `Unscorable`, and so is all that would build on that answer.
     """
 
-    def __init__(self, judge: Judge, dialogue: Dialogue) -> None:
+    def __init__(
+        self, judge: Judge, dialogue: Dialogue, stop: threading.Event | None = None
+    ) -> None:
         self._judge = judge
         self._answered: list[Part] = []
-        self._on_steps = _Talk(judge, judge.scorer, dialogue)
+        self._on_steps = _Talk(judge, judge.scorer, dialogue, stop)
         self._on_reply = self._on_steps
         if judge.reply_scorer is not None:
-            self._on_reply = _Talk(judge, judge.reply_scorer, dialogue)
+            self._on_reply = _Talk(judge, judge.reply_scorer, dialogue, stop)
 
     def __enter__(self) -> "JudgeSession":
         return self
@@ -414,17 +436,22 @@ class JudgeSession:
 class _Talk:
     """A conversation with one scorer, which can begin again with less of the dialogue."""
 
-    def __init__(self, judge: Judge, scorer: LabelScorer, dialogue: Dialogue) -> None:
+    def __init__(
+        self, judge: Judge, scorer: LabelScorer, dialogue: Dialogue, stop: threading.Event | None
+    ) -> None:
         self.broken: Unscorable | None = None
         """Why nothing more can be asked."""
         self._judge = judge
         self._scorer = scorer
         self._dialogue = dialogue
+        self._stop = stop
         self._session: ScoringSession | None = None
         self._kept: list[tuple[Question, str]] = []  # with its answer
 
     def ask(self, question: Question) -> Sequence[float] | Unscorable:
         """Ask from behind what is kept; a failure does not break the conversation by itself."""
+        if self._stop is not None and self._stop.is_set():
+            self.broken = self.broken or Unscorable("judging was stopped before this")
         if self.broken is not None:
             return self.broken
         while True:

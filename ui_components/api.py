@@ -1,12 +1,15 @@
 """The endpoints for programs: ``/chat``, ``/score``, ``/models`` and ``/leaderboard``, with plain types only.
 
 A wrong value gives one clear sentence as a `gradio.Error`, which clients raise, and the server goes
-on. Sentences are English here. Nothing that is said here is kept.
+on. Sentences are English here. Nothing that is said here is kept. A turn begins when its caller listens
+for the answer, and is stopped when they leave.
 """
 
+import asyncio
 import logging
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +26,11 @@ from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
 from compeer_core.safety import RiskKind, find_risk, forbids_reply
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.board import Filters
+from ui_components.admission import PROGRAM, call_of
 from ui_components.help import help_for
 from ui_components.services import Services
 from ui_components.texts import LANGUAGES, load_texts
+from ui_components.visitors import Caller
 from ui_components.waiting import Line, LineFullError
 
 logger = logging.getLogger(__name__)
@@ -36,24 +41,22 @@ MAX_CHARACTERS = 20_000
 """Of one message of the history, or of a turn to be scored."""
 MAX_SEARCHED = 20_000
 """Characters of earlier messages in which signs of danger are looked for, the newest first."""
-AT_ONCE = 16
+LOOK_SECONDS = 0.25
+"""How often to look whether a caller is still there."""
 
 PICTURE_PARAMETERS = {"chat": 2}
 """Where an endpoint takes a picture, by the parameter's place."""
 
 Messages = list[dict[str, Any]]
+Work = Callable[[Caller, threading.Event], dict[str, Any]]
 
 
 def publish(services: Services) -> None:
     """Add the endpoints to the `gradio.Blocks` that is open."""
     program = Program(services)
     for endpoint in (program.chat, program.score, program.models, program.leaderboard):
-        api(
-            endpoint,
-            api_name=endpoint.__name__,
-            concurrency_limit=AT_ONCE,
-            concurrency_id="programs",
-        )
+        # How many may ask at once is for `admission` to say.
+        api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
 
 
 class Program:
@@ -61,8 +64,10 @@ class Program:
 
     def __init__(self, services: Services) -> None:
         self._services = services
+        # Threads of its own: the page needs those of the server.
+        self._threads = ThreadPoolExecutor(PROGRAM.in_all, thread_name_prefix="program")
 
-    def chat(
+    async def chat(
         self,
         message: str,
         history: Messages | None = None,
@@ -90,36 +95,39 @@ class Program:
             model: A policy of ``/models``; empty means the default.
             strategy: A strategy that the reply has to follow.
             seed: The same seed gives the same reply; -1 draws one.
-            request: Comes from gradio, not from the caller.
+            request: Gradio's own; no caller sends it.
         """
-        with _one_sentence():
-            dialogue = _dialogue(history)
+
+        def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
             images = self._images(image, request)
             said = check_message(_text(message, "message"), bool(images))
-            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
+            dialogue = _dialogue(history).adding(Utterance(Speaker.SEEKER, said, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
             risk = _risk(dialogue)
             if risk is not None and risk.forbids_reply:
                 return _no_turn(name) | {"risk": risk.in_words()}
-            with _served(models.line(name)):
+            with _served(models.line(name), caller, stop):
                 policy = models.policy(name)
                 judge_name = models.default("judge")
                 judge = models.judge(judge_name) if judge_name else None
                 sampling = replace(policy.sampling, seed=_seed(seed))
                 controls = Controls(strategy=strategy or None, sampling=sampling)
-                record = _record(take_turn(policy, judge, dialogue, controls, threading.Event()))
+                record = _record(take_turn(policy, judge, dialogue, controls, stop))
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "the reply broke off")
             return _turn(record) | {"risk": risk.in_words() if risk else None}
 
-    def score(
+        return await self._answered(request, work)
+
+    async def score(
         self,
         history: Messages,
         turn: str,
         reference: str | None = None,
         judge: str = "",
+        request: gr.Request | None = None,
     ) -> dict[str, Any]:
         """Judge a supporter's turn.
 
@@ -128,8 +136,10 @@ class Program:
             turn: The turn to be judged, with its tags; without any it is judged as a reply alone.
             reference: A reply to compare with; without it the reply itself has no verdict.
             judge: A judge of ``/models``; empty means the default.
+            request: Gradio's own; no caller sends it.
         """
-        with _one_sentence():
+
+        def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
             dialogue = _dialogue(history)
             if not dialogue.utterances or dialogue.utterances[-1].speaker is not Speaker.SEEKER:
                 raise InputError("the last message of the history must be the seeker's (role user)")
@@ -142,9 +152,11 @@ class Program:
             models = self._services.models
             name = models.named("judge", _text(judge, "judge"))
             # A judge may share its weights with the policies here, so it stands in their line.
-            with _served(models.line(name)):
+            with _served(models.line(name), caller, stop):
                 loaded = models.judge(name)
-                return _score(_judged(loaded, dialogue, text, compared or None))
+                return _score(_judged(loaded, dialogue, text, compared or None, stop))
+
+        return await self._answered(request, work)
 
     def _images(self, image: object, request: gr.Request | None) -> tuple[Image, ...]:
         """Read the picture of a request, and delete the upload."""
@@ -173,6 +185,29 @@ class Program:
         with _one_sentence():
             standing = self._services.boards.current(Filters()).result()
             return [row.model_dump(mode="json") for row in standing.board.models]
+
+    async def _answered(self, request: gr.Request | None, work: Work) -> dict[str, Any]:
+        """Do the work in a thread once the caller listens, and stop it when they have left."""
+        call = call_of(request)
+        caller = Caller("") if request is None else self._services.caller(request)
+        caller = replace(caller, is_program=True)
+        stop = threading.Event()
+
+        def one_sentence() -> dict[str, Any]:
+            with _one_sentence():
+                return work(caller, stop)
+
+        with _one_sentence():
+            if call is not None and not await call.heard():
+                raise InputError("nobody listened for the answer")
+        answer = asyncio.get_running_loop().run_in_executor(self._threads, one_sentence)
+        try:
+            while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
+                if call is not None and call.has_left:
+                    stop.set()
+            return answer.result()
+        finally:
+            stop.set()
 
 
 # --- what comes in -------------------------------------------------------------------------------
@@ -225,11 +260,12 @@ def _one_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def _served(line: Line) -> Iterator[None]:
+def _served(line: Line, caller: Caller, stop: threading.Event) -> Iterator[None]:
     """Wait in a line, and hold the place until the block ends."""
-    with line.place() as ticket:
+    with line.place(caller) as ticket:
         while not line.wait(ticket):
-            pass
+            if stop.is_set():
+                raise InputError("nobody waits for the answer any more")
         yield
 
 
@@ -241,8 +277,10 @@ def _record(events: Generator[TurnEvent, None, None]) -> TurnRecord:
     raise BackendError("the turn did not end")
 
 
-def _judged(judge: Judge, dialogue: Dialogue, turn: str, reference: str | None) -> Judgement:
-    return judge.judge(dialogue, [turn], [reference])[0]
+def _judged(
+    judge: Judge, dialogue: Dialogue, turn: str, reference: str | None, stop: threading.Event
+) -> Judgement:
+    return judge.judge(dialogue, [turn], [reference], stop)[0]
 
 
 # --- signs of danger -----------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _side(
 def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
     progress = side.progress
     if side.has_failed:
-        if progress.failure in {"model", "line"}:
+        if progress.failure in {"model", "line", "places"}:
             return texts(f"compare.failed_{progress.failure}")
         key = "stopped_early" if progress.outcome == "stopped" or not progress.failure else "failed"
         return texts(f"compare.{key}", side=letter)

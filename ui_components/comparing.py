@@ -38,7 +38,7 @@ from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Phase, Progress
 from ui_components.session import MAX_TURNS
-from ui_components.waiting import Line, LineFullError
+from ui_components.waiting import Line, LineFullError, PlacesTakenError
 from ui_components.writing import GRACE_SECONDS, Job
 
 logger = logging.getLogger(__name__)
@@ -134,8 +134,8 @@ class Comparing:
 
         Raises:
             InputError: A round is on its way (``already_writing``), the last one has no vote
-                (``compare_vote_first``), or the visitor had everything deleted meanwhile
-                (``forgotten``); nothing changed.
+                (``compare_vote_first``), there are too many pictures (``too_many_pictures``), or the
+                visitor had everything deleted meanwhile (``forgotten``); nothing changed.
             StoreError: The database failed; nothing changed.
         """
         return self._begin(key, said, wish, address, again=False)
@@ -181,9 +181,14 @@ class Comparing:
                 raise InputError("there is no vote", code="compare_vote_first")
             assert said is not None
             opened = self._opened(key, before.dialogue(said), said, wish, address)
-            kept = self.store.update(
-                key, lambda _: replace(before, rounds=(*before.rounds, opened))
-            )
+            try:
+                kept = self.store.update(
+                    key, lambda _: replace(before, rounds=(*before.rounds, opened))
+                )
+            except InputError:
+                for pair in opened.pairs:
+                    self._votes.close_battle(pair.battle, "no room")
+                raise
             if kept.is_empty:
                 raise InputError("everything was deleted meanwhile", code="forgotten")
             match = Match(key, opened.key, len(opened.sides), self._grace_seconds)
@@ -194,6 +199,7 @@ class Comparing:
         finally:
             with self._lock:
                 self._opening.discard(key)
+        match.expect_watchers()  # the page may have been closed before it could watch
         threading.Thread(
             target=self._run,
             args=(match, opened, before.dialogue(said)),
@@ -388,6 +394,8 @@ class Comparing:
     def _run(self, match: Match, opened: Round, dialogue: Dialogue) -> None:
         try:
             self._write(match, opened, dialogue)
+        except PlacesTakenError:
+            self._fail_all(match, opened, "places")
         except LineFullError:
             self._fail_all(match, opened, "line")
         except Exception as error:  # noqa: BLE001  (a thread's last resort: the page must hear of it)
@@ -402,7 +410,7 @@ class Comparing:
         names = [side.plan.model for side in opened.sides]
         with ExitStack() as stack:
             for line in self._lines(names):
-                ticket = stack.enter_context(line.place())
+                ticket = stack.enter_context(line.place(match.key.caller))
                 while not line.wait(ticket):
                     if match.stop.is_set():
                         self._fail_all(match, opened, "")

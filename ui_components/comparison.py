@@ -208,11 +208,6 @@ class Comparison:
         """Nothing was compared, and nothing asked for a person."""
         return not self.rounds and self.risk is None
 
-    @property
-    def length(self) -> int:
-        """How many rounds there are."""
-        return len(self.rounds)
-
     def aged(self, now: float) -> "Comparison":
         """Return the same: no part of a comparison expires before the whole."""
         return self

@@ -68,7 +68,8 @@ class Frontdoor:
         await self._app(scope, receive, send_with_headers)
 
     def _cookie(self, scope: Scope) -> str:
-        value = self._services.visitors.new_cookie()
+        network = self._services.caller(Request(scope)).network
+        value = self._services.visitors.new_cookie(network)
         return (
             f"{COOKIE}={value}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; {cookie_reach(scope)}"
         )

@@ -3,20 +3,42 @@
 It is found again only by the two things its visitor holds: the opaque id in the browser's storage and
 the signed cookie that scripts cannot read. What is kept is bounded in number, size and time. Nothing
 here is written to disk or to a log.
+
+Room is made where most of it is taken. Each visitor has a share, and whoever goes beyond it loses the
+oldest of their own. When all is full, the network that holds most gives way, and in it the visitor who
+holds most. Visitors without a cookie, and those beyond `visitors.NEW_VISITORS`, have one share per
+network: new cookies bring no more room.
 """
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
+from compeer_core.errors import InputError
 from compeer_core.images import Image
+from ui_components.visitors import Caller
 
 KEEP_SECONDS = 6 * 3600.0
-MAX_SESSIONS = 2000
-MAX_IMAGE_BYTES = 512 * 2**20
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much is kept."""
+
+    sessions: int
+    image_bytes: int
+
+
+IN_ALL = Room(2000, 512 * MEGABYTE)
+OF_VISITOR = Room(16, 64 * MEGABYTE)
+"""A browser has one conversation and one comparison at a time; the rest are other tabs. Pictures are
+kept with at most 1024 pixels a side, so these are some hundred photos."""
+OF_CROWD = Room(128, 128 * MEGABYTE)
+"""Of all of a network who share a share."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +49,13 @@ class SessionKey:
     conversation: str
     generation: int = 0
     """Which of the visitor's deletions it comes after (`ui_components.deletions`); 0 before all."""
+    network: str = field(default="", compare=False)
+    """Where the visitor is now; see `Visitors.network`."""
+
+    @property
+    def caller(self) -> Caller:
+        """Who waits for a reply in it. Nothing tells a browser without cookies from a program."""
+        return Caller(self.network, self.visitor, is_program=not self.visitor)
 
     def __repr__(self) -> str:
         """Tell nothing, so that no log line can give a conversation away."""
@@ -39,10 +68,6 @@ class Keepable(Protocol):
     @property
     def is_empty(self) -> bool:
         """Nothing is in it that would have to be kept."""
-
-    @property
-    def length(self) -> int:
-        """How many messages it holds; where it grows, there may be too much in all."""
 
     def pictures(self) -> Iterator[Image]:
         """Every picture that is held."""
@@ -61,6 +86,8 @@ Value = TypeVar("Value", bound=Keepable)
 class _Kept(Generic[Value]):
     value: Value
     used: float
+    image_bytes: int
+    caller: Caller
 
 
 class Keeper(Generic[Value]):
@@ -71,16 +98,18 @@ class Keeper(Generic[Value]):
         empty: Value,
         *,
         keep_seconds: float = KEEP_SECONDS,
-        max_sessions: int = MAX_SESSIONS,
-        max_image_bytes: int = MAX_IMAGE_BYTES,
+        in_all: Room = IN_ALL,
+        of_visitor: Room = OF_VISITOR,
+        of_crowd: Room = OF_CROWD,
         clock: Callable[[], float] = time.monotonic,
         is_current: Callable[[SessionKey], bool] = lambda _: True,
     ) -> None:
         self.is_current = is_current
         self.keep_seconds = keep_seconds
         self._empty = empty
-        self._max_sessions = max_sessions
-        self._max_image_bytes = max_image_bytes
+        self._in_all = in_all
+        self._of_visitor = of_visitor
+        self._of_crowd = of_crowd
         self._clock = clock
         self._kept: OrderedDict[SessionKey, _Kept[Value]] = OrderedDict()
         self._lock = threading.RLock()
@@ -104,6 +133,10 @@ class Keeper(Generic[Value]):
 
         Nothing is kept, and an empty record returned, where the visitor had everything deleted since
         the key was made.
+
+        Raises:
+            InputError: It would hold more pictures than one visitor may keep
+                (``too_many_pictures``); nothing changed.
         """
         with self._lock:
             if not self.is_current(key):
@@ -114,10 +147,15 @@ class Keeper(Generic[Value]):
             if value.is_empty:
                 self._kept.pop(key, None)
                 return value
-            self._kept[key] = _Kept(value, self._clock())
+            image_bytes = _image_bytes(value)
+            has_grown = kept is None or image_bytes > kept.image_bytes
+            if has_grown and image_bytes > self._of_visitor.image_bytes:
+                limit = self._of_visitor.image_bytes // MEGABYTE
+                raise InputError("too many", code="too_many_pictures", values={"limit": limit})
+            self._kept[key] = _Kept(value, self._clock(), image_bytes, key.caller)
             self._kept.move_to_end(key)
-            if kept is None or value.length != before.length:
-                self._shrink()
+            if has_grown:
+                self._make_room(key)
             return value
 
     def picture(self, visitor: str, message_key: str, index: int) -> Image | None:
@@ -129,6 +167,11 @@ class Keeper(Generic[Value]):
                     if found is not None:
                         return found
         return None
+
+    def holds(self, visitor: str) -> bool:
+        """Whether anything is kept of a visitor."""
+        with self._lock:
+            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._kept))
 
     def keys_of(self, visitor: str) -> list[SessionKey]:
         """What is kept of a visitor, nothing for somebody without a cookie."""
@@ -147,6 +190,7 @@ class Keeper(Generic[Value]):
             now = self._clock()
             for key, kept in list(self._kept.items()):
                 kept.value = kept.value.aged(now)
+                kept.image_bytes = _image_bytes(kept.value)
                 if now - kept.used > self.keep_seconds or kept.value.is_empty:
                     del self._kept[key]
 
@@ -161,15 +205,47 @@ class Keeper(Generic[Value]):
         self._kept.move_to_end(key)
         return kept
 
-    def _shrink(self) -> None:
-        """Drop those who were away longest while there are too many, or too many pictures."""
-        sizes = {
-            key: sum(len(image.data) for image in kept.value.pictures())
-            for key, kept in self._kept.items()
-        }
-        held = sum(sizes.values())
-        while len(self._kept) > 1 and (
-            len(self._kept) > self._max_sessions or held > self._max_image_bytes
-        ):
-            oldest, _ = self._kept.popitem(last=False)
-            held -= sizes[oldest]
+    def _make_room(self, newest: SessionKey) -> None:
+        """Drop records, never the newest, until its holder and all together have the room they may have."""
+        caller = newest.caller
+        share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
+        own = [key for key, kept in self._kept.items() if kept.caller.holder == caller.holder]
+        self._shrink(own, share, newest)
+        self._shrink(list(self._kept), self._in_all, newest)
+
+    def _shrink(self, keys: list[SessionKey], room: Room, newest: SessionKey) -> None:
+        """Drop some of these records, which are in the order of their last use."""
+        while len(keys) > room.sessions:
+            keys = self._without_one(keys, newest, lambda kept: 1)
+        while sum(self._kept[key].image_bytes for key in keys) > room.image_bytes:
+            fewer = self._without_one(keys, newest, lambda kept: kept.image_bytes)
+            if fewer == keys:
+                return
+            keys = fewer
+
+    def _without_one(
+        self, keys: list[SessionKey], newest: SessionKey, size: Callable[[_Kept[Value]], int]
+    ) -> list[SessionKey]:
+        """Drop the record of whoever holds most of these, the one that was not used for longest."""
+        of_network: Counter[str] = Counter()
+        of_holder: Counter[str] = Counter()
+        for key in keys:
+            kept = self._kept[key]
+            of_network[kept.caller.network] += size(kept)
+            of_holder[kept.caller.holder] += size(kept)
+
+        def held(key: SessionKey) -> tuple[int, int]:
+            caller = self._kept[key].caller
+            return of_network[caller.network], of_holder[caller.holder]
+
+        able = [key for key in keys if key != newest and size(self._kept[key])]
+        if not able:
+            return keys
+        dropped = max(able, key=held)  # the first of equals, which is the oldest
+        del self._kept[dropped]
+        return [key for key in keys if key != dropped]
+
+
+def _image_bytes(value: Keepable) -> int:
+    """Return the bytes of all pictures; one that stands in several places is held once."""
+    return sum({id(image): len(image.data) for image in value.pictures()}.values())

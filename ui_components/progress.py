@@ -28,7 +28,7 @@ from compeer_core.unifireward import ReplyOutcome, StepOutcome
 PartState = Literal["ahead", "writing", "done", "missing"]
 Phase = Literal["waiting", "loading", "writing", "judging", "over"]
 Outcome = Literal["running", "finished", "stopped", "failed"]
-Failure = Literal["", "model", "line", "reply"]
+Failure = Literal["", "model", "line", "places", "reply"]
 OriginKind = Literal["first", "again", "strategy", "edited", "kept", "sample"]
 """
 - first: nothing was there before.

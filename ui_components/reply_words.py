@@ -19,6 +19,8 @@ def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -
             return texts("model.failed", model=progress.model)
         if progress.failure == "line":
             return texts("errors.too_many_waiting")
+        if progress.failure == "places":
+            return texts("errors.too_many_of_yours")
         return texts("status.failed")
     return "" if progress.reply.strip() else texts("status.empty_reply")
 

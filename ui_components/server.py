@@ -29,6 +29,7 @@ from ui_components import (
     tour_routes,
     upload_routes,
 )
+from ui_components.admission import EVENTS, Admission
 from ui_components.api import PICTURE_PARAMETERS
 from ui_components.deletions import Arrivals
 from ui_components.frontdoor import Frontdoor
@@ -42,6 +43,7 @@ from ui_components.theme import build_theme, load_css, load_js
 from ui_components.uploads import MAX_UPLOAD_BYTES
 from ui_components.visitors import is_from_here, picture_number
 
+SESSIONS = 20_000
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
@@ -70,7 +72,7 @@ def build_server(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_routes(app, services, api_only=api_only, public_metrics=public_metrics)
     blocks = build_bare(services) if api_only else build_page(services, version())
-    blocks.queue(max_size=256, default_concurrency_limit=None)
+    _make_room_for_events(blocks)
     gr.mount_gradio_app(
         app,
         blocks,
@@ -94,6 +96,7 @@ def build_server(
     # Gradio would let pages of all origins read its answers. With this in front it adds nothing, and
     # with no origin allowed only our own page can read them.
     app.add_middleware(CORSMiddleware, allow_origins=())
+    app.add_middleware(Admission, services=services)  # what is added later stands further out
     app.add_middleware(
         RequestFilter,
         calls=GradioCalls.of(blocks, PICTURE_PARAMETERS),
@@ -104,6 +107,16 @@ def build_server(
     app.add_middleware(Frontdoor, services=services)
     app.add_middleware(Arrivals, deletions=services.deletions)
     return app
+
+
+def _make_room_for_events(blocks: gr.Blocks) -> None:
+    """Let gradio begin at once whatever `Admission` lets in, and only through the queue."""
+    queue = blocks.queue(api_open=False, max_size=EVENTS, default_concurrency_limit=None)._queue
+    queue.max_thread_count = EVENTS  # as `launch` sets it; most events have no thread
+    # Gradio forgets the messages of the oldest session when there are more, and breaks off its stream.
+    queue.pending_messages_per_session.max_size = SESSIONS
+    # What it counts for its monitoring page, which is off, costs milliseconds at the end of each event.
+    queue.ANALYTICS_MAX_EVENTS = 0
 
 
 def version() -> str:

@@ -18,7 +18,7 @@ from ui_components.results_boards import Boards
 from ui_components.session import Session
 from ui_components.texts import Texts, choose_language, load_texts, region_of
 from ui_components.uploads import Uploads
-from ui_components.visitors import LANGUAGE_COOKIE, Visitors, address_of
+from ui_components.visitors import LANGUAGE_COOKIE, Caller, Visitors, address_of
 from ui_components.writing import GRACE_SECONDS, Writers
 
 
@@ -69,14 +69,24 @@ class Services:
 
     def key(self, request: gr.Request, conversation: str) -> SessionKey:
         """The conversation of whoever asks."""
-        visitor = self.visitors.read(request.cookies)
-        generation = self.deletions.generation(visitor, arrived(request))
-        return SessionKey(visitor, conversation, generation)
+        caller = self.caller(request)
+        generation = self.deletions.generation(caller.visitor, arrived(request))
+        return SessionKey(caller.visitor, conversation, generation, caller.network)
 
     def owner(self, request: gr.Request | Request) -> str:
         """Whose an upload is: the visitor's of the cookie, or the address's where there is none."""
         visitor = self.visitors.read(request.cookies)
         return visitor or f"address {address_of(request) or ''}"
+
+    def caller(self, request: gr.Request | Request) -> Caller:
+        """Whoever asks; somebody without a cookie is taken for a program."""
+        network = self.visitors.network(address_of(request))
+        visitor = self.visitors.read(request.cookies)
+        return Caller(network, visitor, is_program=not visitor)
+
+    def knows(self, visitor: str) -> bool:
+        """Whether a conversation or a comparison of a visitor is kept."""
+        return self.store.holds(visitor) or self.comparing.store.holds(visitor)
 
     def forget(self, visitor: str) -> Deletion:
         """Delete everything that is kept of a visitor: conversations, battles and votes.

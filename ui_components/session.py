@@ -257,11 +257,6 @@ class Session:
         """Nothing was said, and there is nothing to go back to."""
         return self == Session()
 
-    @property
-    def length(self) -> int:
-        """How many messages there are."""
-        return len(self.turns)
-
     def aged(self, now: float) -> "Session":
         """Return the session without a way back that is too old."""
         return replace(self, undo=None) if self.undo and now > self.undo.until else self

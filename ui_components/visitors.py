@@ -1,9 +1,17 @@
-"""Who asks: a visitor without a name, known by a signed cookie that scripts cannot read."""
+"""Who asks: a visitor without a name, known by a signed cookie that scripts cannot read.
 
+Limits need to know more: the network that a request comes from, and whether a person or a program
+asks. A cookie costs nothing, so where somebody collects them, the network counts instead.
+"""
+
+import hashlib
 import ipaddress
 import re
 import secrets
-from collections.abc import Mapping
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -15,6 +23,55 @@ COOKIE_SECONDS = 30 * 24 * 3600
 CONVERSATION_ID = re.compile(r"[\w-]{16,64}")
 _MOST_DIGITS = 4
 _FORWARDED = ("forwarded", "via", "x-forwarded-", "x-real-ip")
+SITE_BITS = 64
+"""Of an IPv6 address: below them, whoever has a line chooses freely."""
+NEW_VISITORS = 200
+"""New visitors of one network in `NEW_VISITORS_SECONDS`: a large school that opens the page in one lesson."""
+NEW_VISITORS_SECONDS = 3600.0
+CROWD = "~"
+"""What the ids of visitors beyond `NEW_VISITORS` begin with; no other id has this character."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whom a limit is about."""
+
+    network: str
+    """As `Visitors.network` tells it."""
+    visitor: str = ""
+    """Empty without a cookie."""
+    is_program: bool = False
+
+    @property
+    def is_of_the_crowd(self) -> bool:
+        """Without a cookie, or beyond `NEW_VISITORS`: one with all others of the network."""
+        return not self.visitor or self.visitor.startswith(CROWD)
+
+    @property
+    def holder(self) -> str:
+        """Who answers for what is kept of the caller: the visitor, or the crowd of a network."""
+        return f"{CROWD}{self.network}" if self.is_of_the_crowd else self.visitor
+
+
+class NewVisitors:
+    """Counts the new visitors of each network, an hour at a time."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def is_one_too_many(self, network: str) -> bool:
+        """Count one more, and tell whether there are more than `NEW_VISITORS` by now."""
+        with self._lock:
+            if self._clock() - self._since > NEW_VISITORS_SECONDS:
+                self._since = self._clock()
+                self._counts.clear()
+            self._counts[network] += 1
+            return self._counts[network] > NEW_VISITORS
 
 
 @dataclass(frozen=True)
@@ -22,10 +79,23 @@ class Visitors:
     """Makes and reads the cookie. With a secret of its own, a server knows only its own visitors."""
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    _new_visitors: NewVisitors = field(default_factory=NewVisitors, repr=False, compare=False)
 
-    def new_cookie(self) -> str:
-        """Return the cookie of somebody new."""
-        return self._signer.sign(secrets.token_urlsafe(24)).decode("ascii")
+    def new_cookie(self, network: str = "") -> str:
+        """Return the cookie of somebody new, who came from that network."""
+        crowded = bool(network) and self._new_visitors.is_one_too_many(network)
+        visitor = (CROWD if crowded else "") + secrets.token_urlsafe(24)
+        return self._signer.sign(visitor).decode("ascii")
+
+    def network(self, address: str | None) -> str:
+        """Return a name for the network of an address that does not tell the address.
+
+        Empty where there is none, as in a call without a connection.
+        """
+        if not address:
+            return ""
+        key = hashlib.sha256(self.secret.encode()).digest()
+        return hashlib.blake2b(_site(address).encode(), key=key, digest_size=12).hexdigest()
 
     def read(self, cookies: Mapping[str, str]) -> str:
         """Return the visitor's id, empty where there is no cookie or a forged one."""
@@ -76,3 +146,16 @@ def is_from_here(request: Request) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def _site(address: str) -> str:
+    """Return what one customer of a provider cannot change: an IPv4 address, or 64 bits of IPv6."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:  # the name of a socket, or of a test's client
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed.packed[: SITE_BITS // 8] + bytes(8), SITE_BITS)))
+    return str(parsed)

@@ -30,7 +30,7 @@ from ui_components.metrics import Metrics
 from ui_components.models import Models
 from ui_components.progress import Failure, Origin, Phase, Progress
 from ui_components.session import BestOf, Session, Turn
-from ui_components.waiting import LineFullError
+from ui_components.waiting import LineFullError, PlacesTakenError
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +100,15 @@ class Job:
         finally:
             with self._lock:
                 self._watchers -= 1
-                if self._watchers == 0 and not self.over.is_set():
-                    self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
-                    self._leaving.daemon = True
-                    self._leaving.start()
+            self.expect_watchers()
+
+    def expect_watchers(self) -> None:
+        """Stop the reply unless somebody watches within the moment of grace."""
+        with self._lock:
+            if self._watchers == 0 and not self.over.is_set():
+                self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
+                self._leaving.daemon = True
+                self._leaving.start()
 
     def _stop_if_alone(self) -> None:
         with self._lock:
@@ -234,6 +239,7 @@ class Writers:
             raise InputError("a reply is on its way", code="already_writing")
 
     def _start(self, job: Job, work: Callable[[], None]) -> None:
+        job.expect_watchers()  # the page may have been closed before it could watch
         threading.Thread(target=self._run, args=(job, work), name="reply", daemon=True).start()
 
     # --- in the thread of a job ------------------------------------------------------------------
@@ -241,6 +247,8 @@ class Writers:
     def _run(self, job: Job, work: Callable[[], None]) -> None:
         try:
             work()
+        except PlacesTakenError:
+            self._fail(job, "places")
         except LineFullError:
             self._fail(job, "line")
         except Exception as error:  # noqa: BLE001  (a thread's last resort: the page must hear of it)
@@ -300,7 +308,7 @@ class Writers:
     def _served(self, job: Job, order: Order) -> Iterator[Policy | None]:
         """Wait in the line and load the policy; None if there is nothing to be written."""
         line = self._models.line(order.model)
-        with line.place() as ticket:
+        with line.place(job.key.caller) as ticket:
             while not line.wait(ticket):
                 if job.stop.is_set():
                     self._change(job, _ended)

@@ -8,7 +8,7 @@ from compeer_core.dialogue import Speaker, Utterance
 from compeer_core.errors import InputError
 from compeer_core.images import Image
 from compeer_core.reasoning import Part
-from ui_components.keeping import Keeper, SessionKey
+from ui_components.keeping import Keeper, Room, SessionKey
 from ui_components.progress import Origin, PartProgress, Progress
 from ui_components.session import (
     MAX_REPLIES,
@@ -76,7 +76,7 @@ def test_what_undo_holds_is_forgotten_after_its_time():
 
 
 def test_the_longest_away_make_room_when_there_are_too_many():
-    store = Keeper(Session(), max_sessions=2)
+    store = Keeper(Session(), in_all=Room(2, 1000))
     keys = [SessionKey("v", f"conversation-{number}") for number in range(3)]
     store.update(keys[0], saying(turn("0")))
     store.update(keys[1], saying(turn("1")))
@@ -87,7 +87,7 @@ def test_the_longest_away_make_room_when_there_are_too_many():
 
 
 def test_too_many_pictures_make_room_too_but_never_ones_own():
-    store = Keeper(Session(), max_image_bytes=150)
+    store = Keeper(Session(), in_all=Room(10, 150))
     picture = Image(b"x" * 100, 1, 1)
     store.update(ANNA, saying(turn("a", images=(picture,))))
     store.update(BEN, saying(turn("b", images=(picture,))))
