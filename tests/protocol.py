@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import threading
 from typing import Any
 
 import httpx
@@ -14,7 +15,11 @@ CONVERSATION = "conversation-" + "x" * 16
 class Page:
     """The page in one browser."""
 
-    def __init__(self, address: str, services: Services, language: str = "en") -> None:
+    def __init__(
+        self, address: str, services: Services, language: str = "en", *, listens: bool = False
+    ) -> None:
+        """Open the page; ``listens`` hears every call out in the background, as a browser does."""
+        self._listens = listens
         headers = {"accept-language": language}
         self.http = httpx.Client(base_url=address, timeout=60, headers=headers)
         self.http.get("/")
@@ -39,7 +44,10 @@ class Page:
         body = self._body(element, trigger, data)
         answer = self.http.post("/gradio_api/queue/join", json=body)
         assert answer.status_code == 200, answer.text
-        return str(body["session_hash"])
+        session = str(body["session_hash"])
+        if self._listens:
+            threading.Thread(target=self.outcome, args=(session,), daemon=True).start()
+        return session
 
     def outcome(self, session: str) -> str:
         """Wait until a call that was begun has ended, and return all that the page got of it."""

@@ -22,16 +22,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ui_components.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH, Uploads
+from ui_components.uploads import UPLOAD_PATH, Uploads
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 """Of every request but an upload."""
 BODY_SECONDS = 15.0
-UPLOAD_SECONDS = 120.0
-"""Within which a body must be there: a phone on a slow line sends 10 MB in 80 seconds."""
-_MULTIPART_BYTES = 16 * 1024  # the frame around the files of an upload
+"""Within which a body must be there."""
 
 _ID = r"[\w-]{1,64}"
 _DIRECT = "/gradio_api/run/predict"
@@ -118,7 +116,6 @@ class RequestFilter:
         uploads: Uploads,
         owner_of: Callable[[Request], str],
         body_seconds: float = BODY_SECONDS,
-        upload_seconds: float = UPLOAD_SECONDS,
     ) -> None:
         """Stand in front of an application.
 
@@ -129,7 +126,6 @@ class RequestFilter:
             uploads: The pictures that wait to be sent.
             owner_of: Tells who asks; see `Uploads`.
             body_seconds: Within which a body must have arrived.
-            upload_seconds: The same for pictures.
         """
         self._app = app
         self._calls = calls
@@ -137,7 +133,6 @@ class RequestFilter:
         self._uploads = uploads
         self._owner_of = owner_of
         self._body_seconds = body_seconds
-        self._upload_seconds = upload_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -178,10 +173,9 @@ class RequestFilter:
             return {**scope, "query_string": asked_for}, receive
         if Headers(scope=scope).get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise RefusedError(403, "a page of another site may not send this")
-        if path == UPLOAD_PATH:
-            body = await _body(receive, MAX_UPLOAD_BYTES + _MULTIPART_BYTES, self._upload_seconds)
-        else:
-            body = await _body(receive, MAX_BODY_BYTES, self._body_seconds)
+        if path == UPLOAD_PATH:  # bounded where it is read, since it goes to the disk
+            return scope, receive
+        body = await _body(receive, self._body_seconds)
         if not own:
             body = self._checked(scope, path, body)
         return _with_length(scope, len(body)), _replayed(body, receive)
@@ -242,7 +236,7 @@ class RequestFilter:
 # --- bodies --------------------------------------------------------------------------------------
 
 
-async def _body(receive: Receive, limit: int, seconds: float) -> bytes:
+async def _body(receive: Receive, seconds: float) -> bytes:
     """Read a body.
 
     Raises:
@@ -257,8 +251,8 @@ async def _body(receive: Receive, limit: int, seconds: float) -> bytes:
                     raise RefusedError(400, "the request broke off")
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                if size > limit:
-                    raise RefusedError(413, f"at most {limit:,} bytes may be sent at once")
+                if size > MAX_BODY_BYTES:
+                    raise RefusedError(413, f"at most {MAX_BODY_BYTES:,} bytes may be sent at once")
                 chunks.append(chunk)
                 if not message.get("more_body"):
                     return b"".join(chunks)

@@ -8,7 +8,7 @@ from ui_components.chat import error_sentence
 from ui_components.services import Services
 from ui_components.uploads import UPLOAD_PATH
 
-_STATUS = {"upload_too_large": 413, "no_room": 507}
+_STATUS = {"upload_too_large": 413, "busy_network": 429, "no_room": 507}
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
@@ -22,7 +22,10 @@ def add_routes(app: FastAPI, services: Services) -> None:
         except ImageError as error:
             # Gradio's page shows the body of a refusal as it is.
             sentence = error_sentence(error, services.texts(request))
-            return PlainTextResponse(sentence, status_code=_STATUS.get(error.code, 400))
+            status = _STATUS.get(error.code, 400)
+            headers = {"retry-after": "5"} if status == 429 else {}
+            # What follows on this connection may be the rest of a body that nobody reads.
+            return PlainTextResponse(sentence, status, headers={**headers, "connection": "close"})
         return JSONResponse(paths)
 
     @app.get("/gradio_api/file={path:path}")

@@ -8,6 +8,7 @@ it was sent. The owner is the visitor of the cookie, or the address where there 
 
 import asyncio
 import contextlib
+import io
 import logging
 import os
 import re
@@ -16,15 +17,18 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from fastapi import Request
 from fastapi.responses import PlainTextResponse, Response
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
 from compeer_core.errors import ImageError
 from compeer_core.images import MAX_PIXELS, Image, read_image
@@ -45,12 +49,17 @@ MAX_BYTES = 40 * 2**20
 MAX_TOTAL_BYTES = 512 * 2**20
 """Of everybody at a time; the oldest of the address that holds most go first."""
 DECODED_AT_ONCE = 2
+UPLOAD_SECONDS = 120.0
+"""Within which an upload must be there: a phone on a slow line sends 10 MB in 80 seconds."""
+OF_ADDRESS, IN_ALL = 8, 64
+"""How many uploads may be on their way at once."""
 
 _MEDIA_TYPES = (
     (b"\x89PNG\r\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
 )
+_FRAME_BYTES = 16 * 1024  # the form around the files
 _NAME = re.compile(r"[^\w.-]+")
 _PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -76,6 +85,7 @@ class Uploads:
         self._folder = folder.resolve()
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
+        self._on_their_way: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE, thread_name_prefix="picture")
 
@@ -86,29 +96,28 @@ class Uploads:
 
         Raises:
             ImageError: There are too many (``too_many_images``), too much (``upload_too_large``), none
-                that can be read (``upload_unreadable``), or the disk is full (``no_room``).
+                that can be read in time (``upload_unreadable``), others on their way from the same
+                network (``busy_network``), or no room on the disk (``no_room``).
         """
         address = address_of(request) or ""
-        try:
-            async with request.form(max_files=MAX_IMAGES, max_fields=MAX_IMAGES) as form:
-                files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
-                contents = [(file.filename or "picture", await file.read()) for file in files]
-        except HTTPException as error:
-            if "Too many files" in error.detail:
-                raise _too_many() from error
-            raise ImageError("the upload cannot be read", code="upload_unreadable") from error
-        if not contents:
-            raise ImageError("there is no file in the upload", code="upload_unreadable")
-        if sum(len(data) for _, data in contents) > MAX_UPLOAD_BYTES:
-            limit = MAX_UPLOAD_BYTES // 2**20
-            raise ImageError("too much at once", code="upload_too_large", values={"limit": limit})
-        try:
-            return await asyncio.to_thread(
-                lambda: [self.add(name, data, owner, address) for name, data in contents]
-            )
-        except OSError as error:
-            logger.error("an upload cannot be kept: %s", error.strerror)
-            raise ImageError("there is no room for an upload", code="no_room") from error
+        with self._place(address):
+            try:
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    form = await _form(request)
+            except (TimeoutError, ClientDisconnect) as error:
+                raise _unreadable() from error
+            files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
+            try:
+                if not files:
+                    raise _unreadable()
+                if sum(file.size or 0 for file in files) > MAX_UPLOAD_BYTES:
+                    raise _too_large()
+                return await asyncio.to_thread(self._keep, files, owner, address)
+            except OSError as error:
+                logger.error("an upload cannot be kept: %s", error.strerror)
+                raise ImageError("there is no room for an upload", code="no_room") from error
+            finally:
+                await form.close()
 
     def show(self, path: str, owner: str) -> Response:
         """Show an owner a picture that is not sent yet; for anybody else there is none."""
@@ -133,16 +142,24 @@ class Uploads:
         Raises:
             OSError: It cannot be written.
         """
+        return self._copy(name, io.BytesIO(data), owner, address)
+
+    def _keep(self, files: Sequence[UploadFile], owner: str, address: str) -> list[str]:
+        return [self._copy(file.filename or "", file.file, owner, address) for file in files]
+
+    def _copy(self, name: str, source: IO[bytes], owner: str, address: str) -> str:
         folder = self._folder / secrets.token_hex(16)
         folder.mkdir(parents=True, mode=0o700)
         path = folder / (_NAME.sub("_", Path(name).name).strip("._")[-80:] or "picture")
         try:
-            path.write_bytes(data)
+            with path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+                size = file.tell()
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         with self._lock:
-            self._uploads[str(path)] = _Upload(owner, address, len(data), self._clock())
+            self._uploads[str(path)] = _Upload(owner, address, size, self._clock())
             superfluous = self._superfluous(owner)
         for old in superfluous:
             self._delete(old)
@@ -207,6 +224,21 @@ class Uploads:
                 return  # somebody else does
         shutil.rmtree(Path(path).parent, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def _place(self, address: str) -> Iterator[None]:
+        """Count an upload that is on its way; each takes a file on the disk before it is looked at."""
+        with self._lock:
+            on_their_way = self._on_their_way
+            if on_their_way[address] >= OF_ADDRESS or on_their_way.total() >= IN_ALL:
+                raise ImageError("too many uploads at once", code="busy_network")
+            on_their_way[address] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_their_way[address] -= 1
+                self._on_their_way += Counter()  # drops those without any
+
     def _superfluous(self, owner: str) -> list[str]:
         """What has to go so that the limits hold, with the lock held."""
         superfluous: list[str] = []
@@ -253,6 +285,41 @@ class Uploads:
                 return file.read(MAX_UPLOAD_BYTES + 1)
         except OSError as error:
             raise ImageError("the upload is gone", code="image_gone") from error
+
+
+async def _form(request: Request) -> FormData:
+    """Read a form with files, which wait on the disk.
+
+    Raises:
+        ImageError: It is too large, has too many files, or is no such form.
+    """
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise _unreadable()
+
+    async def bounded() -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_UPLOAD_BYTES + _FRAME_BYTES:
+                raise _too_large()
+            yield chunk
+
+    parser = MultiPartParser(
+        request.headers, bounded(), max_files=MAX_IMAGES, max_fields=MAX_IMAGES
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise (_too_many() if "files" in error.message else _unreadable()) from error
+
+
+def _too_large() -> ImageError:
+    limit = MAX_UPLOAD_BYTES // 2**20
+    return ImageError("too much at once", code="upload_too_large", values={"limit": limit})
+
+
+def _unreadable() -> ImageError:
+    return ImageError("the upload cannot be read", code="upload_unreadable")
 
 
 def _too_many() -> ImageError:

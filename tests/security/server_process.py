@@ -2,11 +2,12 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +135,26 @@ def call_chat(client: httpx.Client, **said: Any) -> tuple[str, Any]:
     answer = client.post("/gradio_api/call/chat", json=chat_body(**said))
     answer.raise_for_status()
     return heard(client, answer.json()["event_id"])
+
+
+def send_message(client: httpx.Client, text: str, paths: Sequence[str] = ()) -> str:
+    """Send a message from the page, and return the first stream of answers to it, whole."""
+    session = secrets.token_hex(6)
+    said = {"text": text, "files": [picture_of(path) for path in paths]}
+    conversation = f"conversation-{secrets.token_hex(8)}"
+    body = {
+        "data": [said, "", "scripted-nano", "", "", conversation],
+        "fn_index": handlers(client)["message submit"],
+        "session_hash": session,
+    }
+    client.post("/gradio_api/queue/join", json=body).raise_for_status()
+    lines = []
+    with client.stream("GET", "/gradio_api/queue/data", params={"session_hash": session}) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            if '"process_completed"' in line:
+                break
+    return "\n".join(lines)
 
 
 def handlers(client: httpx.Client) -> dict[str, int]:

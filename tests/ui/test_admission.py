@@ -136,7 +136,7 @@ def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
     regular = Browser(address)
     regular.send("quick")  # has a conversation, so newcomers do not keep it out
     network = services.visitors.network(HERE)
-    body = regular.message("hello", session="nobody listens to this")
+    body = regular.message("hello", session="nobody-listens")
     posts = [Post(JOIN, body, services.visitors.new_cookie(network)) for _ in range(100)]
     with Attack(address, posts, HERE) as attack:
         pass
@@ -185,7 +185,8 @@ def test_what_was_answered_takes_no_room(address):
     browser = Browser(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert REPLY[:20] in browser.send("quick")
-        pressed = {"data": [browser.conversation], "fn_index": browser.index("message", "stop")}
+        stop = browser.index("message", "stop")
+        pressed = {"data": [browser.conversation], "fn_index": stop, "session_hash": "page"}
         assert browser.http.post("/gradio_api/run/predict", json=pressed).status_code == 200
 
 

@@ -179,7 +179,7 @@ def test_deletions_are_remembered_of_so_many(monkeypatch):
 
 @pytest.fixture
 def services(tmp_path) -> Iterator[Services]:
-    made = make(tmp_path)
+    made = make(tmp_path, grace_seconds=20)  # nobody watches the replies here
     yield made
     made.votes.close()
 
@@ -285,7 +285,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
 
 def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
     address, services = server
-    ann = Page(address, services)
+    ann = Page(address, services, listens=True)
     drawn = random.Random(1)
     for number in range(ROUNDS):
         marker = f"words-of-round-{number}"
