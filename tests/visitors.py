@@ -5,6 +5,7 @@ Linux answers on all of 127.0.0.0/8, so two of them can come from different addr
 
 import http.client
 import json
+import secrets
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ class Browser:
         self.cookie = self.http.get("/").cookies[COOKIE]
         self.config = self.http.get("/config").json()
         self.conversation = "conversation-" + "a" * 16
+        self.session = secrets.token_hex(6)
         self._indices: dict[tuple[str, str], int] = {}
 
     def index(self, element: str, event: str) -> int:
@@ -49,29 +51,29 @@ class Browser:
             )
         return self._indices[element, event]
 
-    def message(self, text: str, conversation: str = "", session: str = "page") -> dict[str, Any]:
+    def message(self, text: str, conversation: str = "", session: str = "") -> dict[str, Any]:
         """What the page posts when somebody sends a message."""
         said = {"text": text, "files": []}
         models = ["scripted-nano", "recorded-judge"]
         return {
             "data": [said, "", *models, "", conversation or self.conversation],
             "fn_index": self.index("message", "submit"),
-            "session_hash": session,
+            "session_hash": session or self.session,
         }
 
-    def join(self, text: str, conversation: str = "", session: str = "page") -> httpx.Response:
+    def join(self, text: str, conversation: str = "", session: str = "") -> httpx.Response:
         """Send a message, and listen to nothing."""
         body = self.message(text, conversation, session)
         return self.http.post("/gradio_api/queue/join", json=body)
 
     @contextmanager
-    def listening(self, session: str = "page") -> Iterator[Iterator[str]]:
+    def listening(self, session: str = "") -> Iterator[Iterator[str]]:
         """Open the stream with the answers to all events of a page."""
-        path = f"/gradio_api/queue/data?session_hash={session}"
+        path = f"/gradio_api/queue/data?session_hash={session or self.session}"
         with self.http.stream("GET", path) as stream:
             yield stream.iter_lines()
 
-    def send(self, text: str = "hello", conversation: str = "", session: str = "page") -> str:
+    def send(self, text: str = "hello", conversation: str = "", session: str = "") -> str:
         """Send a message, listen until its reply is there, and return all that was sent."""
         joined = self.join(text, conversation, session)
         assert joined.status_code == httpx.codes.OK, joined.text

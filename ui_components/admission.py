@@ -212,12 +212,19 @@ class Admission:
         )
 
     async def _listen(self, stream: str, scope: Scope, receive: Receive, send: Send) -> None:
-        by_caller = True
+        is_whole = has_hung_up = False
+
+        async def receive_and_look() -> Message:
+            nonlocal has_hung_up
+            message = await receive()
+            if message["type"] == "http.disconnect" and not is_whole:
+                has_hung_up = True
+            return message
 
         async def send_and_look(message: Message) -> None:
-            nonlocal by_caller
+            nonlocal is_whole
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                by_caller = False
+                is_whole = True
             for event in _ended_in(message.get("body", b""), stream):
                 for call in [call for call in self._calls if call.event == event]:
                     self._end(call)
@@ -228,14 +235,14 @@ class Admission:
             if call.is_answered_on(stream):
                 call.opened()
         try:
-            await self._app(scope, receive, send_and_look)
+            await self._app(scope, receive_and_look, send_and_look)
         finally:
             self._streams[stream] -= 1
             if not self._streams[stream]:
                 del self._streams[stream]
             for call in self._calls:
                 if call.is_answered_on(stream):
-                    call.closed(by_caller=by_caller)
+                    call.closed(by_caller=has_hung_up)
 
     def _end(self, call: Call) -> None:
         if call in self._calls:

@@ -87,7 +87,8 @@ class _Kept(Generic[Value]):
     value: Value
     used: float
     image_bytes: int
-    caller: Caller
+    holder: str
+    network: str
 
 
 class Keeper(Generic[Value]):
@@ -152,7 +153,8 @@ class Keeper(Generic[Value]):
             if has_grown and image_bytes > self._of_visitor.image_bytes:
                 limit = self._of_visitor.image_bytes // MEGABYTE
                 raise InputError("too many", code="too_many_pictures", values={"limit": limit})
-            self._kept[key] = _Kept(value, self._clock(), image_bytes, key.caller)
+            holder = key.caller.holder
+            self._kept[key] = _Kept(value, self._clock(), image_bytes, holder, key.network)
             self._kept.move_to_end(key)
             if has_grown:
                 self._make_room(key)
@@ -209,41 +211,39 @@ class Keeper(Generic[Value]):
         """Drop records, never the newest, until its holder and all together have the room they may have."""
         caller = newest.caller
         share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
-        own = [key for key, kept in self._kept.items() if kept.caller.holder == caller.holder]
+        holder = caller.holder
+        own = {key: kept for key, kept in self._kept.items() if kept.holder == holder}
         self._shrink(own, share, newest)
-        self._shrink(list(self._kept), self._in_all, newest)
+        self._shrink(self._kept, self._in_all, newest)
 
-    def _shrink(self, keys: list[SessionKey], room: Room, newest: SessionKey) -> None:
+    def _shrink(
+        self, among: dict[SessionKey, _Kept[Value]], room: Room, newest: SessionKey
+    ) -> None:
         """Drop some of these records, which are in the order of their last use."""
-        while len(keys) > room.sessions:
-            keys = self._without_one(keys, newest, lambda kept: 1)
-        while sum(self._kept[key].image_bytes for key in keys) > room.image_bytes:
-            fewer = self._without_one(keys, newest, lambda kept: kept.image_bytes)
-            if fewer == keys:
-                return
-            keys = fewer
+        while len(among) > room.sessions:
+            self._drop(among, newest, lambda kept: 1)
+        while sum(kept.image_bytes for kept in among.values()) > room.image_bytes:
+            self._drop(among, newest, lambda kept: kept.image_bytes)
 
-    def _without_one(
-        self, keys: list[SessionKey], newest: SessionKey, size: Callable[[_Kept[Value]], int]
-    ) -> list[SessionKey]:
+    def _drop(
+        self,
+        among: dict[SessionKey, _Kept[Value]],
+        newest: SessionKey,
+        size: Callable[[_Kept[Value]], int],
+    ) -> None:
         """Drop the record of whoever holds most of these, the one that was not used for longest."""
         of_network: Counter[str] = Counter()
         of_holder: Counter[str] = Counter()
-        for key in keys:
-            kept = self._kept[key]
-            of_network[kept.caller.network] += size(kept)
-            of_holder[kept.caller.holder] += size(kept)
-
-        def held(key: SessionKey) -> tuple[int, int]:
-            caller = self._kept[key].caller
-            return of_network[caller.network], of_holder[caller.holder]
-
-        able = [key for key in keys if key != newest and size(self._kept[key])]
-        if not able:
-            return keys
-        dropped = max(able, key=held)  # the first of equals, which is the oldest
-        del self._kept[dropped]
-        return [key for key in keys if key != dropped]
+        for kept in among.values():
+            of_network[kept.network] += size(kept)
+            of_holder[kept.holder] += size(kept)
+        # Among equals `max` takes the first, which is the oldest. No record alone fills the room.
+        dropped = max(
+            (key for key, kept in among.items() if key != newest and size(kept)),
+            key=lambda key: (of_network[among[key].network], of_holder[among[key].holder]),
+        )
+        among.pop(dropped)
+        self._kept.pop(dropped, None)
 
 
 def _image_bytes(value: Keepable) -> int:

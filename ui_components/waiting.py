@@ -89,6 +89,8 @@ class Line:
             with self._moved:
                 (self._served if ticket in self._served else self._waiting).remove(ticket)
                 self._serve()
+                if not self._served:
+                    self._rounds = {False: _Rounds(), True: _Rounds()}  # nobody was kept waiting
 
     def ahead(self, ticket: Ticket) -> int:
         """How many are served first, as things stand; 0 means that it is its turn."""

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,21 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
     assert slowed_down(honest, attack) < SLOWED_DOWN
     assert services.store.get(key_of(services, honest)).turns
     assert len(services.store) == 1  # what nobody listens to is not kept either
+
+
+def test_beside_many_visitors_of_another_network_who_do_listen(services, address):
+    honest = Browser(address)
+    quiet = seconds_of(honest.send)
+    line = services.models.line("scripted-nano")
+    crowd = [Browser(address, ELSEWHERE) for _ in range(12)]
+    with ThreadPoolExecutor(len(crowd)) as pool:
+        sent = [pool.submit(each.send) for each in crowd]
+        eventually(lambda: len(line) > len(crowd) / 2)
+        attacked = seconds_of(honest.send)
+        assert not all(each.done() for each in sent)
+
+    assert attacked / quiet < SLOWED_DOWN
+    assert all(REPLY[:20] in each.result() for each in sent)
 
 
 # --- what is refused, and how --------------------------------------------------------------------

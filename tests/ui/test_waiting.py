@@ -171,6 +171,15 @@ def test_who_is_being_served_has_had_a_turn():
         assert line.ahead(once) < line.ahead(again)
 
 
+def test_turns_that_kept_nobody_waiting_are_not_held_against_a_visitor():
+    line = Line()
+    for _ in range(3):
+        with line.place(ANNA):
+            pass
+    with waiting_behind_one(line, ANNA, BEN) as names:
+        assert order(line, names) == ["anna 0", "ben 1"]
+
+
 def test_many_visitors_of_one_network_do_not_stand_before_everybody_else():
     crowd = [person(f"{number}", "attic") for number in range(10)]
     line = Line()
