@@ -11,7 +11,7 @@ from compeer_core.images import Image
 from ui_components.comparison import Comparison
 from ui_components.keeping import IN_ALL, OF_CROWD, OF_VISITOR, Keeper, Room, SessionKey
 from ui_components.session import Session, Turn, Undo
-from ui_components.visitors import ARRIVALS, ARRIVALS_SECONDS, COOKIE, Arrivals, Visitors
+from ui_components.visitors import NEW_VISITORS, NEW_VISITORS_SECONDS, COOKIE, Arrivals, Visitors
 
 
 def key(visitor: str, number: int = 0, network: str = "") -> SessionKey:
@@ -161,18 +161,18 @@ def test_everybody_elses_outlive_any_number_of_one_attacker(messages, attack, is
         store.update(key(visitor_of(), number, attic), lambda _: written)
 
     assert not any(store.get(each).is_empty for each in honest)
-    assert len(store) <= len(honest) + ARRIVALS + OF_CROWD.sessions < IN_ALL.sessions
+    assert len(store) <= len(honest) + NEW_VISITORS + OF_CROWD.sessions < IN_ALL.sessions
 
 
 def test_what_all_cookies_of_a_network_may_hold_does_not_push_others_out():
     """Two hundred visitors with as much as one may have would be more than all the room."""
-    assert ARRIVALS * OF_VISITOR.sessions > IN_ALL.sessions
+    assert NEW_VISITORS * OF_VISITOR.sessions > IN_ALL.sessions
     store = Keeper(Session())
     neighbour, stranger = key("anna", network="attic"), key("ben")
     keep(store, neighbour)
     keep(store, stranger)
-    for number in range(ARRIVALS * OF_VISITOR.sessions):
-        keep(store, key(f"attacker {number % ARRIVALS}", number, "attic"))
+    for number in range(NEW_VISITORS * OF_VISITOR.sessions):
+        keep(store, key(f"attacker {number % NEW_VISITORS}", number, "attic"))
 
     assert len(store) == IN_ALL.sessions
     assert kept(store, neighbour, stranger) == [True, True]
@@ -200,9 +200,9 @@ def test_the_name_of_a_network_does_not_tell_the_address():
 def test_new_visitors_of_a_network_are_counted_by_the_hour():
     now = 0.0
     arrivals = Arrivals(clock=lambda: now)
-    crowded = [arrivals.is_one_too_many("school") for _ in range(ARRIVALS + 1)]
-    assert crowded == [False] * ARRIVALS + [True]
+    crowded = [arrivals.is_one_too_many("school") for _ in range(NEW_VISITORS + 1)]
+    assert crowded == [False] * NEW_VISITORS + [True]
     assert not arrivals.is_one_too_many("home")
-    now = ARRIVALS_SECONDS + 1
+    now = NEW_VISITORS_SECONDS + 1
 
     assert not arrivals.is_one_too_many("school")
