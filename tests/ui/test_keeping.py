@@ -11,7 +11,7 @@ from compeer_core.images import Image
 from ui_components.comparison import Comparison
 from ui_components.keeping import IN_ALL, OF_CROWD, OF_VISITOR, Keeper, Room, SessionKey
 from ui_components.session import Session, Turn, Undo
-from ui_components.visitors import NEW_VISITORS, NEW_VISITORS_SECONDS, COOKIE, Arrivals, Visitors
+from ui_components.visitors import COOKIE, NEW_VISITORS, NEW_VISITORS_SECONDS, NewVisitors, Visitors
 
 
 def key(visitor: str, number: int = 0, network: str = "") -> SessionKey:
@@ -199,10 +199,10 @@ def test_the_name_of_a_network_does_not_tell_the_address():
 
 def test_new_visitors_of_a_network_are_counted_by_the_hour():
     now = 0.0
-    arrivals = Arrivals(clock=lambda: now)
-    crowded = [arrivals.is_one_too_many("school") for _ in range(NEW_VISITORS + 1)]
+    newcomers = NewVisitors(clock=lambda: now)
+    crowded = [newcomers.is_one_too_many("school") for _ in range(NEW_VISITORS + 1)]
     assert crowded == [False] * NEW_VISITORS + [True]
-    assert not arrivals.is_one_too_many("home")
+    assert not newcomers.is_one_too_many("home")
     now = NEW_VISITORS_SECONDS + 1
 
-    assert not arrivals.is_one_too_many("school")
+    assert not newcomers.is_one_too_many("school")
