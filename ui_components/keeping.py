@@ -49,7 +49,7 @@ class SessionKey:
     conversation: str
     generation: int = 0
     """Which of the visitor's deletions it comes after (`ui_components.deletions`); 0 before all."""
-    network: str = field(default="", compare=False)
+    network: str = field(default="", compare=False, kw_only=True)
     """Where the visitor is now; see `Visitors.network`."""
 
     @property

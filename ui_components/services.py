@@ -71,7 +71,7 @@ class Services:
         """The conversation of whoever asks."""
         caller = self.caller(request)
         generation = self.deletions.generation(caller.visitor, arrived(request))
-        return SessionKey(caller.visitor, conversation, generation, caller.network)
+        return SessionKey(caller.visitor, conversation, generation, network=caller.network)
 
     def owner(self, request: gr.Request | Request) -> str:
         """Whose an upload is: the visitor's of the cookie, or the address's where there is none."""

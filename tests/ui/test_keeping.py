@@ -8,6 +8,7 @@ import pytest
 from compeer_core.dialogue import Speaker, Utterance
 from compeer_core.errors import InputError
 from compeer_core.images import Image
+from compeer_core.safety import RiskKind
 from ui_components.comparison import Comparison
 from ui_components.keeping import IN_ALL, OF_CROWD, OF_VISITOR, Keeper, Room, SessionKey
 from ui_components.session import Session, Turn, Undo
@@ -15,7 +16,9 @@ from ui_components.visitors import COOKIE, NEW_VISITORS, NEW_VISITORS_SECONDS, N
 
 
 def key(visitor: str, number: int = 0, network: str = "") -> SessionKey:
-    return SessionKey(visitor, f"conversation-{number:016}", network or f"home of {visitor}")
+    return SessionKey(
+        visitor, f"conversation-{number:016}", network=network or f"home of {visitor}"
+    )
 
 
 def session(*sizes: int) -> Session:
@@ -147,7 +150,7 @@ def without_a_cookie(visitors: Visitors, network: str) -> Callable[[], str]:
 @pytest.mark.parametrize("is_neighbour", [True, False])
 def test_everybody_elses_outlive_any_number_of_one_attacker(messages, attack, is_neighbour, what):
     store: Keeper = Keeper(Session() if what == "conversations" else Comparison())
-    written = session() if what == "conversations" else Comparison(at_risk=True)
+    written = session() if what == "conversations" else Comparison(risk=RiskKind.SUICIDE)
     visitors = Visitors()
     attic = visitors.network("192.0.2.1")
     honest = []
