@@ -85,9 +85,10 @@ class Program:
         """
 
         def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
+            dialogue = _dialogue(history)
             images = _images(image)
             said = check_message(_text(message, "message"), bool(images))
-            dialogue = _dialogue(history).adding(Utterance(Speaker.SEEKER, said, images))
+            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
             with _served(models.line(name), caller, stop):
