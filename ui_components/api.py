@@ -99,9 +99,10 @@ class Program:
         """
 
         def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
+            dialogue = _dialogue(history)
             images = self._images(image, request)
             said = check_message(_text(message, "message"), bool(images))
-            dialogue = _dialogue(history).adding(Utterance(Speaker.SEEKER, said, images))
+            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
             risk = _risk(dialogue)

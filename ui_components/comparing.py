@@ -199,7 +199,7 @@ class Comparing:
         finally:
             with self._lock:
                 self._opening.discard(key)
-        match.expect_watchers()  # the page may have been closed before it could watch
+        match.stop_unless_watched()
         threading.Thread(
             target=self._run,
             args=(match, opened, before.dialogue(said)),

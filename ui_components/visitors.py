@@ -40,7 +40,7 @@ class Caller:
 
     network: str
     """As `Visitors.network` tells it."""
-    visitor: str = ""
+    visitor: str = field(default="", repr=False)
     """Empty without a cookie."""
     is_program: bool = False
 

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 DEADLINE_SECONDS = 120.0
 GRACE_SECONDS = 5.0
 """How long a reply goes on although nobody watches."""
+UNWATCHED_SECONDS = 5.0
+"""How long one that has just begun goes on until somebody does: the page may have been closed before."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,13 @@ class Job:
         finally:
             with self._lock:
                 self._watchers -= 1
-            self.expect_watchers()
+            self.stop_unless_watched(self._grace_seconds)
 
-    def expect_watchers(self) -> None:
-        """Stop the reply unless somebody watches within the moment of grace."""
+    def stop_unless_watched(self, seconds: float = UNWATCHED_SECONDS) -> None:
+        """Stop the reply after some seconds unless somebody watches then."""
         with self._lock:
             if self._watchers == 0 and not self.over.is_set():
-                self._leaving = threading.Timer(self._grace_seconds, self._stop_if_alone)
+                self._leaving = threading.Timer(seconds, self._stop_if_alone)
                 self._leaving.daemon = True
                 self._leaving.start()
 
@@ -239,7 +241,7 @@ class Writers:
             raise InputError("a reply is on its way", code="already_writing")
 
     def _start(self, job: Job, work: Callable[[], None]) -> None:
-        job.expect_watchers()  # the page may have been closed before it could watch
+        job.stop_unless_watched()
         threading.Thread(target=self._run, args=(job, work), name="reply", daemon=True).start()
 
     # --- in the thread of a job ------------------------------------------------------------------

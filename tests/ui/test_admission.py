@@ -1,6 +1,7 @@
 """Who is let in, and who is heard: an honest visitor beside somebody who asks for everything."""
 
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 from compeer_core.backends.scripted import ScriptedScoring
 from tests.pages import COMPLETE, REPLY, eventually, make_services
 from tests.visitors import ELSEWHERE, HERE, Attack, Browser, Post, seconds_of
-from ui_components import admission, keeping
+from ui_components import admission, keeping, writing
 from ui_components.keeping import SessionKey
 from ui_components.server import build_server, serving
 from ui_components.services import Services
@@ -113,19 +114,27 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
     assert len(services.store) == 1  # what nobody listens to is not kept either
 
 
-def test_beside_many_visitors_of_another_network_who_do_listen(services, address):
+def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
     honest = Browser(address)
     quiet = seconds_of(honest.send)
     line = services.models.line("scripted-nano")
-    crowd = [Browser(address, ELSEWHERE) for _ in range(12)]
-    with ThreadPoolExecutor(len(crowd)) as pool:
-        sent = [pool.submit(each.send) for each in crowd]
-        eventually(lambda: len(line) > len(crowd) / 2)
-        attacked = seconds_of(honest.send)
-        assert not all(each.done() for each in sent)
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=address, timeout=60) as program:
+            while not is_over.is_set():
+                event = program.post(CHAT, json=asking()).json()["event_id"]
+                assert "event: complete" in program.get(f"{CHAT}/{event}").text
+
+    with ThreadPoolExecutor(admission.PROGRAM.of_network) as pool:
+        programs = [pool.submit(ask) for _ in range(admission.PROGRAM.of_network)]
+        eventually(lambda: len(line) == admission.PROGRAM.of_network - 1)
+        attacked = max(seconds_of(honest.send) for _ in range(2))
+        is_over.set()
 
     assert attacked / quiet < SLOWED_DOWN
-    assert all(REPLY[:20] in each.result() for each in sent)
+    for program in programs:
+        program.result()
 
 
 # --- what is refused, and how --------------------------------------------------------------------
@@ -298,8 +307,8 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
     browser = Browser(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
-        with browser.listening():
-            eventually(lambda: len(line) == 1)
+        with browser.listening() as events:
+            assert any("number 1 in line" in event for event in events)
         left = time.monotonic()
         eventually(lambda: len(line) == 0)
         gone_after = time.monotonic() - left
@@ -308,6 +317,16 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
     assert gone_after < services.grace_seconds + 2, f"{gone_after:.2f} s"
     (reply,) = services.store.get(key_of(services, browser)).turns[0].replies
     assert reply.outcome == "stopped"
+
+
+def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
+    line = services.models.line("scripted-nano")
+    browser = Browser(address)
+    with line.place(SessionKey("somebody", "").caller):
+        browser.join("hello").raise_for_status()
+        with browser.listening():
+            eventually(lambda: len(line) == 1)
+        eventually(lambda: len(line) == 0, writing.UNWATCHED_SECONDS + 2)
 
 
 def test_who_listens_late_is_answered_like_everybody_else(services, address):

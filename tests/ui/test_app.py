@@ -1,6 +1,7 @@
 """The command line: what is wrong is said in one sentence, with exit code 2."""
 
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -63,6 +64,12 @@ def test_a_taken_port_is_exit_code_2_if_it_was_asked_for(models, capsys):
 def test_a_taken_port_is_passed_over_if_none_was_asked_for():
     with listen("127.0.0.1", 0) as taken, listen("127.0.0.1", taken.getsockname()[1], 50) as bound:
         assert bound.getsockname()[1] > taken.getsockname()[1]
+
+
+def test_an_answer_is_sent_at_once_and_not_held_back_for_the_next_piece():
+    """Where the protocol is 0, asyncio leaves Nagle's algorithm on: 40 ms for each answer."""
+    with listen("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP
 
 
 @pytest.mark.parametrize(
