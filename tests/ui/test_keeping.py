@@ -144,7 +144,11 @@ def without_a_cookie(visitors: Visitors, network: str) -> Callable[[], str]:
 
 @pytest.mark.parametrize(
     ("what", "messages"),
-    [("conversations", 2_300), ("conversations", 20_000), ("comparisons", 2_300)],
+    [
+        ("conversations", 2_300),
+        pytest.param("conversations", 20_000, marks=pytest.mark.slow),
+        ("comparisons", 2_300),
+    ],
 )
 @pytest.mark.parametrize("attack", [with_one_cookie, with_a_cookie_each, without_a_cookie])
 @pytest.mark.parametrize("is_neighbour", [True, False])
