@@ -294,7 +294,7 @@ class Judge:
         dialogue: Dialogue,
         turn: Turn,
         reference: str | None,
-        stop: threading.Event | None,
+        stop: threading.Event | None = None,
     ) -> Judgement:
         if _is_bare(turn):
             assert isinstance(turn, str)
