@@ -57,6 +57,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.nano.vision_teacher", "train the network from which the image tower learns"
         ),
         "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
+        "base": Stage("training.base.build", "make the base of COMPEER-small from a GGUF file"),
+        "base tower": Stage(
+            "training.base.tower", "give the base the image tower of another checkpoint"
+        ),
         "encoder": Stage(
             "training.encoder.distil", "teach the sentence encoder of the redundancy terms"
         ),

@@ -11,7 +11,7 @@ from tests.training.corpora_fixture import write_corpora
 if TYPE_CHECKING:  # torch is not loaded for the tests that do without
     from transformers import PreTrainedTokenizerFast
 
-    from training.nano.architecture import NanoShape
+    from training.architecture import ModelShape
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,8 @@ def one_thread() -> Iterator[None]:
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of COMPEER-nano, with a small vocabulary."""
     from training.corpus import Source, SourceKind, mixed_documents
-    from training.nano.tokenizer import label_lines, train_tokenizer
+    from training.chat_tokens import label_lines
+    from training.nano.tokenizer import train_tokenizer
 
     sources = [
         Source(path="esconv/train.txt.gz", kind=SourceKind.ESCONV),
@@ -45,11 +46,11 @@ def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
 
 
 @pytest.fixture(scope="session")
-def tiny_shape() -> "NanoShape":
+def tiny_shape() -> "ModelShape":
     """Two layers of 32 in either half."""
-    from training.nano.architecture import NanoShape
+    from training.architecture import ModelShape
 
-    return NanoShape(
+    return ModelShape(
         hidden_size=32,
         layers=2,
         attention_heads=2,
@@ -76,11 +77,11 @@ def tokenizer_folder(
 def tiny_base(
     tokenizer: "PreTrainedTokenizerFast",
     tokenizer_folder: Path,
-    tiny_shape: "NanoShape",
+    tiny_shape: "ModelShape",
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """An untrained checkpoint with its processor; nobody may write into it."""
-    from training.nano.architecture import build_model
+    from training.architecture import build_model
     from training.nano.vision import build_processor
 
     folder = tmp_path_factory.mktemp("base")

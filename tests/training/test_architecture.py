@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.nano.architecture import NanoShape, build_model
+from training.architecture import ModelShape, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +20,7 @@ def test_rotary_sections_are_divided_as_in_qwen2_5_vl(tokenizer, tiny_shape):
 
 
 def test_the_default_sizes_are_those_of_the_design(tokenizer):
-    model = build_model(NanoShape(), tokenizer)
+    model = build_model(ModelShape(), tokenizer)
 
     # by hand: embedding 600 x 384; a layer: q 384 x 384 + 384, k and v 384 x 128 + 128 each,
     # o 384 x 384, MLP 3 x 384 x 768, two norms of 384; one norm at the end

@@ -7,7 +7,7 @@ import torch
 from compeer_core.images import read_image
 from tests.training.corpora_fixture import jpeg
 from training.faces import FACE_CLASSES, Face
-from training.nano.architecture import NanoShape
+from training.architecture import ModelShape
 from training.nano.photo_batches import PhotoBatches, patched, varied
 from training.nano.vision import build_processor
 
@@ -81,7 +81,7 @@ def test_half_of_the_photos_are_mirrored_and_a_seed_says_which():
 
 @pytest.mark.parametrize("side", [56, 112])
 def test_patches_are_those_of_the_processor(tiny_base, side):
-    processor = build_processor(tiny_base, NanoShape(), side).image_processor
+    processor = build_processor(tiny_base, ModelShape(), side).image_processor
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (2, side, side, 3), dtype=np.uint8)
 

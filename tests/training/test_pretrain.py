@@ -19,7 +19,7 @@ from compeer_core.errors import ConfigError
 from tests.training.corpora_fixture import esconv_row, write_blocks, write_esconv
 from training.corpus import Source, SourceKind
 from training.nano import pretrain
-from training.nano.architecture import build_model
+from training.architecture import build_model
 from training.nano.pretrain import (
     Config,
     block_order,

@@ -5,16 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import read
+from compeer_core.reasoning import TAGS, read
+from training.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, label_lines
 from training.corpus import Source, SourceKind
 from training.nano import tokenizer as stage
-from training.nano.tokenizer import (
-    SPECIAL_TOKENS,
-    TAGS,
-    VERDICT_WORDS,
-    label_lines,
-    train_tokenizer,
-)
+from training.nano.tokenizer import train_tokenizer
 
 ONE_TOKEN = (*TAGS, *VERDICT_WORDS)
 OPENING = "<|im_start|>assistant\n"

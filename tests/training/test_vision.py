@@ -20,7 +20,7 @@ from tests.training.corpora_fixture import jpeg, write_faces
 from training.face_tokens import embeddings_of, word_vectors
 from training.faces import FACE_CLASSES, read_faces
 from training.nano import vision, vision_teacher
-from training.nano.architecture import NanoShape
+from training.architecture import ModelShape
 from training.nano.photo_batches import PhotoBatches, patched
 from training.nano.vision import Config
 from training.stages import StoppedEarly
@@ -146,7 +146,7 @@ def test_the_checkpoint_reads_a_photo_as_few_tokens(trained):
 def test_a_photo_of_any_size_reaches_the_tower_at_the_size_that_it_was_trained_with(
     tiny_base, pixels
 ):
-    processor = vision.build_processor(tiny_base, NanoShape(), 112)
+    processor = vision.build_processor(tiny_base, ModelShape(), 112)
     photo = read_image(jpeg(pixels, "sad", 1)).to_pil()
 
     patches = processor.image_processor(images=[photo], return_tensors="pt")["image_grid_thw"]

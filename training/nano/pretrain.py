@@ -32,7 +32,7 @@ from training.corpus import (
     read_documents,
     utterances_of,
 )
-from training.nano.architecture import NanoShape, build_model
+from training.architecture import ModelShape, build_model
 from training.near_duplicates import HeldOut
 from training.optimisation import (
     CHECKPOINT,
@@ -66,7 +66,7 @@ class Config(Schedule):
     held_out: tuple[Source, ...] = ()
     """What will be tested on: documents of `sources` that repeat one of these are left out and
     counted (`training.near_duplicates`)."""
-    shape: NanoShape = NanoShape()
+    shape: ModelShape = ModelShape()
     batch_size: int = 8
     """Blocks per optimiser step."""
     block_size: int = 512

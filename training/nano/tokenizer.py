@@ -1,10 +1,4 @@
-"""The byte-level BPE of COMPEER-nano: `python -m training tokenizer <config.toml>`.
-
-The part tags of the output grammar and the verdict words are single tokens, so that a judge can
-read a verdict from one position and a policy closes a part with one token. They are *added*
-tokens without the `special` flag: trl decodes with `skip_special_tokens=True` before it calls a
-reward function, and would lose the tags otherwise.
-"""
+"""The byte-level BPE of COMPEER-nano: `python -m training tokenizer <config.toml>`."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,38 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
-from compeer_core.unifireward import PREFERENCES, VERDICTS
+from training.chat_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, VERDICT_WORDS, label_lines
 from training.corpus import Source, mixed_documents
-
-VERDICT_WORDS = (*VERDICTS, *PREFERENCES)
-"""The words a judge answers with, each one token."""
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
-"""Names as in Qwen2.5-VL, so that its processor and vLLM find them."""
-
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\n' -}}"
-    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
-    "{%- for block in message['content'] -%}"
-    "{%- if block['type'] == 'image' -%}"
-    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
-    "{%- else -%}{{- block['text'] -}}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}"
-    "{{- '<|im_end|>\n' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
-)
-"""ChatML without a default system message; an image stands where its block stands."""
-
 
 class Config(FrozenModel):
     """`[tokenizer]`: what is learnt from what."""
@@ -62,19 +26,6 @@ class Config(FrozenModel):
     label_repeats: int = 2000
     """How often each label line of the grammar is added, so that label words become few tokens."""
     seed: int = 0
-
-
-def label_lines() -> list[str]:
-    """Return every label line that a turn can hold, as the grammar writes them."""
-    lines = [f"Intensity: {n}" for n in range(1, 6)]
-    for name, labels in (
-        ("Stage", Stage),
-        ("Sentiment", Sentiment),
-        ("Emotion", Emotion),
-        ("Strategy", Strategy),
-    ):
-        lines += [f"{name}: {label.value}" for label in labels]
-    return lines
 
 
 def train_tokenizer(

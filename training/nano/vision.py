@@ -28,7 +28,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
 from training.faces import FACE_CLASSES, read_faces
-from training.nano.architecture import NanoShape
+from training.architecture import ModelShape
 from training.nano.expressions import (
     PhotoSchedule,
     learn_expressions,
@@ -65,7 +65,7 @@ class Config(PhotoSchedule):
 
 
 def build_processor(
-    tokenizer_folder: Path, shape: NanoShape, image_side: int
+    tokenizer_folder: Path, shape: ModelShape, image_side: int
 ) -> ImageOnlyQwen2_5_VLProcessor:
     """Return the processor of a nano checkpoint: every image, small or large, comes at one size.
 
@@ -176,7 +176,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     faces = read_faces(config.faces)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model, dtype=torch.float32)
     sizes: Any = model.config
-    shape = NanoShape(patch_size=sizes.vision_config.patch_size)
+    shape = ModelShape(patch_size=sizes.vision_config.patch_size)
     if config.image_side % (2 * shape.patch_size):
         raise ConfigError(
             f"image_side is {config.image_side}; it must be a multiple of {2 * shape.patch_size}"

@@ -1,4 +1,4 @@
-"""The shape of COMPEER-nano: Qwen2.5-VL, scaled down.
+"""The shape of the small models: Qwen2.5-VL, scaled down.
 
 Every module is transformers' own `Qwen2_5_VLForConditionalGeneration`; only the sizes are ours,
 so whatever loads a Qwen2.5-VL loads this.
@@ -14,7 +14,7 @@ from transformers import (
 from compeer_core.config import FrozenModel
 
 
-class NanoShape(FrozenModel):
+class ModelShape(FrozenModel):
     """Sizes of the language model and of the image tower."""
 
     hidden_size: int = 384
@@ -23,6 +23,9 @@ class NanoShape(FrozenModel):
     key_value_heads: int = 2
     intermediate_size: int = 768
     max_position_embeddings: int = 2048
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    """Of the language model's RMS norms."""
     vision_hidden_size: int = 128
     vision_layers: int = 4
     vision_heads: int = 4
@@ -32,7 +35,7 @@ class NanoShape(FrozenModel):
 
 
 def build_model(
-    shape: NanoShape, tokenizer: PreTrainedTokenizerBase, seed: int = 0
+    shape: ModelShape, tokenizer: PreTrainedTokenizerBase, seed: int = 0
 ) -> Qwen2_5_VLForConditionalGeneration:
     """Return a freshly initialised model whose special-token ids are the tokenizer's."""
 
@@ -51,11 +54,12 @@ def build_model(
             "num_key_value_heads": shape.key_value_heads,
             "intermediate_size": shape.intermediate_size,
             "max_position_embeddings": shape.max_position_embeddings,
+            "rms_norm_eps": shape.norm_epsilon,
             "tie_word_embeddings": True,
             "use_sliding_window": False,
             "rope_parameters": {
                 "rope_type": "default",
-                "rope_theta": 10_000.0,
+                "rope_theta": shape.rope_theta,
                 "mrope_section": [half - 2 * side, side, side],
             },
             "bos_token_id": token("<|endoftext|>"),
