@@ -18,11 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    AutoModelForImageTextToText,
-)
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 
 from compeer_core.backends.transformers_ import (
     ChatModel,
@@ -32,6 +28,7 @@ from compeer_core.backends.transformers_ import (
     TransformersScorer,
 )
 from compeer_core.backends.transformers_.failures import brief
+from compeer_core.backends.transformers_.packed_weights import PACKED, load_model
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.processing import load_processor
 
@@ -221,7 +218,9 @@ def check_folder(folder: Path) -> None:
         _read_json(path)
     index = folder / "model.safetensors.index.json"
     weights = [folder / "model.safetensors"]
-    if index.exists() and not weights[0].exists():
+    if (folder / PACKED).exists():
+        weights = [folder / PACKED]
+    elif index.exists() and not weights[0].exists():
         weights = [folder / name for name in sorted(set(_read_json(index)["weight_map"].values()))]
     for path in weights:
         _check_weights(path)
@@ -298,11 +297,9 @@ def _load(
     try:
         _check_kind(location, name)
         processor = load_processor(location)
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        loaded: Any = load_model(
             location,
             output_loading_info=True,
-            use_safetensors=True,
-            trust_remote_code=False,
             device_map={"": place},
             **_precision(quantize, place),
         )

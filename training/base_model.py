@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from peft import LoraConfig
 from pydantic import Field
-from transformers import AutoModelForImageTextToText, BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
+from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 
@@ -87,14 +88,7 @@ def load_base(
             bnb_4bit_compute_dtype=DTYPES[compute],
         )
     try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source,
-            dtype=DTYPES[weights],
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
-        )
+        loaded: Any = load_model(source, dtype=DTYPES[weights], output_loading_info=True, **options)
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(f"{source}: cannot be loaded: {error}") from error
     model, report = loaded

@@ -34,8 +34,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of COMPEER-nano, with a small vocabulary."""
-    from training.corpus import Source, SourceKind, mixed_documents
     from training.chat_tokens import label_lines
+    from training.corpus import Source, SourceKind, mixed_documents
     from training.nano.tokenizer import train_tokenizer
 
     sources = [

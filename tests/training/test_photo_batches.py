@@ -6,8 +6,8 @@ import torch
 
 from compeer_core.images import read_image
 from tests.training.corpora_fixture import jpeg
-from training.faces import FACE_CLASSES, Face
 from training.architecture import ModelShape
+from training.faces import FACE_CLASSES, Face
 from training.nano.photo_batches import PhotoBatches, patched, varied
 from training.nano.vision import build_processor
 

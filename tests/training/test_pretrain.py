@@ -17,9 +17,9 @@ from transformers import AutoTokenizer
 
 from compeer_core.errors import ConfigError
 from tests.training.corpora_fixture import esconv_row, write_blocks, write_esconv
+from training.architecture import build_model
 from training.corpus import Source, SourceKind
 from training.nano import pretrain
-from training.architecture import build_model
 from training.nano.pretrain import (
     Config,
     block_order,

@@ -17,10 +17,10 @@ from compeer_core.errors import ConfigError
 from compeer_core.images import read_image
 from compeer_core.processing import load_processor
 from tests.training.corpora_fixture import jpeg, write_faces
+from training.architecture import ModelShape
 from training.face_tokens import embeddings_of, word_vectors
 from training.faces import FACE_CLASSES, read_faces
 from training.nano import vision, vision_teacher
-from training.architecture import ModelShape
 from training.nano.photo_batches import PhotoBatches, patched
 from training.nano.vision import Config
 from training.stages import StoppedEarly

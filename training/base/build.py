@@ -33,7 +33,6 @@ from training.architecture import ModelShape, build_model
 from training.base.gguf_file import GgufLlama, read_gguf, sha256_of
 from training.base.vocabulary import (
     Vocabulary,
-    added_tokens,
     chat_tokenizer,
     counted,
     cut,
@@ -150,7 +149,8 @@ def token_rows(
     place_of = {token: place for place, token in enumerate(llama.tokens)}
     order = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
     generator = torch.Generator().manual_seed(seed)
-    length = values[[place_of[token] for token in vocabulary.tokens]].norm(dim=-1).mean()
+    stay = [place_of[token] for token in vocabulary.tokens if token in place_of]
+    length = values[stay].norm(dim=-1).mean()
     rows = []
     for token in order:
         if token in place_of:

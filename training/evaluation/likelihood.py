@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch.nn import functional
-from transformers import AutoModelForImageTextToText
 
 from compeer_core.backends.protocol import Message
+from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.processing import load_processor
 
 
@@ -29,7 +29,7 @@ class LikelihoodModel:
 
     def __init__(self, checkpoint: str | Path, adapter: Path | None = None) -> None:
         self._processor = load_processor(checkpoint)
-        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
+        model = load_model(checkpoint, torch.float32)
         self._model: Any = model if adapter is None else PeftModel.from_pretrained(model, adapter)
         self._model.eval()
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from compeer_core.errors import ConfigError
+from training.architecture import ModelShape, build_model
 from training.corpus import (
     DOCUMENT_END,
     Source,
@@ -32,7 +33,6 @@ from training.corpus import (
     read_documents,
     utterances_of,
 )
-from training.architecture import ModelShape, build_model
 from training.near_duplicates import HeldOut
 from training.optimisation import (
     CHECKPOINT,

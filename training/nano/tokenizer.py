@@ -12,6 +12,7 @@ from compeer_core.reasoning import TAGS
 from training.chat_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, VERDICT_WORDS, label_lines
 from training.corpus import Source, mixed_documents
 
+
 class Config(FrozenModel):
     """`[tokenizer]`: what is learnt from what."""
 

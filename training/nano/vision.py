@@ -20,15 +20,15 @@ from transformers import (
     AttentionInterface,
     AutoTokenizer,
     PreTrainedModel,
-    Qwen2_5_VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.errors import ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from training.architecture import ModelShape
 from training.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
 from training.faces import FACE_CLASSES, read_faces
-from training.architecture import ModelShape
 from training.nano.expressions import (
     PhotoSchedule,
     learn_expressions,
@@ -174,7 +174,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if not (config.model / "config.json").is_file():
         raise ConfigError(f"{config.model}: no checkpoint there (the pretrain stage writes it)")
     faces = read_faces(config.faces)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.model, dtype=torch.float32)
+    model = load_model(config.model, torch.float32)
     sizes: Any = model.config
     shape = ModelShape(patch_size=sizes.vision_config.patch_size)
     if config.image_side % (2 * shape.patch_size):

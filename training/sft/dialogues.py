@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
 from training.base_model import check_base
@@ -198,7 +199,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         with TemporaryDirectory() as scratch:
             prepare_samples(config, config.seed, Path(scratch))
         return
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(config.base, dtype=torch.float32)
+    model = load_model(config.base, torch.float32)
     faces = read_faces(config.faces)
     reader = SampleReader(config.base, model, {face.file: face.data for face in faces})
     sure_faces = _SureFaces(config, model, reader.processor.tokenizer)

@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForImageTextToText,
+)
 
 PACKED = "packed.safetensors"
 """The file of packed weights in a checkpoint's folder."""
@@ -114,9 +118,10 @@ def load_model(source: Path | str, dtype: torch.dtype | str, **options: Any) -> 
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
         )
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype
-    return AutoModelForImageTextToText.from_pretrained(
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].from_pretrained(
         None,
-        config=AutoConfig.from_pretrained(source, trust_remote_code=False),
+        config=config,
         state_dict=weights_of(read_packed(Path(source)), kind),
         dtype=kind,
         **options,
