@@ -190,9 +190,7 @@ def test_quantized_weights_write(quantize, qwen_folder, picture):
 
 
 def test_weights_that_cannot_be_quantized_here_say_what_to_do(copy, monkeypatch):
-    monkeypatch.setattr(
-        model_pool.AutoModelForImageTextToText, "from_pretrained", _model_without_head
-    )
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", _model_without_head)
 
     with pytest.raises(CheckpointError, match=r"in 4bit \(.*without --quantize"):
         load(copy, quantize="4bit")
@@ -337,9 +335,7 @@ def test_what_failed_to_load_can_be_loaded_when_it_is_mended(copy):
 
 
 def test_a_model_that_cannot_generate_is_refused_when_it_is_loaded(copy, monkeypatch):
-    monkeypatch.setattr(
-        model_pool.AutoModelForImageTextToText, "from_pretrained", _model_without_head
-    )
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", _model_without_head)
 
     with pytest.raises(CheckpointError, match=r"copy cannot be loaded \(RuntimeError: mat1"):
         load(copy)

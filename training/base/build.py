@@ -103,7 +103,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     tokenizer = chat_tokenizer(vocabulary, config.max_position_embeddings)
     rows = token_rows(llama, full, tokenizer, vocabulary, config.seed)
     shape = shape_of(llama, config.max_position_embeddings)
-    model = build_model(shape, tokenizer, config.seed).to(torch.bfloat16)
+    model = build_model(shape, tokenizer, config.seed).bfloat16()
     save_base(model, tokenizer, shape, config.image_side, config.output)
     save_packed(config.output, _packed(llama, rows, model))
 
@@ -175,7 +175,8 @@ def new_row(mean: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
     own = torch.randn(mean.shape, generator=generator)
     own -= (own @ towards) * towards
     own /= own.norm()
-    return length * (math.sqrt(1 - OWN_SHARE) * towards + math.sqrt(OWN_SHARE) * own)
+    row: Tensor = length * (math.sqrt(1 - OWN_SHARE) * towards + math.sqrt(OWN_SHARE) * own)
+    return row
 
 
 def save_base(

@@ -34,7 +34,7 @@ def tokenizer_of(vocabulary: Vocabulary, special: Sequence[str] = ()) -> Tokeniz
         special: Those of its tokens that no text may be merged into.
     """
     places = {token: place for place, token in enumerate(vocabulary.tokens)}
-    pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    pairs = [_pair(merge) for merge in vocabulary.merges]
     tokenizer = Tokenizer(models.BPE(vocab=places, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -54,7 +54,7 @@ def counted(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str]:
         some = list(texts[start : start + 1000])
         for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
             uses.update(encoding.ids)
-    return Counter({tokenizer.id_to_token(token): count for token, count in uses.items()})
+    return Counter({str(tokenizer.id_to_token(token)): count for token, count in uses.items()})
 
 
 def cut(
@@ -75,9 +75,9 @@ def cut(
     Raises:
         ConfigError: Bytes and tokens to be kept are more than `size`.
     """
-    parts = {}
+    parts: dict[str, tuple[str, str]] = {}
     for merge in vocabulary.merges:
-        left, right = merge.split(" ")
+        left, right = _pair(merge)
         parts.setdefault(left + right, (left, right))
     chosen = {*pre_tokenizers.ByteLevel.alphabet()}
     for token in kept:
@@ -95,6 +95,11 @@ def cut(
     )
     old = tuple(token for token in vocabulary.tokens if token in chosen)
     return Vocabulary((*old, *sorted(chosen - {*old})), merges)
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, right = merge.split(" ")
+    return left, right
 
 
 def _with_ancestors(token: str, parts: Mapping[str, tuple[str, str]]) -> set[str]:

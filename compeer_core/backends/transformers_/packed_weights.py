@@ -119,7 +119,8 @@ def load_model(source: Path | str, dtype: torch.dtype | str, **options: Any) -> 
         )
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].from_pretrained(
+    model_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    return model_class.from_pretrained(
         None,
         config=config,
         state_dict=weights_of(read_packed(Path(source)), kind),
