@@ -20,6 +20,7 @@ from torch import nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.config import FrozenModel
+from training.processes import in_any_process, is_first
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
@@ -150,8 +151,11 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint beside the last one and swap them.
 
-    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks.
+    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks. Of several
+    processes, which all have the same, the first writes.
     """
+    if not is_first():
+        return
     fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -234,9 +238,9 @@ def run_steps(
         StoppedEarly: Ctrl-C or SIGTERM; the step at hand was ended and a checkpoint was saved.
     """
     checkpoint = directory.path / CHECKPOINT
-    started, seen = time.monotonic(), 0
+    started, seen, asked = time.monotonic(), 0, False
     with StopRequest() as stopping:
-        while step < schedule.steps and not stopping.asked:
+        while step < schedule.steps and not (asked := in_any_process(stopping.asked)):
             loss, tokens = learn()
             metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
             step += 1
@@ -247,7 +251,7 @@ def run_steps(
             directory.metrics(step=step, **metrics)
             if step % schedule.save_every == 0 or step == schedule.steps:
                 save_checkpoint(checkpoint, model, optimisers.all, step)
-        if stopping.asked:
+        if asked:
             save_checkpoint(checkpoint, model, optimisers.all, step)
             raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
     return step

@@ -51,6 +51,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "build CER: from raw corpora to annotated rows that are ready for training",
             flags={"max_requests": "stop after this many requests to the generators, all kept"},
         ),
+        "cer written": Stage("training.cer.written", "make CER rows of written dialogues"),
+        "cer rules": Stage(
+            "training.cer.esconv_rules", "make CER rows of ESConv, with reasoning by rule"
+        ),
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision teacher": Stage(
@@ -68,6 +72,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "sft dialogues": Stage(
             "training.sft.dialogues",
             "fine-tune a small policy on whole dialogues, each read once",
+        ),
+        "sft adapter": Stage(
+            "training.sft.adapter", "train a LoRA adapter on a small base, dialogue by dialogue"
         ),
         "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
         "merge": Stage("training.merge", "merge a LoRA adapter into the weights it was trained on"),

@@ -59,6 +59,7 @@ _THANKS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_CLAUSE = re.compile(r"[^.!?,;:\n]+")
 _MARKUP = re.compile(r"[<>\[\]{}\"]")
 
 
@@ -136,7 +137,7 @@ def build_samples(
             labels = label_turn(source, turn)
             if told_share and labels.emotion is Emotion.NEUTRAL and rng.random() < told_share:
                 labels = _told_by_face(labels, [one for one in TOLD_BY_FACE if faces.get(one)], rng)
-            face_class = labels.told_by or face_class_of[labels.emotion]
+            face_class = labels.told_by or face_class_of.get(labels.emotion, "")
             face = None
             if faces.get(face_class) and (labels.told_by or rng.random() < face_share):
                 if other_share and not labels.told_by and rng.random() < other_share:
@@ -196,8 +197,9 @@ def _history_step(
         problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
         sentences = [
             _draw(rng, words["history"]["issue"]).format(problem=problem),
-            _draw(rng, words["history"]["quote"]).format(quote=_quote(history[-1].text)),
         ]
+        if quoted := quotation(history[-1].text):
+            sentences.append(_draw(rng, words["history"]["quote"]).format(quote=quoted))
     sentences.append(_draw(rng, words["history"]["stage"][labels.stage.value]))
     return HistoryStep(" ".join(sentences), labels.stage)
 
@@ -240,11 +242,24 @@ def _emotion_step(
     )
 
 
-def _quote(text: str, longest: int = 12) -> str:
-    """Return the longest sentence of a message, cut to `longest` words."""
-    sentences = [s.strip() for s in _SENTENCE.findall(text)] or [text.strip()]
-    words = _clean(max(sentences, key=len)).split()
-    return " ".join(words[:longest]) + (" ..." if len(words) > longest else "")
+def quotation(text: str, longest: int = 12) -> str | None:
+    """Return a part of a message to be quoted: letter for letter, without what could be read as mark-up.
+
+    The longest sentence that is short enough; else the longest clause; else the first words of the longest
+    stretch.
+
+    Args:
+        text: The message.
+        longest: How many words it may have.
+    """
+    for pattern in (_SENTENCE, _CLAUSE):
+        parts = [part.strip() for part in pattern.findall(text)]
+        short = [p for p in parts if 0 < len(p.split()) <= longest and not _MARKUP.search(p)]
+        if short:
+            return max(short, key=len)
+    stretches = [part.strip() for part in _MARKUP.split(text)]
+    words = re.match(rf"(?:\S+\s+){{0,{longest - 1}}}\S+", max(stretches, key=len))
+    return words.group() if words else None
 
 
 def _cue(history: Sequence[SampleUtterance], cues: Sequence[str]) -> str | None:

@@ -9,6 +9,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import ChatTemplate
+from compeer_core.dialogue import Dialogue
 from compeer_core.images import Image
 from compeer_core.prompts import policy_messages
 from training.samples import Sample
@@ -48,9 +49,15 @@ class SampleReader:
         Raises:
             ConfigError: A photo is missing.
         """
-        messages = policy_messages(sample.dialogue(self._faces), "trained")
+        return self.read_turn(sample.dialogue(self._faces), sample.completion, learnt)
+
+    def read_turn(
+        self, dialogue: Dialogue, turn: str, learnt: tuple[int, int] | None = None
+    ) -> TokenisedSample:
+        """Return the tokens of a history and the turn that follows it; see `read`."""
+        messages = policy_messages(dialogue, "trained")
         prompt = self._template.render(messages, reply=True)
-        answered = [*messages, Message("assistant", (sample.completion,))]
+        answered = [*messages, Message("assistant", (turn,))]
         # Behind the mark that ends a turn templates write a line break, which nobody has to learn.
         completion = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
         pictures = [
