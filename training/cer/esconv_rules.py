@@ -1,19 +1,22 @@
-"""ESConv's supporter turns with rule-made reasoning as CER rows: `python -m training cer rules <config.toml>`.
+"""ESConv's supporter turns with reasoning made by rule, as rows of CER: `python -m training cer rules <config.toml>`.
 
-Stage, strategy, emotion and intensity come from the corpus, the sentences around them from `training.sft.dataset`;
-replies are the corpus's own. It is what published work can be compared on.
+The turns are those of the first SFT set (`training.sft.dataset`), without photos. As rows of CER they can be learnt
+beside others. A rule wrote the steps and nobody judged them, so the rows say nothing about them.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, Split
+from pydantic import Field
+
+from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, HumanLabels, Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
-from training.cer.written import ROWS, counts_of
+from compeer_core.taxonomy import Emotion, Strategy
+from training.cer.corpora.reading import opening_key
 from training.esconv import read_esconv
 from training.samples import Sample, write_records
 from training.sft.dataset import build_samples
@@ -21,65 +24,77 @@ from training.sft.dataset import build_samples
 _log = logging.getLogger(__name__)
 
 LICENCE = "CC BY-NC 4.0"
+_NO_FACES = dict.fromkeys(Emotion, "")
 
 
 class Config(FrozenModel):
-    """`[cer rules]`: where ESConv lies."""
+    """`[cer rules]`: which dialogues become rows."""
 
     esconv: Path
     """Folder with ESConv's `train.txt.gz`, `valid.txt.gz` and `test.txt.gz`."""
     output: Path
-    """Folder that receives `rows.jsonl`."""
-    history_characters: int = 100_000
-    """Older turns are left out beyond this."""
-    seed: int = 0
-    """Draws the wording of the reasoning."""
-
-
-def records_of(samples: Iterable[Sample], split: Split) -> Iterator[CerRecord]:
-    """Yield the rows of samples, which come dialogue by dialogue."""
-    for _, together in groupby(samples, lambda sample: sample.dialogue_id):
-        turns = list(together)
-        for number, sample in enumerate(turns):
-            reply = parse(sample.completion).reply
-            case = Case(
-                id=f"{sample.dialogue_id}#{number}",
-                dialogue_id=sample.dialogue_id,
-                source_id=sample.dialogue_id,
-                corpus="esconv",
-                language="en",
-                split=split,
-                licence=LICENCE,
-                round=number,
-                rounds=len(turns),
-                history=tuple(
-                    CaseUtterance(speaker=said.speaker, text=said.text) for said in sample.history
-                ),
-                original=reply,
-            )
-            answer = Candidate(author="corpus", reply=reply, turn=sample.completion)
-            yield CerRecord(id=case.id, case=case, first=answer)
+    """Folder that receives `rows.jsonl`, with the rows of all splits."""
+    history_characters: int = Field(default=100_000, ge=0)
+    """Older turns are left out beyond this; no dialogue of ESConv is as long as the default."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the wording."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Write the rows of all splits; a dry run reads everything and counts them."""
+    """Write the rows; a dry run reads everything and counts them."""
     if resume is not None:
-        raise ConfigError("cer rules takes seconds and cannot be resumed: begin it again")
-    rows = [
-        row
-        for split in SPLITS
-        for row in records_of(
-            build_samples(
-                read_esconv(config.esconv / f"{split}.txt.gz", split),
-                {},
-                {},
-                face_share=0.0,
-                history_characters=config.history_characters,
-                seed=config.seed,
-            ),
-            split,
-        )
-    ]
-    _log.info("rows: %s", counts_of(rows))
+        raise ConfigError("rows made by rule cannot be resumed: begin again, it takes seconds")
+    rows: list[CerRecord] = []
+    for split in SPLITS:
+        of_split = list(rule_rows(config, split))
+        _log.info("%s: %d turns", split, len(of_split))
+        rows += of_split
     if not dry_run:
-        write_records(config.output / ROWS, rows)
+        write_records(config.output / "rows.jsonl", rows)
+
+
+def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
+    """Yield a row for each supporter turn of a split that answers the seeker.
+
+    Raises:
+        ConfigError: The file is missing, or a line is not in ESConv's layout.
+    """
+    dialogues = list(read_esconv(config.esconv / f"{split}.txt.gz", split))
+    source_ids = {
+        source.dialogue.id: opening_key(said.text for said in source.dialogue.utterances)
+        for source in dialogues
+    }
+    samples = build_samples(
+        dialogues,
+        {},
+        _NO_FACES,
+        face_share=0.0,
+        history_characters=config.history_characters,
+        seed=config.seed,
+    )
+    for dialogue_id, of_dialogue in groupby(samples, key=lambda sample: sample.dialogue_id):
+        turns = list(of_dialogue)
+        for number, sample in enumerate(turns):
+            yield _row(sample, split, source_ids[dialogue_id], number, len(turns))
+
+
+def _row(sample: Sample, split: Split, source_id: str, number: int, rounds: int) -> CerRecord:
+    reply = parse(sample.completion).reply
+    case = Case(
+        id=f"{sample.dialogue_id}#{number}",
+        dialogue_id=sample.dialogue_id,
+        source_id=source_id,
+        corpus="esconv",
+        language="en",
+        split=split,
+        licence=LICENCE,
+        round=number,
+        rounds=rounds,
+        history=tuple(
+            CaseUtterance(speaker=said.speaker, text=said.text) for said in sample.history
+        ),
+        original=reply,
+        labels=HumanLabels(strategies=(Strategy(sample.strategy),), problem=sample.problem),
+    )
+    answer = Candidate(author="corpus", reply=reply, turn=sample.completion)
+    return CerRecord(id=case.id, case=case, first=answer)

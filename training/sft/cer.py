@@ -35,6 +35,8 @@ class Config(FrozenModel):
     """Files of CER rows, as the cer stage writes them. Only rows of the train split are used."""
     with_faults: bool = False
     """Whether every turn that can be read is learnt, whatever was said about it."""
+    unjudged: bool = False
+    """Whether turns are learnt of which nobody said whether their steps are right."""
     base: Path | str
     """Checkpoint, or name on the hub, that is trained or that the adapter is trained on."""
     output: Path
@@ -73,7 +75,8 @@ def training_rows(config: Config) -> list[Row]:
             if record.case.split != "train":
                 left_out["of another split"] += len(record.candidates)
                 continue
-            for turn in turns_to_learn(record, with_faults=config.with_faults):
+            turns = turns_to_learn(record, with_faults=config.with_faults, unjudged=config.unjudged)
+            for turn in turns:
                 if isinstance(turn, str):
                     left_out[turn] += 1
                     continue
@@ -101,7 +104,7 @@ def turns_to_learn(
     Args:
         record: A row.
         with_faults: Whether what was said about a turn does not matter.
-        unjudged: Whether a turn is learnt although nobody judged its steps.
+        unjudged: Whether a step may be one that nobody judged.
     """
     unfit = _UNFIT.get(record.preference, (False, False))
     for candidate, is_unfit in zip(record.candidates, unfit, strict=False):

@@ -44,6 +44,9 @@ from training.samples import Sample, SampleUtterance
 GREETING_WORDS = 6
 """A seeker who has said at most so many words in all has not told anything yet."""
 
+QUOTED_WORDS = 12
+"""The history step quotes at most so many words."""
+
 TOLD_BY_FACE = {
     "angry": Emotion.ANGER,
     "disgust": Emotion.DISGUST,
@@ -59,7 +62,8 @@ _THANKS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
-_CLAUSE = re.compile(r"[^.!?,;:\n]+")
+_BETWEEN_CLAUSES = re.compile(r"[.!?,;:()\n\u2013\u2014]|\s-\s")
+_OPENING = re.compile(rf"\s*(\S+(?:[^\S\n]+\S+){{0,{QUOTED_WORDS - 1}}})")
 _MARKUP = re.compile(r"[<>\[\]{}\"]")
 
 
@@ -131,13 +135,13 @@ def build_samples(
             before = source.dialogue.utterances[:turn]
             if strategy is None or not before or before[-1].speaker is not Speaker.SEEKER:
                 continue
-            reply = _clean(source.dialogue.utterances[turn].text, quotes=True).strip()
+            reply = re.sub(r"[<>]", "", source.dialogue.utterances[turn].text).strip()
             if not reply:
                 continue  # nothing but mark-up
             labels = label_turn(source, turn)
             if told_share and labels.emotion is Emotion.NEUTRAL and rng.random() < told_share:
                 labels = _told_by_face(labels, [one for one in TOLD_BY_FACE if faces.get(one)], rng)
-            face_class = labels.told_by or face_class_of.get(labels.emotion, "")
+            face_class = labels.told_by or face_class_of[labels.emotion]
             face = None
             if faces.get(face_class) and (labels.told_by or rng.random() < face_share):
                 if other_share and not labels.told_by and rng.random() < other_share:
@@ -195,11 +199,9 @@ def _history_step(
         sentences = [_draw(rng, words["history"]["unknown"])]
     else:
         problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
-        sentences = [
-            _draw(rng, words["history"]["issue"]).format(problem=problem),
-        ]
-        if quoted := quotation(history[-1].text):
-            sentences.append(_draw(rng, words["history"]["quote"]).format(quote=quoted))
+        sentences = [_draw(rng, words["history"]["issue"]).format(problem=problem)]
+        if quote := exact_quote(history[-1].text):
+            sentences.append(_draw(rng, words["history"]["quote"]).format(quote=quote))
     sentences.append(_draw(rng, words["history"]["stage"][labels.stage.value]))
     return HistoryStep(" ".join(sentences), labels.stage)
 
@@ -242,42 +244,38 @@ def _emotion_step(
     )
 
 
-def quotation(text: str, longest: int = 12) -> str | None:
-    """Return a part of a message to be quoted: letter for letter, without what could be read as mark-up.
+def exact_quote(text: str) -> str | None:
+    """Return what is quoted of a message, letter for letter and of at most `QUOTED_WORDS`.
 
-    The longest sentence that is short enough; else the longest clause; else the first words of the longest
-    stretch.
+    That is its longest sentence that is short enough, else its longest clause, else how it opens. What could be read
+    as mark-up is not quoted; None if nothing is left.
 
-    Args:
-        text: The message.
-        longest: How many words it may have.
+    Example:
+        >>> exact_quote("Hi. My boss shouted at me, again! Then he left.")
+        'My boss shouted at me, again!'
     """
-    for pattern in (_SENTENCE, _CLAUSE):
-        parts = [part.strip() for part in pattern.findall(text)]
-        short = [p for p in parts if 0 < len(p.split()) <= longest and not _MARKUP.search(p)]
-        if short:
-            return max(short, key=len)
-    stretches = [part.strip() for part in _MARKUP.split(text)]
-    words = re.match(rf"(?:\S+\s+){{0,{longest - 1}}}\S+", max(stretches, key=len))
-    return words.group() if words else None
+    for parts in (_SENTENCE.findall(text), _BETWEEN_CLAUSES.split(text)):
+        fitting = [
+            part.strip()
+            for part in parts
+            if 0 < len(part.split()) <= QUOTED_WORDS and not _MARKUP.search(part)
+        ]
+        if fitting:
+            return max(fitting, key=len)
+    opening = _OPENING.match(text)
+    return opening[1] if opening and not _MARKUP.search(opening[1]) else None
 
 
 def _cue(history: Sequence[SampleUtterance], cues: Sequence[str]) -> str | None:
-    """Return the latest word of the seeker's that is a cue."""
+    """Return the latest word of the seeker's that is a cue, as they wrote it."""
     for utterance in reversed(history):
         if utterance.speaker is Speaker.SEEKER:
             found: list[str] = [
-                w for w in re.findall(r"[a-z']+", utterance.text.lower()) if w in cues
+                w for w in re.findall(r"[A-Za-z']+", utterance.text) if w.lower() in cues
             ]
             if found:
                 return found[-1]
     return None
-
-
-def _clean(text: str, *, quotes: bool = False) -> str:
-    """Return `text` without characters that could be read as mark-up of a turn."""
-    text = text.replace('"', "'") if not quotes else text
-    return re.sub(r"[<>]", "", text) if quotes else _MARKUP.sub("", text)
 
 
 def _draw(rng: np.random.Generator, variants: Sequence[str]) -> str:
