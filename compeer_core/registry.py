@@ -2,10 +2,11 @@
 
 ```toml
 [[models]]
-name = "compeer-nano"
+name = "compeer-small"
 kind = "policy"                                  # or "judge"
-title = "COMPEER-nano"
-source = "checkpoints/compeer-nano"              # relative to this file
+title = "COMPEER-small"
+source = "checkpoints/compeer-small-base"        # relative to this file
+adapter = "checkpoints/compeer-small"            # LoRA, beside the weights
 languages = ["en"]                               # "*" for any
 licence = "CC-BY-NC-4.0"
 default = true
@@ -181,6 +182,8 @@ class ModelEntry(FrozenModel):
     """The adapter of that one. With either key the judge is of two models."""
     verdicts: Verdicts = "logprobs"
     """How the verdicts of a judge behind an endpoint are read."""
+    small: bool = False
+    """Whether it is so small that the page must say what it is not fit for."""
     default: bool = False
     """Taken where no name is given; at most one of a kind. Without any, it is the first."""
 

@@ -394,8 +394,8 @@ class Chat:
             return render("note.html", text=text, kind="loading")
         if models.is_broken(model):
             return render("note.html", text=texts("model.failed", model=title), kind="failed")
-        if "nano" in entry.name:
-            return render("note.html", text=texts("model.nano", model=title), kind="small")
+        if entry.small:
+            return render("note.html", text=texts("model.small", model=title), kind="small")
         return ""
 
 

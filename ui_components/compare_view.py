@@ -48,7 +48,7 @@ def talk_html(
         "compare.html",
         t=texts,
         missing=len(models.entries("policy")) < 2,
-        nano=all("nano" in entry.name for entry in models.entries("policy")),
+        small=all(entry.small for entry in models.entries("policy")),
         hours=round(keep_seconds / 3600),
         starters=STARTERS,
         risk=risk_card(texts, comparison.risk) if comparison.risk else None,
