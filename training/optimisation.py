@@ -20,6 +20,7 @@ from torch import nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.config import FrozenModel
+from training.processes import in_any_process, is_first
 from training.run_directory import RunDirectory
 from training.stages import StoppedEarly
 from training.stopping import StopRequest
@@ -150,8 +151,11 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint beside the last one and swap them.
 
-    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks.
+    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks. Of several
+    processes, which all have the same, the first writes.
     """
+    if not is_first():
+        return
     fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -203,7 +207,8 @@ def open_run(output: Path, schedule: Schedule, resume: Path | None) -> RunDirect
         resume=resume is not None,
         may_change=schedule.resumable_keys,
     )
-    if resume is None:  # a start that made no step may have left some, under another config
+    # A start that made no step may have left some, under another config.
+    if resume is None and is_first():
         checkpoint = directory.path / CHECKPOINT
         for one in (checkpoint, checkpoint.with_suffix(".old")):
             shutil.rmtree(one, ignore_errors=True)
@@ -227,16 +232,17 @@ def run_steps(
         schedule: How many steps, and how often the rest.
         directory: Of the run; checkpoints lie in its `CHECKPOINT`.
         step: How many steps are made already.
-        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read.
+        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read. Of several
+            processes, which take the same steps, all return those of all.
         validate: Returns the loss on held-out data, in nats a token.
 
     Raises:
         StoppedEarly: Ctrl-C or SIGTERM; the step at hand was ended and a checkpoint was saved.
     """
     checkpoint = directory.path / CHECKPOINT
-    started, seen = time.monotonic(), 0
+    started, seen, asked = time.monotonic(), 0, False
     with StopRequest() as stopping:
-        while step < schedule.steps and not stopping.asked:
+        while step < schedule.steps and not (asked := in_any_process(stopping.asked)):
             loss, tokens = learn()
             metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
             step += 1
@@ -247,7 +253,7 @@ def run_steps(
             directory.metrics(step=step, **metrics)
             if step % schedule.save_every == 0 or step == schedule.steps:
                 save_checkpoint(checkpoint, model, optimisers.all, step)
-        if stopping.asked:
+        if asked:
             save_checkpoint(checkpoint, model, optimisers.all, step)
             raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
     return step

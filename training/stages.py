@@ -69,6 +69,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.sft.dialogues",
             "fine-tune a small policy on whole dialogues, each read once",
         ),
+        "sft adapter": Stage(
+            "training.sft.adapter", "train a LoRA adapter on a small base, dialogue by dialogue"
+        ),
         "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
         "merge": Stage("training.merge", "merge a LoRA adapter into the weights it was trained on"),
         "extract": Stage(

@@ -93,12 +93,15 @@ def training_rows(config: Config) -> list[Row]:
     return rows
 
 
-def turns_to_learn(record: CerRecord, *, with_faults: bool = False) -> Iterator[SupportTurn | str]:
+def turns_to_learn(
+    record: CerRecord, *, with_faults: bool = False, unjudged: bool = False
+) -> Iterator[SupportTurn | str]:
     """Yield each turn of a row, or why it is not learnt.
 
     Args:
         record: A row.
         with_faults: Whether what was said about a turn does not matter.
+        unjudged: Whether a step may be one that nobody judged.
     """
     unfit = _UNFIT.get(record.preference, (False, False))
     for candidate, is_unfit in zip(record.candidates, unfit, strict=False):
@@ -113,7 +116,7 @@ def turns_to_learn(record: CerRecord, *, with_faults: bool = False) -> Iterator[
             yield reading.turn
         elif False in steps:
             yield "with a step that is judged wrong"
-        elif None in steps:
+        elif None in steps and not unjudged:
             yield "with a step that nobody judged"
         elif is_unfit:
             yield "with the worse reply"

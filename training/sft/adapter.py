@@ -1,0 +1,380 @@
+"""SFT of a LoRA adapter on a small frozen base: `python -m training sft adapter <config.toml>`.
+
+Rows of CER are put together to dialogues, and each dialogue's history is read once (`shared_prefix`). The
+base lies in bf16 and is never moved. The adapter computes in bf16 too, which on a processor is much
+faster than fp32, but small steps would be rounded away in it: the optimiser moves an fp32 copy.
+
+Several processes share the dialogues of each step:
+
+    torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_adapter_plain.toml
+
+A run stopped at any point continues from its last checkpoint with the same rows. To stop several
+processes, send SIGTERM to one of them: torchrun itself gives the others 30 seconds and then kills them.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import (
+    PeftConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.backends.transformers_.packed_weights import load_model
+from compeer_core.cer import Case, CerRecord, Split
+from compeer_core.errors import CheckpointError, ConfigError
+from compeer_core.reasoning import render
+from training.base_model import LoraShape, check_base, lora_config
+from training.optimisation import (
+    CHECKPOINT,
+    Optimisers,
+    Schedule,
+    load_checkpoint,
+    open_run,
+    run_steps,
+)
+from training.pictures import Pictures
+from training.processes import (
+    added_up,
+    is_first,
+    join_processes,
+    process_count,
+    process_number,
+)
+from training.samples import drawn, read_records
+from training.sft.cer import turns_to_learn
+from training.sft.tokenise import SampleReader
+from training.shared_prefix import (
+    ATTENTION,
+    SharedPrefixRow,
+    TokenisedSample,
+    row_loss,
+    shared_prefix_row,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Config(Schedule):
+    """`[sft adapter]`: which rows, which base, how long; of the learning rates only `adamw_lr` counts."""
+
+    records: tuple[Path, ...] = Field(min_length=1)
+    """Files of CER rows. The train split is learnt, the valid split measured."""
+    base: Path
+    """Checkpoint that the adapter is trained on, a Qwen2.5-VL."""
+    output: Path
+    """Run directory: `adapter` is the result."""
+    start: Path | None = None
+    """Adapter to begin with, of the shape `lora`; None begins with one that changes nothing."""
+    faces: Path | None = None
+    """Folder of the packed faces, for rows that show one."""
+    lora: LoraShape = LoraShape(rank=32, alpha=64)
+    dialogues_per_step: int = Field(default=16, gt=0)
+    """Of all processes together."""
+    longest: int = Field(default=2048, gt=0)
+    """Tokens of a row; a longer dialogue becomes several rows of consecutive turns. A turn that is longer by
+    itself is left out and counted."""
+    validation_dialogues: int = Field(default=64, gt=0)
+    """The loss is measured on so many dialogues of the validation split, drawn by `seed`."""
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts turns."""
+    check_base(config.base)
+    if config.start is not None:
+        _check_shape(config.start, config.lora)
+    dialogues = read_dialogues(config.records, "train")
+    held_out = read_dialogues(config.records, "valid")
+    _log.info(
+        "%d turns of %d dialogues to learn, %d dialogues held out",
+        *(sum(map(len, dialogues)), len(dialogues), len(held_out)),
+    )
+    for split, found in (("train", dialogues), ("valid", held_out)):
+        if not found:
+            files = ", ".join(map(str, config.records))
+            raise ConfigError(f"{files}: no turn of the {split} split that can be learnt")
+    if dry_run:
+        return
+    device = join_processes(config.device)
+    torch.manual_seed(config.seed)  # all processes begin with the same adapter
+    model = _load(config.base)
+    reader = SampleReader(config.base, model, {})
+    adapted = _adapted(model, config)
+    directory = open_run(config.output, config, resume)
+    torch.nn.Module.to(model, device)
+    language = model.model.language_model
+    language.set_attn_implementation(ATTENTION)
+    masters = Masters([weight for weight in adapted.parameters() if weight.requires_grad])
+    optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
+    step = 0
+    if resume is not None:
+        step = load_checkpoint(directory.path / CHECKPOINT, masters, optimisers.all)
+        masters.publish()
+    optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
+    directory.rewind(step)
+    limit = min(config.longest, language.config.max_position_embeddings)
+    builder = RowBuilder(reader, Pictures(None, config.faces), limit)
+    validation = [
+        row
+        for turns in drawn(held_out, config.validation_dialogues, config.seed)
+        for row in builder.rows(turns)
+    ]
+    if not validation:
+        raise ConfigError(f"longest: each turn of the valid split has more than {limit} tokens")
+    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, step)
+
+    def learn() -> tuple[float, int]:
+        rows = [row for turns in next(steps) for row in builder.rows(turns)]
+        learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
+        total = torch.zeros(1, device=device)
+        masters.forget()
+        for row in _own(rows):
+            loss = row_loss(model, row.to(device)) / learnt
+            loss.backward()
+            masters.collect()
+            total += loss.detach()
+        added_up(masters.gradient)
+        return added_up(total).item(), sum(row.tokens.shape[1] for row in rows)
+
+    def validate() -> float:
+        model.eval()
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for row in _own(validation):
+                total += row_loss(model, row.to(device))
+        model.train()
+        return added_up(total).item() / sum(len(row.targets) for row in validation)
+
+    model.train()
+    run_steps(masters, optimisers, config, directory, step, learn, validate)
+    if builder.too_long:
+        directory.log("turns of more than %d tokens were met %d times", limit, builder.too_long)
+    if is_first():
+        _save_adapter(adapted, config.base, directory.path / "adapter")
+
+
+# --- dialogues ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LearntTurn:
+    """A case and the turn that answers it."""
+
+    case: Case
+    completion: str
+
+
+def read_dialogues(records: Sequence[Path], split: Split) -> list[list[LearntTurn]]:
+    """Return the turns to learn of each dialogue of a split, in the order of the files.
+
+    Raises:
+        ConfigError: A file is missing or a line is no row of CER.
+    """
+    dialogues: dict[str, list[LearntTurn]] = {}
+    for path in records:
+        for record in read_records(path, CerRecord):
+            if record.case.split != split:
+                continue
+            for turn in turns_to_learn(record, unjudged=True):
+                if not isinstance(turn, str):
+                    learnt = LearntTurn(record.case, render(turn))
+                    dialogues.setdefault(record.case.dialogue_id, []).append(learnt)
+    return list(dialogues.values())
+
+
+def steps_of(
+    dialogues: Sequence[Sequence[LearntTurn]], size: int, seed: int, skip: int
+) -> Iterator[list[Sequence[LearntTurn]]]:
+    """Yield the dialogues of each step, for ever, from step `skip` on; each pass has an order of its own."""
+    size = min(size, len(dialogues))
+    for number in itertools.count():
+        order = np.random.default_rng([seed, number]).permutation(len(dialogues)).tolist()
+        for start in range(0, len(order) - size + 1, size):
+            if skip:
+                skip -= 1
+                continue
+            yield [dialogues[place] for place in order[start : start + size]]
+
+
+class RowBuilder:
+    """Makes rows of dialogues.
+
+    Attributes:
+        too_long: How many turns were left out because they are longer than a row may be.
+    """
+
+    def __init__(self, reader: SampleReader, pictures: Pictures, longest: int) -> None:
+        self.too_long = 0
+        self._reader = reader
+        self._pictures = pictures
+        self._longest = longest
+
+    def rows(self, turns: Sequence[LearntTurn]) -> list[SharedPrefixRow]:
+        """Return the rows of a dialogue: one for each set of pictures that its histories show.
+
+        Where all samples of a row show the same pictures, they share what follows these too. A row that is
+        too long is halved.
+
+        Raises:
+            ConfigError: A picture cannot be opened.
+        """
+        groups: list[list[TokenisedSample]] = []
+        for turn in turns:
+            dialogue = turn.case.dialogue(self._pictures.shown(turn.case.history))
+            sample = self._reader.read_turn(dialogue, turn.completion)
+            if groups and _show_the_same(groups[-1][0], sample):
+                groups[-1].append(sample)
+            else:
+                groups.append([sample])
+        return [row for group in groups for row in self._fitting(group)]
+
+    def _fitting(self, samples: Sequence[TokenisedSample]) -> list[SharedPrefixRow]:
+        row = self._row(samples)
+        if row.tokens.shape[1] <= self._longest:
+            return [row]
+        half = len(samples) // 2
+        if not half:
+            self.too_long += 1
+            return []
+        return self._fitting(samples[:half]) + self._fitting(samples[half:])
+
+    def _row(self, samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
+        first, *others = (replace(sample, first_picture=None) for sample in samples)
+        row = shared_prefix_row([first, *(replace(o, pixels=None, grid=None) for o in others)])
+        of_picture = self._reader.processor.image_token_id
+        if (row.tokens == of_picture).sum() == first.prompt.count(of_picture):
+            return row
+        return shared_prefix_row(samples)  # their histories differ before the pictures
+
+
+def _show_the_same(one: TokenisedSample, other: TokenisedSample) -> bool:
+    if one.pixels is None or other.pixels is None:
+        return one.pixels is other.pixels
+    assert one.grid is not None and other.grid is not None
+    return torch.equal(one.grid, other.grid) and torch.equal(one.pixels, other.pixels)
+
+
+def shared_out(lengths: Sequence[int], processes: int) -> list[list[int]]:
+    """Return which items each process takes, so that all have about as much to do.
+
+    The longest go first, one to each process there and back again.
+
+    >>> shared_out([5, 9, 1, 7, 3], 2)
+    [[1, 4, 2], [3, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    there_and_back = itertools.cycle([*range(processes), *reversed(range(processes))])
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    for item, taker in zip(order, there_and_back, strict=False):
+        shares[taker].append(item)
+    return shares
+
+
+def _own(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
+    """Return the rows that are this process's."""
+    shares = shared_out([row.tokens.shape[1] for row in rows], process_count())
+    return [rows[item] for item in shares[process_number()]]
+
+
+# --- the adapter -------------------------------------------------------------------------------
+
+
+class Masters(nn.Module):
+    """The fp32 copy of an adapter's weights, one behind the other: what is moved and saved.
+
+    With gradients of fp32 too, as a sum of many rows in bf16 would lose the small ones.
+    """
+
+    def __init__(self, adapter: Sequence[nn.Parameter]) -> None:
+        """Copy the weights of an adapter."""
+        super().__init__()
+        self._adapter = tuple(adapter)
+        self._sizes = [weight.numel() for weight in adapter]
+        self.flat = nn.Parameter(torch.cat([weight.detach().float().ravel() for weight in adapter]))
+
+    @property
+    def gradient(self) -> Tensor:
+        """What was collected since `forget`."""
+        assert self.flat.grad is not None
+        return self.flat.grad
+
+    def forget(self) -> None:
+        """Begin a sum of gradients."""
+        self.flat.grad = torch.zeros_like(self.flat)
+
+    def collect(self) -> None:
+        """Add the adapter's gradients to the sum; the adapter has none then."""
+        for weight, part in zip(self._adapter, self.gradient.split(self._sizes), strict=True):
+            if weight.grad is not None:
+                part += weight.grad.ravel()
+                weight.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Give the adapter its values, rounded to its own type."""
+        for weight, part in zip(self._adapter, self.flat.split(self._sizes), strict=True):
+            weight.copy_(part.view_as(weight))
+
+
+def _load(base: Path) -> Qwen2_5_VLForConditionalGeneration:
+    try:
+        model = load_model(base, torch.bfloat16)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{base}: cannot be loaded: {error}") from error
+    if not isinstance(model, Qwen2_5_VLForConditionalGeneration):
+        raise CheckpointError(f"{base}: a {type(model).__name__}; only a Qwen2.5-VL is trained so")
+    return model
+
+
+def _check_shape(start: Path, lora: LoraShape) -> None:
+    if not (start / "adapter_config.json").is_file():
+        raise ConfigError(f"start: {start} holds no adapter_config.json")
+    settings: Any = PeftConfig.from_pretrained(str(start))
+    shape = (getattr(settings, "r", None), getattr(settings, "lora_alpha", None))
+    if shape != (lora.rank, lora.alpha):
+        raise ConfigError(
+            f"start: {start} has rank and alpha {shape[0]} and {shape[1]}, but lora asks for "
+            f"{lora.rank} and {lora.alpha}; set those"
+        )
+
+
+def _adapted(model: Any, config: Config) -> PeftModel:
+    """Put an adapter in a model, in the type of its weights; nothing else can be trained then."""
+    shape = lora_config(model, config.lora, freeze_vision=True)
+    adapted = get_peft_model(model, shape, autocast_adapter_dtype=False)
+    assert isinstance(adapted, PeftModel)
+    if config.start is not None:
+        weights = load_peft_weights(str(config.start), device="cpu")
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        there, asked = (
+            {(name, tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (weights, expected)
+        )
+        if different := sorted(there ^ asked):
+            raise CheckpointError(
+                f"{config.start} does not fit {config.base}: {len(different)} weights differ, first "
+                f"{different[0][0]}; name the base that it was trained on"
+            )
+        set_peft_model_state_dict(adapted, weights)
+    return adapted
+
+
+def _save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
+    """Write the adapter; it names its base by the folder's name alone, which is the same everywhere."""
+    for settings in adapted.peft_config.values():
+        settings.base_model_name_or_path = base.name
+    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's form of a card, not filled in
