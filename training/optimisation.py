@@ -207,7 +207,8 @@ def open_run(output: Path, schedule: Schedule, resume: Path | None) -> RunDirect
         resume=resume is not None,
         may_change=schedule.resumable_keys,
     )
-    if resume is None:  # a start that made no step may have left some, under another config
+    # A start that made no step may have left some, under another config.
+    if resume is None and is_first():
         checkpoint = directory.path / CHECKPOINT
         for one in (checkpoint, checkpoint.with_suffix(".old")):
             shutil.rmtree(one, ignore_errors=True)
@@ -231,7 +232,8 @@ def run_steps(
         schedule: How many steps, and how often the rest.
         directory: Of the run; checkpoints lie in its `CHECKPOINT`.
         step: How many steps are made already.
-        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read.
+        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read. Of several
+            processes, which take the same steps, all return those of all.
         validate: Returns the loss on held-out data, in nats a token.
 
     Raises:

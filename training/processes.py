@@ -11,9 +11,12 @@ Each process has a part of every batch; the first of them all writes the run dir
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from compeer_core.errors import BackendError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Value = TypeVar("Value")
 
@@ -39,6 +42,28 @@ def first_goes_ahead() -> Iterator[None]:
 
     with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
         yield
+
+
+def join_processes(device: str) -> str:
+    """Wait until all processes are there; return the device of this one.
+
+    Args:
+        device: Where the stage computes; "cuda" is another accelerator for each process.
+    """
+    if process_count() == 1:
+        return device
+    from accelerate import PartialState
+
+    return str(PartialState(cpu=device == "cpu").device)
+
+
+def added_up(values: "Tensor") -> "Tensor":
+    """Add up a tensor over all processes, in place; all of them have to ask and get the same bits."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values
 
 
 def in_any_process(claim: bool) -> bool:

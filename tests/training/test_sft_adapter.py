@@ -1,7 +1,8 @@
-"""An adapter on a frozen base: what is learnt, cut short and gone on with, by one process and by two."""
+"""SFT of an adapter: dialogues of CER rows, cut short and gone on with, alone and in two processes."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,66 +11,67 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from compeer_core.backends.protocol import Sampling
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
+from compeer_core.cer import Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
-from compeer_core.model_pool import ModelPool, load_transformers
+from compeer_core.model_pool import load_transformers
+from compeer_core.prompts import policy_messages
+from tests.training.test_reward_train import record
 from training.base_model import LoraShape
 from training.faces import read_faces
+from training.optimisation import Optimisers
+from training.pictures import Pictures
 from training.samples import write_records
 from training.sft import adapter
-from training.sft.adapter import Config, read_dialogues, shared_out, steps_of
+from training.sft.adapter import Config, Masters, RowBuilder, read_dialogues, shared_out, steps_of
+from training.sft.tokenise import SampleReader
+from training.shared_prefix import ATTENTION, row_loss, shared_prefix_row
 from training.stages import StoppedEarly
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
+]
 
-TURN = (
-    "<history>The seeker lost the {thing}.\nStage: Exploration</history>\n"
-    "<emotion>They feel sad.\nSentiment: Negative\nEmotion: Sadness\nIntensity: 3</emotion>\n"
-    "<strategy>A question shows interest.\nStrategy: Question</strategy>\n"
-    "<reply>Where did you lose the {thing}?</reply>"
-)
+WEIGHTS = "adapter_model.safetensors"
 
 
-def rows_of(number: int, face: str | None = None, turns: int = 2) -> list[CerRecord]:
-    """A dialogue of some turns; every sixth is held out."""
-    name, thing = f"talk-{number}", ("cat", "key", "ring", "book")[number % 4]
-    history: tuple[CaseUtterance, ...] = ()
-    rows = []
-    for place in range(turns):
-        images = (face,) if face and not place else ()
-        said = CaseUtterance(
-            speaker=Speaker.SEEKER, text=f"I lost my {thing} {place}", images=images
-        )
-        history = (*history, said)
-        case = Case(
-            id=f"{name}#{place}",
-            dialogue_id=name,
-            source_id=name,
-            corpus="written",
-            language="en",
-            split="valid" if number % 6 == 5 else "train",
-            licence="CC0",
-            round=place,
-            rounds=turns,
-            history=history,
-            original=None,
-        )
-        reply = f"Where did you lose the {thing}?"
-        answer = Candidate(author="llm", reply=reply, turn=TURN.format(thing=thing))
-        rows.append(CerRecord(id=case.id, case=case, first=answer))
-        history = (*history, CaseUtterance(speaker=Speaker.SUPPORTER, text=reply))
-    return rows
+def turn_of(number: int, place: int, *, photo: str | None = None, **changes) -> CerRecord:
+    """A turn of dialogue `number`, whose steps nobody judged; the photo comes with the second round."""
+    row = record(number, **changes)
+    said = []
+    for round_ in range(place + 1):
+        shown = (photo,) if photo is not None and round_ == 1 else ()
+        text = f"My work {number} is gone, {round_}."
+        said.append(CaseUtterance(speaker=Speaker.SEEKER, text=text, images=shown))
+        said.append(CaseUtterance(speaker=Speaker.SUPPORTER, text=f"Why {round_}?"))
+    case = row.case.model_dump() | {"id": f"d{number}#{place}", "round": place, "rounds": place + 1}
+    case["history"] = said[:-1]
+    first = row.first.model_copy(update={"steps": None, "steps_by": None})
+    return row.model_copy(
+        update={
+            "id": f"r{number}-{place}",
+            "case": Case.model_validate(case),
+            "first": first,
+            "second": None,
+            "preference": None,
+            "preference_by": None,
+        }
+    )
 
 
 @pytest.fixture
 def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
-    """Ten dialogues to learn, some with a photo, four a step."""
-    face = f"faces/{read_faces(small_corpora / 'faces')[0].file}"
-    rows = [row for n in range(12) for row in rows_of(n, face if n % 3 == 0 else None)]
-    write_records(tmp_path / "rows.jsonl", rows)
+    """Ten dialogues of three turns, four a step; two show a photo from the second turn on."""
+    photo = f"faces/{read_faces(small_corpora / 'faces')[0].file}"
+    train = [
+        turn_of(n, place, photo=photo if n < 2 else None) for n in range(10) for place in range(3)
+    ]
+    valid = [turn_of(n, place, split="valid") for n in range(10, 13) for place in range(2)]
+    write_records(tmp_path / "rows.jsonl", [*train, *valid, turn_of(13, 0, split="test")])
     return Config(
         records=(tmp_path / "rows.jsonl",),
         faces=small_corpora / "faces",
@@ -77,175 +79,276 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
         output=tmp_path / "run",
         lora=LoraShape(rank=4, alpha=8),
         dialogues_per_step=4,
-        steps=4,
+        steps=5,
         warmup_steps=1,
         decay_steps=2,
-        adamw_lr=2e-2,
+        adamw_lr=0.03,
         save_every=2,
         evaluate_every=2,
         validation_dialogues=2,
     )
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
-    """The metrics, without what depends on the clock."""
+def changed(config: Config, **changes: Any) -> Config:
+    return config.model_copy(update=changes)
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """What was measured, without what depends on the clock."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     clock = {"time", "tokens_per_second"}
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "adapter" / "adapter_model.safetensors")
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "adapter" / WEIGHTS)
 
 
-def test_the_loss_falls_and_the_adapter_writes_beside_its_base(config):
-    before = {p.name: p.read_bytes() for p in config.base.glob("*.safetensors")}
+def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(config, tiny_base):
+    before = (tiny_base / "model.safetensors").read_bytes()
+
     adapter.run(config)
 
-    rows = measured(config.output)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[0]["loss"] == pytest.approx(6.4, abs=0.3)  # 600 tokens, none learnt yet: ln 600
-    assert rows[-1]["loss"] < rows[0]["loss"] - 0.3
-    validated = [row["validation_loss"] for row in rows if "validation_loss" in row]
-    assert len(validated) == 2
-    assert validated[1] < validated[0]
-    assert {p.name: p.read_bytes() for p in config.base.glob("*.safetensors")} == before
-    settings = json.loads((config.output / "adapter" / "adapter_config.json").read_text())
-    assert settings["base_model_name_or_path"] == config.base.name
-    assert settings["r"] == 4
-    assert {t.dtype for t in weights(config.output).values()} == {torch.bfloat16}
-    backend = load_transformers(
-        str(config.base), adapter=config.output / "adapter", pool=ModelPool()
-    )
-    assert backend.name.endswith("+adapter")
-    assert Sampling().max_new_tokens > 0
-    backend.close()
+    measured = rows(config.output)
+    assert [row["step"] for row in measured] == [1, 2, 3, 4, 5]
+    # 600 tokens, none of them learnt yet: ln 600 = 6.4
+    assert measured[0]["loss"] == pytest.approx(6.4, abs=0.3)
+    assert measured[-1]["loss"] < measured[0]["loss"] - 0.05
+    validated = [row["validation_loss"] for row in measured if "validation_loss" in row]
+    assert len(validated) == 3  # at 2, 4 and the end
+    assert validated[-1] < validated[0]
+    assert (tiny_base / "model.safetensors").read_bytes() == before
+    learnt = weights_of(config.output)
+    assert {weight.dtype for weight in learnt.values()} == {torch.bfloat16}
+    assert all("language_model" in name and "lora_" in name for name in learnt)
+    assert any(weight.abs().sum() > 0 for name, weight in learnt.items() if "lora_B" in name)
+    settings = json.loads((config.output / "adapter" / "adapter_config.json").read_text("utf-8"))
+    assert settings["base_model_name_or_path"] == tiny_base.name
+    assert {path.name for path in (config.output / "adapter").iterdir()} == {
+        "adapter_config.json",
+        WEIGHTS,
+    }
+    policy = load_transformers(str(tiny_base), adapter=config.output / "adapter", device="cpu")
+    policy.close()
 
 
-def test_a_run_cut_short_goes_on_as_if_it_had_not_been(config, monkeypatch):
+def test_the_base_is_not_moved_and_what_is_saved_is_the_masters(config, monkeypatch):
+    kept: list[Any] = []
+    put = adapter._adapted
+
+    def noted(model: Any, config: Config) -> Any:
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        kept.extend((model, before))
+        return put(model, config)
+
+    monkeypatch.setattr(adapter, "_adapted", noted)
     adapter.run(config)
-    whole = config.model_copy(update={"output": config.output.with_name("cut")})
-    learn = adapter.row_loss
-    calls = 0
 
-    def cut_at_the_third_step(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 20:
-            os.kill(os.getpid(), 2)
-        return learn(*arguments)
-
-    monkeypatch.setattr(adapter, "row_loss", cut_at_the_third_step)
-    with pytest.raises(StoppedEarly, match="go on with --resume"):
-        adapter.run(whole)
-    adapter.run(whole, resume=whole.output)
-
-    assert measured(whole.output) == measured(config.output)
-    first, second = weights(config.output), weights(whole.output)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    model, before = kept
+    after = {n.replace(".base_layer", ""): w for n, w in model.state_dict().items()}
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    state = torch.load(config.output / "checkpoint" / "state.pt", weights_only=True)
+    assert set(state["model"]) == {"flat"}
+    flat = state["model"]["flat"]
+    trained = [w for w in model.parameters() if w.requires_grad]
+    assert flat.dtype == torch.float32
+    assert torch.equal(flat.bfloat16(), torch.cat([w.detach().ravel() for w in trained]))
+    assert sum(w.numel() for w in weights_of(config.output).values()) == len(flat)
 
 
-def test_an_adapter_can_be_begun_from_another(config):
+def test_steps_too_small_for_bf16_add_up_in_the_masters():
+    weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    masters = Masters([weight])
+    masters.forget()
+    for gradient in (256.0, 1.0):  # bf16 has 8 bits: 256 + 1 is 256
+        weight.grad = torch.full((2,), gradient, dtype=torch.bfloat16)
+        masters.collect()
+    assert weight.grad is None
+    assert masters.gradient.tolist() == [257.0, 257.0]
+
+    optimizer = torch.optim.SGD([masters.flat], lr=0.001 / 257)  # next to 1 bf16 goes by 1/128
+    optimizer.step()
+    masters.publish()
+    assert weight.tolist() == [1.0, 1.0]
+    for _ in range(7):
+        optimizer.step()
+    masters.publish()
+    assert weight.tolist() == [1 - 2 / 256, 1 - 2 / 256]
+
+
+def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
+    model = adapter._load(config.base).float()
+    model.model.language_model.set_attn_implementation(ATTENTION)
+    reader = SampleReader(config.base, model, {})
+    return model, RowBuilder(reader, Pictures(None, config.faces), longest)
+
+
+def test_turns_are_put_together_to_dialogues_and_read_as_the_page_reads_them(config):
+    train, valid = (read_dialogues(config.records, split) for split in ("train", "valid"))
+    assert [len(turns) for turns in train] == [3] * 10
+    assert [len(turns) for turns in valid] == [2] * 3
+    _, build = builder(config)
+    tokenizer = build._reader.processor.tokenizer
+
+    (row,) = build.rows(train[5])
+
+    text = tokenizer.decode(row.tokens[0])
+    last = policy_messages(train[5][2].case.dialogue(), "trained")
+    assert all(text.count(message.text) == 1 for message in last)
+    assert tokenizer.decode(row.targets).count(train[5][0].completion) == 3
+
+
+def test_pictures_that_all_histories_show_are_there_once(config):
+    turns = read_dialogues(config.records, "train")[0]
+    model, build = builder(config)
+
+    without, shown = build.rows(turns)
+
+    assert without.pixels is None
+    assert shown.grid is not None and len(shown.grid) == 1
+    samples = [
+        build._reader.read_turn(
+            turn.case.dialogue(build._pictures.shown(turn.case.history)), turn.completion
+        )
+        for turn in turns[1:]
+    ]
+    apart = [shared_prefix_row([sample]) for sample in samples]
+    assert shown.tokens.shape[1] < sum(row.tokens.shape[1] for row in apart) * 0.8
+    with torch.no_grad():
+        whole = row_loss(model, shown).item()
+        each = sum(row_loss(model, row).item() for row in apart)
+    assert whole == pytest.approx(each, rel=1e-4)
+
+
+def test_histories_that_differ_before_their_picture_keep_a_picture_each(config):
+    first, second = (read_dialogues(config.records, "train")[n][1] for n in (0, 1))
+    _, build = builder(config)
+
+    (row,) = build.rows([first, second])
+
+    assert row.grid is not None and len(row.grid) == 2
+
+
+def test_long_dialogues_become_several_rows_and_longer_turns_are_left_out_and_counted(config):
+    turns = read_dialogues(config.records, "train")[5]
+    _, whole = builder(config)
+    (row,) = whole.rows(turns)
+    length = row.tokens.shape[1]
+    _, build = builder(config, longest=length - 1)
+
+    cut = build.rows(turns)
+
+    assert len(cut) == 2 and all(row.tokens.shape[1] < length for row in cut)
+    assert torch.equal(torch.cat([row.targets for row in cut]), row.targets)
+    assert build.too_long == 0
+    _, none = builder(config, longest=10)
+    assert none.rows(turns) == [] and none.too_long == 3
+
+
+def test_work_is_shared_out_evenly_and_whole():
+    assert shared_out([4, 1, 3, 2], 2) == [[0, 1], [2, 3]]
+    assert shared_out([7], 2) == [[0], []]
+    lengths = [(37 * n) % 101 + 50 for n in range(24)]
+    shares = shared_out(lengths, 2)
+    assert sorted(shares[0] + shares[1]) == list(range(24))
+    loads = [sum(lengths[item] for item in share) for share in shares]
+    assert abs(loads[0] - loads[1]) < 0.03 * sum(loads)
+
+
+def test_each_pass_takes_every_dialogue_once_in_an_order_of_its_own(config):
+    dialogues = read_dialogues(config.records, "train")
+
+    def drawn(count: int, skip: int = 0) -> list[list[str]]:
+        steps = steps_of(dialogues, 5, 0, skip)
+        return [[turns[0].case.dialogue_id for turns in next(steps)] for _ in range(count)]
+
+    first, second, third, fourth = drawn(4)
+    assert sorted(first + second) == sorted(third + fourth)
+    assert first + second != third + fourth
+    assert drawn(1, skip=3) == [fourth]
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
+    whole = changed(config, output=tmp_path / "whole")
+    adapter.run(whole)
+    step = Optimisers.step
+
+    def asked_to_stop(self: Optimisers, number: int) -> float:
+        if number == 2:  # in the second pass, and at no save
+            signal.raise_signal(signal.SIGINT)
+        return step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimisers, "step", asked_to_stop)
+        with pytest.raises(StoppedEarly, match=r"saved at step 3; go on with --resume"):
+            adapter.run(config)
+    assert not (config.output / "adapter").exists()
+    adapter.run(config, resume=config.output)
+
+    assert rows(config.output) == rows(whole.output)
+    ours, theirs = weights_of(config.output), weights_of(whole.output)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_may_begin_with_an_adapter(config, tmp_path):
     adapter.run(config)
-    again = config.model_copy(
-        update={"output": config.output.with_name("again"), "start": config.output / "adapter"}
+    further = changed(config, output=tmp_path / "further", start=config.output / "adapter")
+
+    adapter.run(further)
+
+    assert rows(further.output)[0]["loss"] < rows(config.output)[0]["loss"] - 0.05
+
+
+def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_written(config, tmp_path):
+    adapter.run(changed(config, steps=1, output=tmp_path / "other"))
+    other = tmp_path / "other" / "adapter"
+
+    def refused(error: type[Exception], match: str, **changes: Any) -> None:
+        with pytest.raises(error, match=match) as told:
+            adapter.run(changed(config, **changes))
+        assert "\n" not in str(told.value)
+        assert not config.output.exists()
+
+    refused(CheckpointError, "no such folder", base=Path("no/where/at-all"))
+    refused(ConfigError, "no such file", records=(tmp_path / "none.jsonl",))
+    write_records(tmp_path / "test.jsonl", [turn_of(1, 0, split="test")])
+    refused(ConfigError, "no turn of the train split", records=(tmp_path / "test.jsonl",))
+    write_records(tmp_path / "train.jsonl", [turn_of(1, 0)])
+    refused(ConfigError, "no turn of the valid split", records=(tmp_path / "train.jsonl",))
+    refused(ConfigError, "holds no adapter_config.json", start=tmp_path)
+    wider = LoraShape(rank=8, alpha=8)
+    refused(
+        ConfigError, "rank and alpha 4 and 8, but lora asks for 8 and 8", start=other, lora=wider
     )
-    adapter.run(again)
-
-    assert measured(again.output)[0]["loss"] < measured(config.output)[0]["loss"] - 0.3
-
-
-def test_an_adapter_of_another_rank_is_refused(config):
-    adapter.run(config.model_copy(update={"steps": 1}))
-    other = config.model_copy(
-        update={
-            "output": config.output.with_name("other"),
-            "start": config.output / "adapter",
-            "lora": LoraShape(rank=2, alpha=4),
-        }
-    )
-    with pytest.raises(ConfigError, match=r"has rank 4; set lora\.rank"):
-        adapter.run(other)
+    narrow = config.lora.model_copy(update={"target_modules": r".*language_model.*\.q_proj"})
+    refused(CheckpointError, "weights differ, first", start=other, lora=narrow)
 
 
-def test_a_start_that_is_no_adapter_is_refused(config, tmp_path):
-    with pytest.raises(CheckpointError, match="no adapter for"):
-        adapter.run(config.model_copy(update={"start": tmp_path}))
+def test_a_dry_run_counts_and_writes_nothing(config, caplog):
+    caplog.set_level("INFO")
 
-
-def test_rows_without_a_held_out_split_are_refused(config, tmp_path):
-    write_records(tmp_path / "few.jsonl", rows_of(0))
-    with pytest.raises(ConfigError, match="no complete turn of the valid split"):
-        adapter.run(config.model_copy(update={"records": (tmp_path / "few.jsonl",)}))
-
-
-def test_a_dry_run_writes_nothing(config):
     adapter.run(config, dry_run=True)
+
+    assert "30 turns of 10 dialogues to learn, 3 dialogues held out" in caplog.text
     assert not config.output.exists()
-
-
-def test_turns_judged_wrong_are_not_learnt(config, tmp_path):
-    row = rows_of(0)[0]
-    wrong = row.first.model_copy(
-        update={"steps": (True, False, True), "steps_by": {"kind": "rule", "name": "test"}}
-    )
-    rows = [row.model_copy(update={"first": wrong}), *rows_of(1)]
-    write_records(tmp_path / "judged.jsonl", rows)
-
-    dialogues = read_dialogues([tmp_path / "judged.jsonl"], "train")
-    assert [turn.case.dialogue_id for turns in dialogues for turn in turns] == ["talk-1"] * 2
-
-
-def test_a_dialogue_that_is_too_long_becomes_several_rows(config, tiny_base):
-    from training.pictures import Pictures
-    from training.sft.tokenise import SampleReader
-
-    model = adapter.load_model(tiny_base, torch.float32)
-    write_records(config.records[0], rows_of(0, turns=4))
-    (turns,) = read_dialogues(config.records, "train")
-    builder = adapter.RowBuilder(SampleReader(tiny_base, model, {}), Pictures(), 100_000)
-    (whole,) = builder.rows(turns)
-    halves = adapter.RowBuilder(builder._reader, Pictures(), whole.tokens.shape[1] - 1).rows(turns)
-
-    assert len(halves) == 2
-    assert sum(len(row.targets) for row in halves) == len(whole.targets)
-    assert adapter.RowBuilder(builder._reader, Pictures(), 10).rows(turns) == []
-
-
-def test_work_is_shared_evenly_by_hand():
-    # 9 | 5, then 4 joins the 5, 3 joins the 9 (tie: the first), 1 the other (12 | 9)
-    assert shared_out([5, 9, 1, 4, 3], 2, 0) == [1, 4]
-    assert shared_out([5, 9, 1, 4, 3], 2, 1) == [0, 3, 2]
-
-
-def test_each_pass_has_every_dialogue_once_and_an_order_of_its_own():
-    dialogues: Any = [[number] for number in range(6)]
-    steps = steps_of(dialogues, 2, 0, 0)
-    passes = [[d[0] for _ in range(3) for d in next(steps)] for _ in range(2)]
-    later = steps_of(dialogues, 2, 0, 4)
-
-    assert sorted(passes[0]) == sorted(passes[1]) == list(range(6))
-    assert passes[0] != passes[1]
-    assert [d[0] for d in next(later)] == passes[1][2:4]
 
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
-    file = tmp_path / "adapter.toml"
-    file.write_text(
+    shape = "{ rank = 4, alpha = 8 }"
+    (tmp_path / "adapter.toml").write_text(
         f'records = ["{config.records[0]}"]\nfaces = "{config.faces}"\nbase = "{config.base}"\n'
-        'output = "set"\nsteps = 4\nwarmup_steps = 1\ndecay_steps = 2\nadamw_lr = 2e-2\n'
-        "dialogues_per_step = 4\nsave_every = 2\nevaluate_every = 2\nvalidation_dialogues = 2\n"
-        "[lora]\nrank = 4\nalpha = 8\n",
+        f'output = "set"\nlora = {shape}\ndialogues_per_step = 3\nsteps = 4\nwarmup_steps = 0\n'
+        "decay_steps = 2\nadamw_lr = 0.01\nevaluate_every = 2\nvalidation_dialogues = 3\n",
         encoding="utf-8",
     )
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, start in (("one", []), ("two", launcher)):
+
+    def train(name: str, launcher: list[str]) -> tuple[list[dict[str, Any]], Path]:
+        output = tmp_path / name
         done = subprocess.run(
             [
-                *(sys.executable, *start, "-m", "training", "sft", "adapter", str(file)),
-                *("--set", f"output={tmp_path / name}"),
+                *(sys.executable, *launcher, "-m", "training", "sft", "adapter"),
+                *(str(tmp_path / "adapter.toml"), "--set", f"output={output}"),
             ],
             cwd=repository,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -255,7 +358,16 @@ def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-    one, two = ([row["loss"] for row in measured(tmp_path / name)] for name in ("one", "two"))
+        return rows(output), output
 
-    assert one == pytest.approx(two, rel=2e-2)  # sums of bf16 in another order
-    assert len(two) == 4
+    alone, _ = train("one", [])
+    together, output = train(
+        "two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    )
+
+    assert len(together) == len(alone) == 4
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-3)
+    one, two = weights_of(tmp_path / "one"), weights_of(output)
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[n].float(), two[n].float(), atol=0.01) for n in one)

@@ -1,35 +1,42 @@
 """SFT of a LoRA adapter on a small frozen base: `python -m training sft adapter <config.toml>`.
 
-Rows of CER are put together to dialogues, and each dialogue's history is read once (`shared_prefix`). The base
-stays in bf16 and is never moved. The adapter computes in bf16 too and is moved in fp32: the optimiser has a
-master copy of it, without which small steps would be rounded away.
+Rows of CER are put together to dialogues, and each dialogue's history is read once (`shared_prefix`). The
+base lies in bf16 and is never moved. The adapter computes in bf16 too, which on a processor is much
+faster than fp32, but small steps would be rounded away in it: the optimiser moves an fp32 copy.
 
 Several processes share the dialogues of each step:
 
     torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_plain.toml
 
-On two cores two processes of one thread each learn about half as fast again as one of two threads. A run
-stopped at any point continues from its last checkpoint with the same rows.
+A run stopped at any point continues from its last checkpoint with the same rows. To stop several
+processes, send SIGTERM to one of them: torchrun itself gives the others 30 seconds and then kills them.
 """
 
 import itertools
 import logging
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel, get_peft_model
+from peft import (
+    PeftConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
 from pydantic import Field
 from torch import Tensor, nn
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import CheckpointError, ConfigError
-from compeer_core.reasoning import SupportTurn, render
+from compeer_core.reasoning import render
 from training.base_model import LoraShape, check_base, lora_config
 from training.optimisation import (
     CHECKPOINT,
@@ -40,8 +47,14 @@ from training.optimisation import (
     run_steps,
 )
 from training.pictures import Pictures
-from training.processes import is_first, process_count, process_number
-from training.samples import read_records
+from training.processes import (
+    added_up,
+    is_first,
+    join_processes,
+    process_count,
+    process_number,
+)
+from training.samples import drawn, read_records
 from training.sft.cer import turns_to_learn
 from training.sft.tokenise import SampleReader
 from training.shared_prefix import (
@@ -56,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class Config(Schedule):
-    """`[sft adapter]`: which rows, which base, how long."""
+    """`[sft adapter]`: which rows, which base, how long; of the learning rates only `adamw_lr` counts."""
 
     records: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows. The train split is learnt, the valid split measured."""
@@ -65,16 +78,95 @@ class Config(Schedule):
     output: Path
     """Run directory: `adapter` is the result."""
     start: Path | None = None
-    """Adapter to begin with, of the same shape; None begins with one that changes nothing."""
+    """Adapter to begin with, of the shape `lora`; None begins with one that changes nothing."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
-    dialogues_per_step: int = Field(default=24, gt=0)
+    dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
     longest: int = Field(default=2048, gt=0)
-    """Tokens of a row; a longer dialogue becomes several rows. A single turn that is longer is left out."""
+    """Tokens of a row; a longer dialogue becomes several rows of consecutive turns. A turn that is longer by
+    itself is left out and counted."""
     validation_dialogues: int = Field(default=64, gt=0)
     """The loss is measured on so many dialogues of the validation split, drawn by `seed`."""
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts turns."""
+    check_base(config.base)
+    if config.start is not None:
+        _check_shape(config.start, config.lora)
+    dialogues = read_dialogues(config.records, "train")
+    held_out = read_dialogues(config.records, "valid")
+    _log.info(
+        "%d turns of %d dialogues to learn, %d dialogues held out",
+        *(sum(map(len, dialogues)), len(dialogues), len(held_out)),
+    )
+    for split, found in (("train", dialogues), ("valid", held_out)):
+        if not found:
+            files = ", ".join(map(str, config.records))
+            raise ConfigError(f"{files}: no turn of the {split} split that can be learnt")
+    if dry_run:
+        return
+    device = join_processes(config.device)
+    torch.manual_seed(config.seed)  # all processes begin with the same adapter
+    model = _load(config.base)
+    reader = SampleReader(config.base, model, {})
+    adapted = _adapted(model, config)
+    directory = open_run(config.output, config, resume)
+    torch.nn.Module.to(model, device)
+    language = model.model.language_model
+    language.set_attn_implementation(ATTENTION)
+    masters = Masters([weight for weight in adapted.parameters() if weight.requires_grad])
+    optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
+    step = 0
+    if resume is not None:
+        step = load_checkpoint(directory.path / CHECKPOINT, masters, optimisers.all)
+        masters.publish()
+    optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
+    directory.rewind(step)
+    limit = min(config.longest, language.config.max_position_embeddings)
+    builder = RowBuilder(reader, Pictures(None, config.faces), limit)
+    validation = [
+        row
+        for turns in drawn(held_out, config.validation_dialogues, config.seed)
+        for row in builder.rows(turns)
+    ]
+    if not validation:
+        raise ConfigError(f"longest: each turn of the valid split has more than {limit} tokens")
+    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, step)
+
+    def learn() -> tuple[float, int]:
+        rows = [row for turns in next(steps) for row in builder.rows(turns)]
+        learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
+        total = torch.zeros(1, device=device)
+        masters.forget()
+        for row in _own(rows):
+            loss = row_loss(model, row.to(device)) / learnt
+            loss.backward()
+            masters.collect()
+            total += loss.detach()
+        added_up(masters.gradient)
+        return added_up(total).item(), sum(row.tokens.shape[1] for row in rows)
+
+    def validate() -> float:
+        model.eval()
+        total = torch.zeros(1, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for row in _own(validation):
+                total += row_loss(model, row.to(device))
+        model.train()
+        return added_up(total).item() / sum(len(row.targets) for row in validation)
+
+    model.train()
+    run_steps(masters, optimisers, config, directory, step, learn, validate)
+    if builder.too_long:
+        directory.log("turns of more than %d tokens were met %d times", limit, builder.too_long)
+    if is_first():
+        _save_adapter(adapted, config.base, directory.path / "adapter")
+
+
+# --- dialogues ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -83,46 +175,6 @@ class LearntTurn:
 
     case: Case
     completion: str
-
-
-class Masters(Optimisers):
-    """The fp32 copy of an adapter's weights: what AdamW moves and what a checkpoint keeps."""
-
-    def __init__(self, adapter: Sequence[nn.Parameter], schedule: Schedule) -> None:
-        self._adapter = adapter
-        self.weights = nn.ParameterList(weight.detach().float().clone() for weight in adapter)
-        super().__init__([], [(list(self.weights), schedule.adamw_lr)], schedule)
-
-    def step(self, step: int) -> float:
-        """Add up the gradients of all processes and move master and adapter; see `Optimisers.step`."""
-        whole = torch.cat([_gradient(weight) for weight in self._adapter])
-        _summed(whole)
-        parts = whole.split([weight.numel() for weight in self._adapter])
-        for master, part in zip(self.weights, parts, strict=True):
-            master.grad = part.view_as(master)
-        for weight in self._adapter:
-            weight.grad = None
-        factor = super().step(step)
-        self.publish()
-        return factor
-
-    def publish(self) -> None:
-        """Give the adapter its masters' values, rounded to its own type."""
-        with torch.no_grad():
-            for weight, master in zip(self._adapter, self.weights, strict=True):
-                weight.copy_(master)
-
-
-def _gradient(weight: nn.Parameter) -> Tensor:
-    gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-    return gradient.float().flatten()
-
-
-def _summed(values: Tensor) -> Tensor:
-    """Add up a tensor over all processes, in place."""
-    if process_count() > 1:
-        torch.distributed.all_reduce(values)
-    return values
 
 
 def read_dialogues(records: Sequence[Path], split: Split) -> list[list[LearntTurn]]:
@@ -137,62 +189,16 @@ def read_dialogues(records: Sequence[Path], split: Split) -> list[list[LearntTur
             if record.case.split != split:
                 continue
             for turn in turns_to_learn(record, unjudged=True):
-                if isinstance(turn, SupportTurn):
+                if not isinstance(turn, str):
                     learnt = LearntTurn(record.case, render(turn))
                     dialogues.setdefault(record.case.dialogue_id, []).append(learnt)
     return list(dialogues.values())
 
 
-class RowBuilder:
-    """Makes rows of dialogues."""
-
-    def __init__(self, reader: SampleReader, pictures: Pictures, longest: int) -> None:
-        self._reader = reader
-        self._pictures = pictures
-        self._longest = longest
-
-    def rows(self, turns: Sequence[LearntTurn]) -> list[SharedPrefixRow]:
-        """Return the rows of a dialogue, none longer than `longest`."""
-        return self._fitted([self._tokenised(turn) for turn in turns])
-
-    def _tokenised(self, turn: LearntTurn) -> TokenisedSample:
-        dialogue = turn.case.dialogue(self._pictures.shown(turn.case.history))
-        return self._reader.read_turn(dialogue, turn.completion)
-
-    def _fitted(self, samples: Sequence[TokenisedSample]) -> list[SharedPrefixRow]:
-        row = shared_prefix_row(samples)
-        if row.tokens.shape[1] <= self._longest:
-            return [row]
-        half = len(samples) // 2
-        if not half:
-            return []
-        return self._fitted(samples[:half]) + self._fitted(samples[half:])
-
-
-def shared_out(lengths: Sequence[int], processes: int, number: int) -> list[int]:
-    """Return which items a process takes, so that all have about as much to do.
-
-    The longest go first and each goes to the process with the least so far.
-
-    Args:
-        lengths: Of the items.
-        processes: How many share them.
-        number: Which process, from 0.
-    """
-    loads = [0] * processes
-    mine = []
-    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
-        taker = loads.index(min(loads))
-        loads[taker] += lengths[item]
-        if taker == number:
-            mine.append(item)
-    return mine
-
-
 def steps_of(
     dialogues: Sequence[Sequence[LearntTurn]], size: int, seed: int, skip: int
 ) -> Iterator[list[Sequence[LearntTurn]]]:
-    """Yield the dialogues of each step for ever, from step `skip` on; each pass in an order of its own."""
+    """Yield the dialogues of each step, for ever, from step `skip` on; each pass has an order of its own."""
     size = min(size, len(dialogues))
     for number in itertools.count():
         order = np.random.default_rng([seed, number]).permutation(len(dialogues)).tolist()
@@ -203,104 +209,172 @@ def steps_of(
             yield [dialogues[place] for place in order[start : start + size]]
 
 
-def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts turns."""
-    check_base(config.base)
-    dialogues = read_dialogues(config.records, "train")
-    held_out = read_dialogues(config.records, "valid")
-    _log.info(
-        "%d turns of %d dialogues to learn, %d dialogues held out",
-        *(sum(map(len, dialogues)), len(dialogues), len(held_out)),
-    )
-    for split, found in (("train", dialogues), ("valid", held_out)):
-        if not found:
-            files = ", ".join(map(str, config.records))
-            raise ConfigError(f"{files}: no complete turn of the {split} split")
-    if dry_run:
-        return
-    _join_processes(config)
-    model = load_model(config.base, torch.bfloat16).to(config.device)
-    reader = SampleReader(config.base, model, {})
-    directory = open_run(config.output, config, resume)
-    torch.manual_seed(config.seed)
-    adapted = _adapted(model, config)
-    adapter = [weight for weight in adapted.parameters() if weight.requires_grad]
-    masters = Masters(adapter, config)
-    step = load_checkpoint(directory.path / CHECKPOINT, masters.weights, masters.all)
-    masters.publish()
-    directory.rewind(step)
-    model.model.language_model.set_attn_implementation(ATTENTION)
-    builder = RowBuilder(reader, Pictures(None, config.faces), config.longest)
-    drawn = np.random.default_rng(config.seed).permutation(len(held_out))
-    validation = [
-        row
-        for place in drawn[: config.validation_dialogues].tolist()
-        for row in builder.rows(held_out[place])
-    ]
-    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, step)
+class RowBuilder:
+    """Makes rows of dialogues.
 
-    def learn() -> tuple[float, int]:
-        rows = [row for turns in next(steps) for row in builder.rows(turns)]
-        learnt = max(1, sum(len(row.targets) for row in rows))
-        total = torch.zeros(1)
-        for row in _mine(rows):
-            loss = row_loss(model, row.to(config.device)) / learnt
-            loss.backward()
-            total += loss.item()
-        return _summed(total).item(), sum(row.tokens.shape[1] for row in rows)
+    Attributes:
+        too_long: How many turns were left out because they are longer than a row may be.
+    """
 
-    def validate() -> float:
-        model.eval()
-        with torch.no_grad():
-            losses = [row_loss(model, row.to(config.device)).item() for row in _mine(validation)]
-        model.train()
-        total = _summed(torch.tensor([math.fsum(losses)], dtype=torch.float64)).item()
-        return total / max(1, sum(len(row.targets) for row in validation))
+    def __init__(self, reader: SampleReader, pictures: Pictures, longest: int) -> None:
+        self.too_long = 0
+        self._reader = reader
+        self._pictures = pictures
+        self._longest = longest
 
-    model.train()
-    run_steps(masters.weights, masters, config, directory, step, learn, validate)
-    if is_first():
-        save_adapter(adapted, config.base, directory.path / "adapter")
+    def rows(self, turns: Sequence[LearntTurn]) -> list[SharedPrefixRow]:
+        """Return the rows of a dialogue: one for each set of pictures that its histories show.
+
+        Where all samples of a row show the same pictures, they share what follows these too. A row that is
+        too long is halved.
+
+        Raises:
+            ConfigError: A picture cannot be opened.
+        """
+        groups: list[list[TokenisedSample]] = []
+        for turn in turns:
+            dialogue = turn.case.dialogue(self._pictures.shown(turn.case.history))
+            sample = self._reader.read_turn(dialogue, turn.completion)
+            if groups and _show_the_same(groups[-1][0], sample):
+                groups[-1].append(sample)
+            else:
+                groups.append([sample])
+        return [row for group in groups for row in self._fitting(group)]
+
+    def _fitting(self, samples: Sequence[TokenisedSample]) -> list[SharedPrefixRow]:
+        row = self._row(samples)
+        if row.tokens.shape[1] <= self._longest:
+            return [row]
+        half = len(samples) // 2
+        if not half:
+            self.too_long += 1
+            return []
+        return self._fitting(samples[:half]) + self._fitting(samples[half:])
+
+    def _row(self, samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
+        first, *others = (replace(sample, first_picture=None) for sample in samples)
+        row = shared_prefix_row([first, *(replace(o, pixels=None, grid=None) for o in others)])
+        of_picture = self._reader.processor.image_token_id
+        if (row.tokens == of_picture).sum() == first.prompt.count(of_picture):
+            return row
+        return shared_prefix_row(samples)  # their histories differ before the pictures
 
 
-def _mine(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
-    lengths = [row.tokens.shape[1] for row in rows]
-    return [rows[item] for item in shared_out(lengths, process_count(), process_number())]
+def _show_the_same(one: TokenisedSample, other: TokenisedSample) -> bool:
+    if one.pixels is None or other.pixels is None:
+        return one.pixels is other.pixels
+    assert one.grid is not None and other.grid is not None
+    return torch.equal(one.grid, other.grid) and torch.equal(one.pixels, other.pixels)
 
 
-def _join_processes(config: Config) -> None:
-    if process_count() > 1:
-        from accelerate import PartialState
+def shared_out(lengths: Sequence[int], processes: int) -> list[list[int]]:
+    """Return which items each process takes, so that all have about as much to do.
 
-        PartialState(cpu=config.device_type == "cpu")
+    The longest go first, one to each process there and back again.
+
+    >>> shared_out([5, 9, 1, 7, 3], 2)
+    [[1, 4, 2], [3, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda item: -lengths[item])
+    there_and_back = itertools.cycle([*range(processes), *reversed(range(processes))])
+    shares: list[list[int]] = [[] for _ in range(processes)]
+    for item, taker in zip(order, there_and_back, strict=False):
+        shares[taker].append(item)
+    return shares
+
+
+def _own(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
+    """Return the rows that are this process's."""
+    shares = shared_out([row.tokens.shape[1] for row in rows], process_count())
+    return [rows[item] for item in shares[process_number()]]
+
+
+# --- the adapter -------------------------------------------------------------------------------
+
+
+class Masters(nn.Module):
+    """The fp32 copy of an adapter's weights, one behind the other: what is moved and saved.
+
+    With gradients of fp32 too, as a sum of many rows in bf16 would lose the small ones.
+    """
+
+    def __init__(self, adapter: Sequence[nn.Parameter]) -> None:
+        """Copy the weights of an adapter."""
+        super().__init__()
+        self._adapter = tuple(adapter)
+        self._sizes = [weight.numel() for weight in adapter]
+        self.flat = nn.Parameter(torch.cat([weight.detach().float().ravel() for weight in adapter]))
+
+    @property
+    def gradient(self) -> Tensor:
+        """What was collected since `forget`."""
+        assert self.flat.grad is not None
+        return self.flat.grad
+
+    def forget(self) -> None:
+        """Begin a sum of gradients."""
+        self.flat.grad = torch.zeros_like(self.flat)
+
+    def collect(self) -> None:
+        """Add the adapter's gradients to the sum; the adapter has none then."""
+        for weight, part in zip(self._adapter, self.gradient.split(self._sizes), strict=True):
+            if weight.grad is not None:
+                part += weight.grad.ravel()
+                weight.grad = None
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Give the adapter its values, rounded to its own type."""
+        for weight, part in zip(self._adapter, self.flat.split(self._sizes), strict=True):
+            weight.copy_(part.view_as(weight))
+
+
+def _load(base: Path) -> Qwen2_5_VLForConditionalGeneration:
+    try:
+        model = load_model(base, torch.bfloat16)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{base}: cannot be loaded: {error}") from error
+    if not isinstance(model, Qwen2_5_VLForConditionalGeneration):
+        raise CheckpointError(f"{base}: a {type(model).__name__}; only a Qwen2.5-VL is trained so")
+    return model
+
+
+def _check_shape(start: Path, lora: LoraShape) -> None:
+    if not (start / "adapter_config.json").is_file():
+        raise ConfigError(f"start: {start} holds no adapter_config.json")
+    settings: Any = PeftConfig.from_pretrained(str(start))
+    shape = (getattr(settings, "r", None), getattr(settings, "lora_alpha", None))
+    if shape != (lora.rank, lora.alpha):
+        raise ConfigError(
+            f"start: {start} has rank and alpha {shape[0]} and {shape[1]}, but lora asks for "
+            f"{lora.rank} and {lora.alpha}; set those"
+        )
 
 
 def _adapted(model: Any, config: Config) -> PeftModel:
-    """Put a trainable adapter on a model, in the type of its weights."""
-    model.requires_grad_(False)
-    if config.start is None:
-        shape = lora_config(model, config.lora, freeze_vision=True)
-        adapted: Any = get_peft_model(model, shape, autocast_adapter_dtype=False)
-    else:
-        try:
-            adapted = PeftModel.from_pretrained(
-                model, config.start, is_trainable=True, autocast_adapter_dtype=False
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
+    """Put an adapter in a model, in the type of its weights; nothing else can be trained then."""
+    shape = lora_config(model, config.lora, freeze_vision=True)
+    adapted = get_peft_model(model, shape, autocast_adapter_dtype=False)
+    assert isinstance(adapted, PeftModel)
+    if config.start is not None:
+        weights = load_peft_weights(str(config.start), device="cpu")
+        expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        there, asked = (
+            {(name, tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (weights, expected)
+        )
+        if different := sorted(there ^ asked):
             raise CheckpointError(
-                f"{config.start}: no adapter for {config.base} ({reason})"
-            ) from error
-        rank = adapted.peft_config["default"].r
-        if rank != config.lora.rank:
-            raise ConfigError(f"{config.start} has rank {rank}; set lora.rank to it")
-    moved: PeftModel = adapted.to(next(model.parameters()).dtype)
-    return moved
+                f"{config.start} does not fit {config.base}: {len(different)} weights differ, first "
+                f"{different[0][0]}; name the base that it was trained on"
+            )
+        set_peft_model_state_dict(adapted, weights)
+    return adapted
 
 
-def save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
-    """Write an adapter; it names its base by the folder's name alone, which is the same everywhere."""
+def _save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
+    """Write the adapter; it names its base by the folder's name alone, which is the same everywhere."""
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = base.name
     adapted.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
+    (folder / "README.md").unlink(missing_ok=True)  # peft's form of a card, not filled in

@@ -52,19 +52,19 @@ class SampleReader:
         return self.read_turn(sample.dialogue(self._faces), sample.completion, learnt)
 
     def read_turn(
-        self, dialogue: Dialogue, turn: str, learnt: tuple[int, int] | None = None
+        self, dialogue: Dialogue, completion: str, learnt: tuple[int, int] | None = None
     ) -> TokenisedSample:
-        """Return the tokens of a history and the turn that follows it; see `read`."""
+        """Return the tokens of a history and of the turn that follows it; see `read`."""
         messages = policy_messages(dialogue, "trained")
         prompt = self._template.render(messages, reply=True)
-        answered = [*messages, Message("assistant", (turn,))]
+        answered = [*messages, Message("assistant", (completion,))]
         # Behind the mark that ends a turn templates write a line break, which nobody has to learn.
-        completion = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
+        answer = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
         pictures = [
             part.to_pil() for one in messages for part in one.content if isinstance(part, Image)
         ]
         inputs = self.processor(text=[prompt], images=pictures or None, return_tensors="pt")
-        given, said = self._parts(completion, learnt)
+        given, said = self._parts(answer, learnt)
         prompted = [*inputs["input_ids"][0].tolist(), *given]
         grid = inputs.get("image_grid_thw")
         tokens = torch.tensor([[*prompted, *said]])
