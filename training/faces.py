@@ -6,6 +6,7 @@ classes of the photos.
 """
 
 import csv
+import json
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,20 @@ def face_class_of(folder: Path) -> Mapping[Emotion, str]:
     if unknown := [emotion.value for emotion in Emotion if emotion.value.lower() not in by_label]:
         raise ConfigError(f"{path}: no face class for {', '.join(unknown)}")
     return {emotion: by_label[emotion.value.lower()] for emotion in Emotion}
+
+
+def read_readings(path: Path) -> dict[str, str]:
+    """Return what an image tower takes each photo for: its class, by the photo's name.
+
+    Raises:
+        ConfigError: The file is missing, or it names a class that is none.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file (the vision stage writes it)")
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    if unknown := sorted({*found.values()} - {*FACE_CLASSES}):
+        raise ConfigError(f"{path}: no class of faces is called {', '.join(unknown)}")
+    return found
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

@@ -51,6 +51,12 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "build CER: from raw corpora to annotated rows that are ready for training",
             flags={"max_requests": "stop after this many requests to the generators, all kept"},
         ),
+        "cer written": Stage(
+            "training.cer.written", "turn the written dialogues into rows of CER to learn from"
+        ),
+        "cer rules": Stage(
+            "training.cer.esconv_rules", "turn ESConv with reasoning by rule into rows of CER"
+        ),
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision teacher": Stage(

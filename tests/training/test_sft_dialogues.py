@@ -16,12 +16,12 @@ from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
 from training.evaluation.shown_faces import with_face
 from training.face_tokens import embeddings_of, sure_tokens, word_vectors
-from training.faces import FACE_CLASSES, read_faces
+from training.faces import FACE_CLASSES, read_faces, read_readings
 from training.optimisation import Optimisers
 from training.samples import Sample, read_records
 from training.sft import dialogues
 from training.sft.dialogues import Config
-from training.sft.source import drawn_samples, read_readings
+from training.sft.source import drawn_samples
 from training.sft.tokenise import SampleReader
 from training.stages import StoppedEarly
 

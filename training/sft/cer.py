@@ -35,6 +35,8 @@ class Config(FrozenModel):
     """Files of CER rows, as the cer stage writes them. Only rows of the train split are used."""
     with_faults: bool = False
     """Whether every turn that can be read is learnt, whatever was said about it."""
+    unjudged: bool = False
+    """Whether turns are learnt of which nobody said whether their steps are right."""
     base: Path | str
     """Checkpoint, or name on the hub, that is trained or that the adapter is trained on."""
     output: Path
@@ -73,7 +75,8 @@ def training_rows(config: Config) -> list[Row]:
             if record.case.split != "train":
                 left_out["of another split"] += len(record.candidates)
                 continue
-            for turn in turns_to_learn(record, with_faults=config.with_faults):
+            turns = turns_to_learn(record, with_faults=config.with_faults, unjudged=config.unjudged)
+            for turn in turns:
                 if isinstance(turn, str):
                     left_out[turn] += 1
                     continue
@@ -93,12 +96,15 @@ def training_rows(config: Config) -> list[Row]:
     return rows
 
 
-def turns_to_learn(record: CerRecord, *, with_faults: bool = False) -> Iterator[SupportTurn | str]:
+def turns_to_learn(
+    record: CerRecord, *, with_faults: bool = False, unjudged: bool = False
+) -> Iterator[SupportTurn | str]:
     """Yield each turn of a row, or why it is not learnt.
 
     Args:
         record: A row.
         with_faults: Whether what was said about a turn does not matter.
+        unjudged: Whether a step may be one that nobody judged.
     """
     unfit = _UNFIT.get(record.preference, (False, False))
     for candidate, is_unfit in zip(record.candidates, unfit, strict=False):
@@ -113,7 +119,7 @@ def turns_to_learn(record: CerRecord, *, with_faults: bool = False) -> Iterator[
             yield reading.turn
         elif False in steps:
             yield "with a step that is judged wrong"
-        elif None in steps:
+        elif None in steps and not unjudged:
             yield "with a step that nobody judged"
         elif is_unfit:
             yield "with the worse reply"

@@ -44,6 +44,11 @@ from training.samples import Sample, SampleUtterance
 GREETING_WORDS = 6
 """A seeker who has said at most so many words in all has not told anything yet."""
 
+QUOTED_WORDS = 12
+"""The history step quotes at most so many words."""
+FEWEST_QUOTED_WORDS = 3
+"""And no sentence or clause of fewer, unless the message has no more: "Yes." says nothing of what follows."""
+
 TOLD_BY_FACE = {
     "angry": Emotion.ANGER,
     "disgust": Emotion.DISGUST,
@@ -59,6 +64,8 @@ _THANKS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_BETWEEN_CLAUSES = re.compile(r"[.!?,;:()\n\u2013\u2014]|\s-\s")
+_OPENING = re.compile(rf"\s*(\S+(?:[^\S\n]+\S+){{0,{QUOTED_WORDS - 1}}})")
 _MARKUP = re.compile(r"[<>\[\]{}\"]")
 
 
@@ -130,7 +137,7 @@ def build_samples(
             before = source.dialogue.utterances[:turn]
             if strategy is None or not before or before[-1].speaker is not Speaker.SEEKER:
                 continue
-            reply = _clean(source.dialogue.utterances[turn].text, quotes=True).strip()
+            reply = re.sub(r"[<>]", "", source.dialogue.utterances[turn].text).strip()
             if not reply:
                 continue  # nothing but mark-up
             labels = label_turn(source, turn)
@@ -194,10 +201,9 @@ def _history_step(
         sentences = [_draw(rng, words["history"]["unknown"])]
     else:
         problem = _draw(rng, words["problem"].get(source.problem, words["problem"]["other"]))
-        sentences = [
-            _draw(rng, words["history"]["issue"]).format(problem=problem),
-            _draw(rng, words["history"]["quote"]).format(quote=_quote(history[-1].text)),
-        ]
+        sentences = [_draw(rng, words["history"]["issue"]).format(problem=problem)]
+        if quote := exact_quote(history[-1].text):
+            sentences.append(_draw(rng, words["history"]["quote"]).format(quote=quote))
     sentences.append(_draw(rng, words["history"]["stage"][labels.stage.value]))
     return HistoryStep(" ".join(sentences), labels.stage)
 
@@ -240,29 +246,39 @@ def _emotion_step(
     )
 
 
-def _quote(text: str, longest: int = 12) -> str:
-    """Return the longest sentence of a message, cut to `longest` words."""
-    sentences = [s.strip() for s in _SENTENCE.findall(text)] or [text.strip()]
-    words = _clean(max(sentences, key=len)).split()
-    return " ".join(words[:longest]) + (" ..." if len(words) > longest else "")
+def exact_quote(text: str) -> str | None:
+    """Return what is quoted of a message, letter for letter and of at most `QUOTED_WORDS`.
+
+    That is its longest sentence of a fitting length, else its longest clause, else how it opens. What could be read
+    as mark-up is not quoted; None if nothing is left.
+
+    Example:
+        >>> exact_quote("Hi. My boss shouted at me, again! Then he left.")
+        'My boss shouted at me, again!'
+    """
+    fewest = min(FEWEST_QUOTED_WORDS, len(text.split()))
+    for parts in (_SENTENCE.findall(text), _BETWEEN_CLAUSES.split(text)):
+        fitting = [
+            part.strip()
+            for part in parts
+            if fewest <= len(part.split()) <= QUOTED_WORDS and not _MARKUP.search(part)
+        ]
+        if fitting:
+            return max(fitting, key=len)
+    opening = _OPENING.match(text)
+    return opening[1] if opening and not _MARKUP.search(opening[1]) else None
 
 
 def _cue(history: Sequence[SampleUtterance], cues: Sequence[str]) -> str | None:
-    """Return the latest word of the seeker's that is a cue."""
+    """Return the latest word of the seeker's that is a cue, as they wrote it."""
     for utterance in reversed(history):
         if utterance.speaker is Speaker.SEEKER:
             found: list[str] = [
-                w for w in re.findall(r"[a-z']+", utterance.text.lower()) if w in cues
+                w for w in re.findall(r"[A-Za-z']+", utterance.text) if w.lower() in cues
             ]
             if found:
                 return found[-1]
     return None
-
-
-def _clean(text: str, *, quotes: bool = False) -> str:
-    """Return `text` without characters that could be read as mark-up of a turn."""
-    text = text.replace('"', "'") if not quotes else text
-    return re.sub(r"[<>]", "", text) if quotes else _MARKUP.sub("", text)
 
 
 def _draw(rng: np.random.Generator, variants: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
 from training.base_model import check_base
 from training.face_tokens import embeddings_of, sure_tokens, word_vectors
-from training.faces import FACE_CLASSES, Face, read_faces
+from training.faces import FACE_CLASSES, Face, read_faces, read_readings
 from training.optimisation import (
     CHECKPOINT,
     Optimisers,
@@ -39,7 +39,7 @@ from training.optimisation import (
     run_steps,
 )
 from training.samples import Sample
-from training.sft.source import SampleSource, drawn_samples, prepare_samples, read_readings
+from training.sft.source import SampleSource, drawn_samples, prepare_samples
 from training.sft.tokenise import SampleReader
 from training.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 

@@ -1,6 +1,5 @@
 """Where the samples of SFT come from: dialogues, photos, and how they are put together."""
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,9 +8,8 @@ from pydantic import Field
 
 from compeer_core.cer import SPLITS, Split
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from training.esconv import read_esconv
-from training.faces import FACE_CLASSES, Face, face_class_of, read_faces
+from training.faces import Face, face_class_of, read_faces, read_readings
 from training.samples import Sample, write_records
 from training.sft.dataset import build_samples
 
@@ -72,20 +70,6 @@ def drawn_samples(
 def _share_of(source: SampleSource, split: Split) -> float:
     held_out = source.held_out_face_share
     return source.face_share if split == "train" or held_out is None else held_out
-
-
-def read_readings(path: Path) -> dict[str, str]:
-    """Return what an image tower takes each photo for: its class, by the photo's name.
-
-    Raises:
-        ConfigError: The file is missing, or it names a class that is none.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file (the vision stage writes it)")
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    if unknown := sorted({*found.values()} - {*FACE_CLASSES}):
-        raise ConfigError(f"{path}: no class of faces is called {', '.join(unknown)}")
-    return found
 
 
 def prepare_samples(source: SampleSource, seed: int, output: Path, *, keep: bool = False) -> None:

@@ -1,0 +1,323 @@
+"""Written dialogues as rows of CER: `python -m training cer written <config.toml>`.
+
+A large language model wrote whole dialogues (`assets/cer/README.md`), each supporter turn with its three steps. Here
+each of these turns becomes one row, in the form in which SFT reads any other. Nobody judged the steps, so the rows
+say nothing about them.
+
+A dialogue names the class of a photo and never the photo. Photos are drawn from the packed folder of faces: those to
+train with for the train split, those kept from training for the others. A small image tower takes many faces for
+something else, and what a turn says of them would be wrong then; `readings` leaves only photos that it takes for
+what the dialogue names.
+"""
+
+import gzip
+import logging
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, Split
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import (
+    EmotionStep,
+    HistoryStep,
+    Reasoning,
+    StrategyStep,
+    SupportTurn,
+    render,
+)
+from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from training.cer.chance import generator_for, stable_hash
+from training.faces import FACE_CLASSES, read_faces, read_readings
+from training.pictures import FACES
+from training.samples import write_records
+
+_log = logging.getLogger(__name__)
+
+LICENCE = "CC BY 4.0"
+ONE_IN = 12
+"""One in so many dialogues is for validation, and one for the test."""
+
+_QUOTATION = re.compile(r'"([^"]*)"')
+
+
+class Config(FrozenModel):
+    """`[cer written]`: which dialogues, and which photos they are shown with."""
+
+    written: Path
+    """The dialogues: JSON lines, packed with gzip."""
+    output: Path
+    """Folder that receives `rows.jsonl`."""
+    faces: Path | None = None
+    """Folder of the packed faces. None leaves out every turn before which a photo was shown."""
+    readings: Path | None = None
+    """What an image tower takes each photo for (`readings.json` of a `vision` run): only photos that it takes for the
+    class that is named are drawn. None draws from all of the class."""
+    photo_draws: int = Field(default=1, gt=0)
+    """How often a dialogue of the train split that shows a photo is written, each time with other photos."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the photos."""
+
+    @model_validator(mode="after")
+    def _readings_are_of_faces(self) -> Self:
+        if self.readings is not None and self.faces is None:
+            raise ValueError("readings say what photos look like: name the folder of faces too")
+        return self
+
+
+class SeekerTurn(FrozenModel):
+    """What the seeker wrote."""
+
+    role: Literal["user"]
+    text: str = Field(pattern=r"\S")
+    face: str | None = None
+    """The class of the photo that is shown with it."""
+
+    @field_validator("face")
+    @classmethod
+    def _is_a_class(cls, value: str | None) -> str | None:
+        if value is not None and value not in FACE_CLASSES:
+            raise ValueError(f"no class of faces; they are {', '.join(FACE_CLASSES)}")
+        return value
+
+
+class WrittenTurn(FrozenModel):
+    """A supporter turn with its reasoning."""
+
+    role: Literal["assistant"]
+    history: str
+    stage: Stage
+    emotion_text: str
+    sentiment: Sentiment
+    emotion: Emotion
+    intensity: int
+    strategy_text: str
+    strategy: Strategy
+    reply: str
+
+    @model_validator(mode="after")
+    def _can_be_rendered(self) -> Self:
+        self.support_turn()
+        return self
+
+    def support_turn(self) -> SupportTurn:
+        """Return the turn as what a policy writes.
+
+        Raises:
+            ValueError: A part is empty, or could not be read back.
+        """
+        return SupportTurn(
+            Reasoning(
+                HistoryStep(self.history, self.stage),
+                EmotionStep(self.emotion_text, self.sentiment, self.emotion, self.intensity),
+                StrategyStep(self.strategy_text, self.strategy),
+            ),
+            self.reply,
+        )
+
+
+class WrittenDialogue(FrozenModel):
+    """One line of the file."""
+
+    id: str = Field(pattern=r"^[\w.-]+$")
+    situation: str
+    """What the writer had in mind; nobody in the dialogue knows it."""
+    turns: tuple[Annotated[SeekerTurn | WrittenTurn, Field(discriminator="role")], ...] = Field(
+        min_length=2
+    )
+
+    @model_validator(mode="after")
+    def _takes_turns(self) -> Self:
+        roles = [turn.role for turn in self.turns]
+        if roles != ["user", "assistant"] * (len(roles) // 2):
+            raise ValueError("user and assistant must take turns, from a user to an assistant")
+        return self
+
+    @model_validator(mode="after")
+    def _quotes_exactly(self) -> Self:
+        messages: list[str] = []
+        for turn in self.turns:
+            if isinstance(turn, SeekerTurn):
+                messages.append(turn.text)
+                continue
+            for quotation in _QUOTATION.findall(f"{turn.history}\n{turn.emotion_text}"):
+                if not _is_quoted_from(quotation, messages):
+                    raise ValueError(
+                        f'"{quotation}" is quoted, but no message before holds it letter for letter'
+                    )
+        return self
+
+    @property
+    def faces(self) -> Mapping[int, str]:
+        """The classes of the photos, by the index of the turn."""
+        return {
+            place: turn.face
+            for place, turn in enumerate(self.turns)
+            if isinstance(turn, SeekerTurn) and turn.face is not None
+        }
+
+
+def _is_quoted_from(quotation: str, messages: Sequence[str]) -> bool:
+    # A quotation may begin a sentence, or be taken from the beginning of one.
+    spellings = {quotation, quotation[:1].swapcase() + quotation[1:]}
+    return any(spelling in message for spelling in spellings for message in messages)
+
+
+Photos = Mapping[tuple[str, str], Sequence[str]]
+"""Names of photos as `CaseUtterance.images` has them, by their split ("train", "valid") and class."""
+
+
+def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
+    """Write the rows; a dry run reads everything and counts them."""
+    if resume is not None:
+        raise ConfigError("written rows cannot be resumed: begin again, it takes seconds")
+    rows = list(written_rows(config))
+    for split in SPLITS:
+        cases = [row.case for row in rows if row.case.split == split]
+        sources = {case.source_id for case in cases}
+        _log.info("%s: %d turns of %d dialogues", split, len(cases), len(sources))
+    if not dry_run:
+        write_records(config.output / "rows.jsonl", rows)
+
+
+def written_rows(config: Config) -> Iterator[CerRecord]:
+    """Yield a row for each supporter turn, in the order of the file, draw after draw.
+
+    Raises:
+        ConfigError: A file is missing, a line is no written dialogue, or there is no photo to draw.
+    """
+    photos = None if config.faces is None else read_photos(config.faces, config.readings)
+    left_out: Counter[str] = Counter()
+    for dialogue in read_written(config.written):
+        split = split_of(dialogue.id)
+        draws: list[dict[int, str]] = [{}]
+        if photos is not None and dialogue.faces:
+            count = config.photo_draws if split == "train" else 1
+            draws = _drawn_photos(dialogue, split, photos, count, config.seed)
+        for number, shown in enumerate(draws, start=1):
+            name = dialogue.id if number == 1 else f"{dialogue.id}~{number}"
+            rows = list(_rows_of(dialogue, name, split, shown))
+            left_out[split] += len(dialogue.turns) // 2 - len(rows)
+            yield from rows
+    if left_out.total():
+        _log.info(
+            "left out, because no folder of faces is named: %s",
+            ", ".join(f"{left_out[split]} turns of {split}" for split in SPLITS),
+        )
+
+
+def read_written(path: Path) -> Iterator[WrittenDialogue]:
+    """Yield the dialogues of a file.
+
+    Raises:
+        ConfigError: The file is missing or not packed with gzip, a line is no written dialogue, or two have one id.
+    """
+    try:
+        text = gzip.decompress(path.read_bytes()).decode("utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: no such file (the written dialogues, shipped as assets/cer/plain.jsonl.gz)"
+        ) from error
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as JSON lines packed with gzip ({error}); get the file anew"
+        ) from error
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            dialogue = WrittenDialogue.model_validate_json(line)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"])) or "the line"
+            raise ConfigError(
+                f"{path}, line {number}: {place}: {problem['msg']}; correct the line or take it out"
+            ) from error
+        if (first := lines.setdefault(dialogue.id, number)) != number:
+            raise ConfigError(
+                f"{path}, line {number}: the id {dialogue.id} is that of line {first} too; "
+                "give it another"
+            )
+        yield dialogue
+
+
+def split_of(dialogue_id: str) -> Split:
+    """Return the split of a dialogue, which depends on its id alone."""
+    places: dict[int, Split] = {0: "valid", 1: "test"}
+    return places.get(stable_hash("split", dialogue_id) % ONE_IN, "train")
+
+
+def read_photos(folder: Path, readings: Path | None) -> Photos:
+    """Return the photos that may be drawn.
+
+    Args:
+        folder: The packed faces.
+        readings: What a tower takes each photo for; None lets all be drawn.
+
+    Raises:
+        ConfigError: A file is missing or names a class that is none.
+    """
+    read_as = None if readings is None else read_readings(readings)
+    photos: dict[tuple[str, str], list[str]] = {}
+    for face in read_faces(folder):
+        if read_as is None or read_as.get(face.file) == face.face_class:
+            photos.setdefault((face.split, face.face_class), []).append(f"{FACES}{face.file}")
+    return photos
+
+
+def _drawn_photos(
+    dialogue: WrittenDialogue, split: Split, photos: Photos, count: int, seed: int
+) -> list[dict[int, str]]:
+    """Return `count` draws: a photo for each turn that names a class, no photo twice if there are enough."""
+    part = "train" if split == "train" else "valid"
+    draws: list[dict[int, str]] = [{} for _ in range(count)]
+    for place, face_class in dialogue.faces.items():
+        names = photos.get((part, face_class), ())
+        if not names:
+            raise ConfigError(
+                f"dialogue {dialogue.id}: no {part} photo of class {face_class} can be drawn; name a whole folder of "
+                "faces, or readings of a tower that knows this class"
+            )
+        rng = generator_for(seed, "photo", dialogue.id, str(place))
+        chosen = rng.choice(len(names), size=count, replace=count > len(names))
+        for draw, index in zip(draws, chosen.tolist(), strict=True):
+            draw[place] = names[index]
+    return draws
+
+
+def _rows_of(
+    dialogue: WrittenDialogue, name: str, split: Split, shown: Mapping[int, str]
+) -> Iterator[CerRecord]:
+    """Yield the rows of one draw, up to the first photo that is named and not shown."""
+    history: list[CaseUtterance] = []
+    for place, turn in enumerate(dialogue.turns):
+        if isinstance(turn, SeekerTurn):
+            if turn.face is not None and place not in shown:
+                return
+            images = (shown[place],) if place in shown else ()
+            history.append(CaseUtterance(speaker=Speaker.SEEKER, text=turn.text, images=images))
+            continue
+        case = Case(
+            id=f"{name}#{place // 2}",
+            dialogue_id=name,
+            source_id=dialogue.id,
+            corpus="written",
+            language="en",
+            split=split,
+            licence=LICENCE,
+            round=place // 2,
+            rounds=len(dialogue.turns) // 2,
+            history=tuple(history),
+            original=turn.reply,
+        )
+        answer = Candidate(author="llm", reply=turn.reply, turn=render(turn.support_turn()))
+        yield CerRecord(id=case.id, case=case, first=answer)
+        history.append(CaseUtterance(speaker=Speaker.SUPPORTER, text=turn.reply))
