@@ -134,11 +134,10 @@ def test_the_app_stands_on_the_page_and_the_core_alone():
 
 def test_shipped_weights_are_small_and_hold_no_code():
     files = [path for path in (ROOT / "assets").rglob("*") if path.is_file()]
-    weights = [path for path in files if path.suffix == ".safetensors"]
 
     assert [p.name for p in files if p.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}] == []
-    assert [p.name for p in files if p.stat().st_size > 40 * MEGABYTE] == []
-    assert sum(path.stat().st_size for path in weights) <= 60 * MEGABYTE
+    assert [p.name for p in files if p.stat().st_size > 95 * MEGABYTE] == []
+    assert sum(path.stat().st_size for path in files) <= 150 * MEGABYTE
 
 
 def test_every_checkpoint_has_a_card():

@@ -80,6 +80,26 @@ def test_both_turns_of_a_row_may_be_learnt_and_the_worse_is_not():
     assert learnt(swapped) == ["with the worse reply", "learnt"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": None, "steps_by": None}, "learnt"),
+        ({"steps": (True, None, True)}, "learnt"),
+        ({"steps": (False, None, True)}, "with a step that is judged wrong"),
+        ({"turn": "<reply>Why?</reply>", "steps": None, "steps_by": None}, "incomplete"),
+    ],
+)
+def test_a_turn_that_nobody_judged_is_learnt_where_that_is_allowed(changes, reason):
+    row = judged()
+    row = row.model_copy(update={"first": row.first.model_copy(update=changes)})
+
+    assert learnt(row, unjudged=True)[0] == reason
+    worse = row.model_copy(update={"preference": Preference.SECOND})
+    assert learnt(worse, unjudged=True)[0] == (
+        "with the worse reply" if reason == "learnt" else reason
+    )
+
+
 @pytest.fixture
 def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
     face = f"faces/{read_faces(small_corpora / 'faces')[0].file}"
@@ -138,6 +158,17 @@ def test_what_cannot_be_learnt_is_said_before_anything_is_written(config, tmp_pa
     with pytest.raises(ConfigError, match="no such file"):
         cer.run(changed(records=[tmp_path / "none.jsonl"]))
     assert not config.output.exists()
+
+
+def test_rows_that_nobody_judged_are_learnt_where_the_config_says_so(config, tmp_path):
+    row = judged()
+    first = row.first.model_copy(update={"steps": None, "steps_by": None})
+    write_records(tmp_path / "unjudged.jsonl", [row.model_copy(update={"first": first})])
+    changed = config.model_copy(update={"records": (tmp_path / "unjudged.jsonl",)})
+
+    with pytest.raises(ConfigError, match="1 with a step that nobody judged"):
+        training_rows(changed)
+    assert len(training_rows(changed.model_copy(update={"unjudged": True}))) == 1
 
 
 def test_an_adapter_is_trained_where_a_shape_is_given(config):

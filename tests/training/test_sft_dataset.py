@@ -16,7 +16,14 @@ from tests.training.corpora_fixture import esconv_rows, write_esconv
 from training.esconv import AnnotatedDialogue, read_esconv
 from training.faces import FACE_CLASSES, face_class_of
 from training.samples import Sample
-from training.sft.dataset import TOLD_BY_FACE, TurnLabels, build_samples, label_turn, stage_at
+from training.sft.dataset import (
+    TOLD_BY_FACE,
+    TurnLabels,
+    build_samples,
+    exact_quote,
+    label_turn,
+    stage_at,
+)
 
 FACE_OF = dict.fromkeys(Emotion, "sad") | {Emotion.JOY: "happy", Emotion.NEUTRAL: "neutral"}
 PHOTOS = {name: [f"{name}-{number}" for number in range(3)] for name in FACE_CLASSES}
@@ -127,8 +134,8 @@ def test_a_turn_holds_its_labels_a_quote_and_the_corpus_reply():
     assert turn.reply == 'Who said "go"?'
     history, emotion, strategy = turn.reasoning
     assert history.stage is Stage.EXPLORATION
-    # the longest sentence, cut after twelve words
-    assert '"My boss said that the whole team has to go by the ..."' in history.text
+    # the second sentence has 18 words, so the first is quoted
+    assert '"I am so worried."' in history.text
     assert (emotion.sentiment.value, emotion.emotion.value, emotion.intensity) == (
         "Negative",
         "Anxiety",
@@ -211,22 +218,61 @@ def test_every_sample_is_a_complete_turn_with_the_labels_it_was_built_from(talk,
         assert strategy.strategy == sample.strategy == talk.strategies[1]
 
 
-def squeezed(text: str) -> str:
-    """A message as a quote shows it: on one line, without mark-up."""
-    plain = re.sub(r"[<>\[\]{}]", "", text.replace('"', "'"))
-    return " ".join(plain.split())
-
-
 @settings(deadline=None)
 @given(talks, st.sampled_from([0, 40, 1200]))
 def test_nothing_is_quoted_that_is_not_in_the_history(talk, limit):
     for sample in samples_of(talk, limit=limit):
         turn = parse(sample.completion)
-        seeker = [squeezed(said.text) for said in sample.history if said.speaker is Speaker.SEEKER]
+        seeker = [said.text for said in sample.history if said.speaker is Speaker.SEEKER]
         for quote in re.findall(r'"(.*?)"', turn.reasoning.history.text):
-            assert any(quote.removesuffix(" ...") in text for text in seeker), quote
+            assert quote in seeker[-1]
         for cue in re.findall(r'"(.*?)"', turn.reasoning.emotion.text):
-            assert any(cue in text.lower() for text in seeker), cue
+            assert any(cue in text for text in seeker), cue
+
+
+@given(texts | st.lists(words | st.sampled_from([", ", ". "]), min_size=10).map(" ".join))
+def test_a_quote_is_a_short_exact_part_of_the_message(text):
+    quote = exact_quote(text)
+
+    if quote is None:
+        assert re.search(r'[<>\[\]{}"]', text)
+    else:
+        assert quote in text and quote == quote.strip() != "" and "\n" not in quote
+        assert len(quote.split()) <= 12
+        assert not re.search(r'[<>\[\]{}"]', quote)
+
+
+TWELVE = "I have not slept one night since my boss told me that"
+
+
+@pytest.mark.parametrize(
+    ("text", "quote"),
+    [
+        ("Hi. My boss  shouted at ME! He left.", "My boss  shouted at ME!"),
+        (f"{TWELVE}. Hello to you.", f"{TWELVE}."),
+        # 13 words: the longest clause
+        (f"I cried, as I said before, {TWELVE} I must go", "as I said before"),
+        # no clause that is short enough: how it opens
+        (f"{TWELVE} I must go from here", TWELVE),
+        # one or two words only where there are no more
+        (f"Yes. {TWELVE} I must go", "Yes. I have not slept one night since my boss told me"),
+        ("Thank you.", "Thank you."),
+        # no mark-up
+        ('He called me "lazy". I just left then.', "I just left then."),
+        ("He said <stop>", None),
+        (f'"{TWELVE} I must go"', None),
+    ],
+)
+def test_the_longest_sentence_or_clause_that_fits_is_quoted(text, quote):
+    assert exact_quote(text) == quote
+
+
+def test_a_message_that_cannot_be_quoted_is_not_and_a_cue_is_spelt_as_the_seeker_did():
+    (sample,) = samples_of(talk('I am so WORRIED that they say "you must all go today".', "Oh."))
+    turn = parse(sample.completion)
+
+    assert '"' not in turn.reasoning.history.text
+    assert '"WORRIED"' in turn.reasoning.emotion.text
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ faster than fp32, but small steps would be rounded away in it: the optimiser mov
 
 Several processes share the dialogues of each step:
 
-    torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_plain.toml
+    torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_adapter_plain.toml
 
 A run stopped at any point continues from its last checkpoint with the same rows. To stop several
 processes, send SIGTERM to one of them: torchrun itself gives the others 30 seconds and then kills them.

@@ -46,6 +46,8 @@ GREETING_WORDS = 6
 
 QUOTED_WORDS = 12
 """The history step quotes at most so many words."""
+FEWEST_QUOTED_WORDS = 3
+"""And no sentence or clause of fewer, unless the message has no more: "Yes." says nothing of what follows."""
 
 TOLD_BY_FACE = {
     "angry": Emotion.ANGER,
@@ -247,18 +249,19 @@ def _emotion_step(
 def exact_quote(text: str) -> str | None:
     """Return what is quoted of a message, letter for letter and of at most `QUOTED_WORDS`.
 
-    That is its longest sentence that is short enough, else its longest clause, else how it opens. What could be read
+    That is its longest sentence of a fitting length, else its longest clause, else how it opens. What could be read
     as mark-up is not quoted; None if nothing is left.
 
     Example:
         >>> exact_quote("Hi. My boss shouted at me, again! Then he left.")
         'My boss shouted at me, again!'
     """
+    fewest = min(FEWEST_QUOTED_WORDS, len(text.split()))
     for parts in (_SENTENCE.findall(text), _BETWEEN_CLAUSES.split(text)):
         fitting = [
             part.strip()
             for part in parts
-            if 0 < len(part.split()) <= QUOTED_WORDS and not _MARKUP.search(part)
+            if fewest <= len(part.split()) <= QUOTED_WORDS and not _MARKUP.search(part)
         ]
         if fitting:
             return max(fitting, key=len)
