@@ -97,6 +97,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "evaluate reward": Stage(
             "training.evaluation.reward", "compare judges on rows of CER that they never saw"
         ),
+        "evaluate reading": Stage(
+            "training.evaluation.reading",
+            "let a careful reader judge replies of several policies without knowing whose they are",
+        ),
         "evaluate consistency": Stage(
             "training.evaluation.consistency",
             "measure how often verdicts on steps and on the reply contradict each other",

@@ -12,7 +12,6 @@ what the dialogue names.
 
 import gzip
 import logging
-import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer.chance import generator_for, stable_hash
 from training.faces import FACE_CLASSES, read_faces, read_readings
 from training.pictures import FACES
+from training.quotations import invented
 from training.samples import write_records
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ _log = logging.getLogger(__name__)
 LICENCE = "CC BY 4.0"
 ONE_IN = 12
 """One in so many dialogues is for validation, and one for the test."""
-
-_QUOTATION = re.compile(r'"([^"]*)"')
 
 
 class Config(FrozenModel):
@@ -147,11 +145,10 @@ class WrittenDialogue(FrozenModel):
             if isinstance(turn, SeekerTurn):
                 messages.append(turn.text)
                 continue
-            for quotation in _QUOTATION.findall(f"{turn.history}\n{turn.emotion_text}"):
-                if not _is_quoted_from(quotation, messages):
-                    raise ValueError(
-                        f'"{quotation}" is quoted, but no message before holds it letter for letter'
-                    )
+            for quotation in invented(f"{turn.history}\n{turn.emotion_text}", messages):
+                raise ValueError(
+                    f'"{quotation}" is quoted, but no message before holds it letter for letter'
+                )
         return self
 
     @property
@@ -162,12 +159,6 @@ class WrittenDialogue(FrozenModel):
             for place, turn in enumerate(self.turns)
             if isinstance(turn, SeekerTurn) and turn.face is not None
         }
-
-
-def _is_quoted_from(quotation: str, messages: Sequence[str]) -> bool:
-    # A quotation may begin a sentence, or be taken from the beginning of one.
-    spellings = {quotation, quotation[:1].swapcase() + quotation[1:]}
-    return any(spelling in message for spelling in spellings for message in messages)
 
 
 Photos = Mapping[tuple[str, str], Sequence[str]]
