@@ -28,6 +28,7 @@ from compeer_core.backends.transformers_ import (
     TransformersScorer,
 )
 from compeer_core.backends.transformers_.failures import brief
+from compeer_core.backends.transformers_.fused_step import speed_up
 from compeer_core.backends.transformers_.packed_weights import PACKED, load_model
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.processing import load_processor
@@ -319,6 +320,7 @@ def _load(
     if quantize is None and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
         model = model.float()
     model.eval().requires_grad_(False)
+    speed_up(model)
     small = place.type == "cpu" and parameters < SMALL
     torch.set_num_threads(1 if small else TORCH_THREADS)
     chat = ChatModel(name, model, processor, owner)

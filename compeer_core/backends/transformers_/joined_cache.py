@@ -34,7 +34,7 @@ def joined(caches: Sequence[Any], copies: Sequence[int], room: int) -> Any:
                 values[begin : begin + count, :, length - part.shape[2] : length] = part
                 begin += count
             memory.append(values)
-        whole.layers.append(_RoomyLayer(memory[0], memory[1], length))
+        whole.layers.append(RoomyLayer(memory[0], memory[1], length))
     return whole
 
 
@@ -64,7 +64,7 @@ def beginning(cache: Any, length: int) -> Any:
     return copied
 
 
-class _RoomyLayer(DynamicLayer):
+class RoomyLayer(DynamicLayer):
     """Keys and values of a layer, in memory that has room for what will be added."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:

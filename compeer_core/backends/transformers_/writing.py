@@ -6,7 +6,8 @@ the next token, and how several get theirs in one pass, is the business of `roun
 A turn that is alone is written by `model.generate`, with two pieces of ours plugged in: a stopping
 criterion that sees every token at once (it decodes, streams, and finds the end of a part) and, for
 sampling, `Choice`. `generate` costs about 1 ms to enter and 0.8 ms a token beside the forward pass
-of COMPEER-nano (7 ms on one busy core); that did not justify a decoding loop of our own.
+of COMPEER-nano (7 ms on one busy core); that did not justify a decoding loop of our own. What it
+calls for each token is ours where that pays: see `fused_step`.
 """
 
 import queue
