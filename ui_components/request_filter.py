@@ -200,6 +200,9 @@ class RequestFilter:
             index = _handler(content, self._calls)
             if path == _DIRECT and index not in self._calls.unqueued:
                 raise RefusedError(404, "this is asked for by way of the queue")
+            if path == _QUEUE and index in self._calls.unqueued:
+                # Its answer would wait in memory for whoever never comes to listen.
+                raise RefusedError(404, "this is asked for beside the queue")
             _check_session(content)
         arity = self._calls.arity[index]
         data = content["data"]

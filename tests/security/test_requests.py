@@ -173,6 +173,16 @@ def test_handlers_of_the_queue_are_not_called_beside_it(server):
         assert client.post("/gradio_api/run/predict", json=body).status_code == 404
 
 
+def test_handlers_beside_the_queue_are_not_called_through_it(server):
+    """Their answers come at once; in the queue they would be kept for who never listens."""
+    with server.client() as client:
+        starter = handlers(client)["conversation use_starter"]
+        box = {"text": "x" * 1000, "files": []}
+        body = {"data": [box], "fn_index": starter, "session_hash": "x", "event_data": {"turn": 0}}
+        assert client.post("/gradio_api/queue/join", json=body).status_code == 404
+        assert client.post("/gradio_api/run/predict", json=body).status_code == 200
+
+
 def test_wrong_values_end_in_a_sentence_and_leave_no_words_in_the_log(server):
     words = "a secret of mine"
     with server.client() as client:
