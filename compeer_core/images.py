@@ -21,6 +21,11 @@ _JPEG_FACTOR = 5
 """How many times larger a JPEG in a single scan may be, since it is decoded at a fraction of its size."""
 _MOST_SCANS = 64
 """Of a progressive JPEG; each of thousands would be a pass over the whole picture."""
+_MARK, _SCAN, _FRAMES = 0xFF, 0xDA, (0xC0, 0xC1)
+"""Of the segments of a JPEG; frames of other kinds are progressive, or cannot be read."""
+_BARE = {0x00, 0x01, *range(0xD0, 0xDA)}
+"""Marks without a segment."""
+_TILE_WIDTH, _TILE_LENGTH = 322, 323
 MAX_SIDE = 1024
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
@@ -112,12 +117,19 @@ def _unreadable(error: Exception) -> ImageError:
 def _check_size(picture: PIL.Image.Image, data: bytes, max_pixels: int, max_side: int) -> None:
     """Refuse by the header what would take too much memory or time; a JPEG is set to be reduced."""
     pixels, limit = picture.width * picture.height, max_pixels
+    if picture.format == "TIFF":
+        # A tile is decoded whole, however small the picture is that it belongs to.
+        tags = getattr(picture, "tag_v2", {})
+        width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)
+        if not isinstance(width, int) or not isinstance(height, int):
+            raise ImageError("the picture's tiles have no size", "image_unreadable")
+        pixels = max(pixels, width * height)
     if picture.format in ("JPEG", "MPO"):  # several JPEGs in one file, as some phones write them
         # In compressed data no byte 0xFF is followed by 0xDA, so this counts the scans.
         scans = data.count(b"\xff\xda")
         if scans > _MOST_SCANS:
             raise ImageError(f"the picture has {scans} scans", "image_unreadable")
-        if not picture.info.get("progressive"):
+        if not picture.info.get("progressive") and _first_scan_is_whole(data):
             limit *= _JPEG_FACTOR
     if pixels > limit:
         raise ImageError(
@@ -127,6 +139,27 @@ def _check_size(picture: PIL.Image.Image, data: bytes, max_pixels: int, max_side
         )
     # A JPEG can be decoded at a fraction of its size, which spares most of a phone photo's work.
     picture.draft(None, (max_side, max_side))
+
+
+def _first_scan_is_whole(data: bytes) -> bool:
+    """Whether the first scan of a JPEG has all its channels, so that no further one is kept in memory.
+
+    A decoder that waits for more holds every coefficient of the picture at its full size.
+    """
+    place, channels = 2, 0
+    while place + 10 <= len(data):
+        kind = data[place + 1]
+        if data[place] != _MARK or kind == _MARK:  # filling
+            place += 1
+        elif kind in _BARE:
+            place += 2
+        elif kind == _SCAN:
+            return data[place + 4] == channels
+        else:
+            if kind in _FRAMES:
+                channels = data[place + 9]
+            place += 2 + int.from_bytes(data[place + 2 : place + 4])
+    return False
 
 
 def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:

@@ -171,7 +171,7 @@ class RequestFilter:
             # parameters are read in the browser; gradio would load a saved state for another.
             asked_for = scope["query_string"] if own or path == "/gradio_api/queue/data" else b""
             return {**scope, "query_string": asked_for}, receive
-        if Headers(scope=scope).get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if _is_from_another_site(Headers(scope=scope)):
             raise RefusedError(403, "a page of another site may not send this")
         if path == UPLOAD_PATH:  # bounded where it is read, since it goes to the disk
             return scope, receive
@@ -200,6 +200,9 @@ class RequestFilter:
             index = _handler(content, self._calls)
             if path == _DIRECT and index not in self._calls.unqueued:
                 raise RefusedError(404, "this is asked for by way of the queue")
+            if path == _QUEUE and index in self._calls.unqueued:
+                # Its answer would wait in memory for whoever never comes to listen.
+                raise RefusedError(404, "this is asked for beside the queue")
             _check_session(content)
         arity = self._calls.arity[index]
         data = content["data"]
@@ -231,6 +234,17 @@ class RequestFilter:
                 raise RefusedError(400, "a file must be a picture that you uploaded to this server")
             # Gradio makes the address itself; one from outside could lead anywhere.
             named.pop("url", None)
+
+
+def _is_from_another_site(headers: Headers) -> bool:
+    """Whether a page of another site sends this; programs say nothing of sites."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    # Browsers leave it out where the line is not encrypted, but tell the origin there too.
+    origin = headers.get("origin")
+    hosts = (headers.get("host"), headers.get("x-forwarded-host"))
+    return origin is not None and origin.partition("://")[2] not in hosts
 
 
 # --- bodies --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from typing import Any, cast
 
 import gradio as gr
 import uvicorn
@@ -21,6 +22,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ui_components import (
     annotate_routes,
@@ -211,6 +214,32 @@ async def _sweep(services: Services) -> None:
 # --- serving -------------------------------------------------------------------------------------
 
 
+class WordOfProxies:
+    """Takes from proxies that are named what only a proxy can know, and from nobody else.
+
+    uvicorn does so for addresses and schemes. But gradio itself makes addresses of what these headers
+    say. They are emptied, not removed, since `visitors.is_from_here` knows a proxy by their names.
+    """
+
+    def __init__(self, app: ASGIApp, trusted_proxies: str) -> None:
+        self._app = app
+        # uvicorn's types are stricter than those of Starlette for the same thing.
+        self._believing = ProxyHeadersMiddleware(cast("Any", app), trusted_proxies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address, _ = scope.get("client") or (None, 0)
+        if address is not None and address in self._believing.trusted_hosts:
+            await self._believing(cast("Any", scope), cast("Any", receive), cast("Any", send))
+            return
+        if scope["type"] == "http":
+            headers = [
+                (name, b"" if name in (b"x-forwarded-host", b"x-forwarded-proto") else value)
+                for name, value in scope["headers"]
+            ]
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)
+
+
 class Server(uvicorn.Server):
     """A uvicorn server that says when it really serves."""
 
@@ -220,14 +249,13 @@ class Server(uvicorn.Server):
         Args:
             app: The application.
             trusted_proxies: Addresses or networks, with commas between them, whose word is taken for
-                where a request comes from (``X-Forwarded-For``, ``X-Forwarded-Proto``); nobody's if
-                it is empty.
+                where a request comes from and what was asked for (``X-Forwarded-*``); nobody's if it
+                is empty.
         """
         config = uvicorn.Config(
-            app,
+            WordOfProxies(app, trusted_proxies),
             http=BoundedHeaders,
-            proxy_headers=bool(trusted_proxies),
-            forwarded_allow_ips=trusted_proxies,
+            proxy_headers=False,  # that is done there
             log_level="warning",
             access_log=False,  # addresses of visitors are not to be kept
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,

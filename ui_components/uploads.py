@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import IO
 
 from fastapi import Request
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from compeer_core.errors import ImageError
 from compeer_core.images import MAX_PIXELS, Image, read_image
-from ui_components.visitors import address_of
+from ui_components.visitors import site_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ _MEDIA_TYPES = (
 )
 _FRAME_BYTES = 16 * 1024  # the form around the files
 _NAME = re.compile(r"[^\w.-]+")
+_NAME_CHARACTERS = 60  # of four bytes each at the most; file systems take 255 bytes
+_PIECE_BYTES = 64 * 1024
 _PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -99,7 +101,7 @@ class Uploads:
                 that can be read in time (``upload_unreadable``), others on their way from the same
                 network (``busy_network``), or no room on the disk (``no_room``).
         """
-        address = address_of(request) or ""
+        address = site_of(request)
         with self._place(address):
             try:
                 async with asyncio.timeout(UPLOAD_SECONDS):
@@ -122,17 +124,28 @@ class Uploads:
     def show(self, path: str, owner: str) -> Response:
         """Show an owner a picture that is not sent yet; for anybody else there is none."""
         try:
-            data = self._content(path, owner)
+            file = self._opened(path, owner)
         except ImageError:
             return PlainTextResponse("not found", status_code=404)
-        kinds = [kind for start, kind in _MEDIA_TYPES if data.startswith(start)]
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        start = file.read(_PIECE_BYTES)
+        kinds = [kind for mark, kind in _MEDIA_TYPES if start.startswith(mark)]
+        if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
             kinds.append("image/webp")
-        headers = {"cache-control": "private, no-store"}
+        size = os.fstat(file.fileno()).st_size
+        headers = {"cache-control": "private, no-store", "content-length": str(size)}
         if not kinds:
             headers["content-disposition"] = "attachment"
         media_type = kinds[0] if kinds else "application/octet-stream"
-        return Response(data, media_type=media_type, headers=headers)
+
+        def pieces() -> Iterator[bytes]:
+            # Whole files would stay in memory for whoever asks and does not read the answer.
+            with file:
+                piece = start
+                while piece:
+                    yield piece
+                    piece = file.read(_PIECE_BYTES)
+
+        return StreamingResponse(pieces(), media_type=media_type, headers=headers)
 
     # --- on the disk ---
 
@@ -150,7 +163,9 @@ class Uploads:
     def _copy(self, name: str, source: IO[bytes], owner: str, address: str) -> str:
         folder = self._folder / secrets.token_hex(16)
         folder.mkdir(parents=True, mode=0o700)
-        path = folder / (_NAME.sub("_", Path(name).name).strip("._")[-80:] or "picture")
+        path = folder / (
+            _NAME.sub("_", Path(name).name).strip("._")[-_NAME_CHARACTERS:] or "picture"
+        )
         try:
             with path.open("wb") as file:
                 shutil.copyfileobj(source, file)
@@ -270,21 +285,30 @@ class Uploads:
             raise ImageError(str(error), code=error.code, values=values) from error
 
     def _content(self, path: str, owner: str) -> bytes:
-        """Return the bytes of an upload. Nothing but a plain file is ever opened.
+        """Return the bytes of an upload.
 
         Raises:
             ImageError: ``image_gone``.
         """
-        if not self.holds(path, owner):
-            raise ImageError("the upload is gone", code="image_gone")
         try:
-            number = os.open(path, _PLAIN_ONLY)
-            with os.fdopen(number, "rb") as file:
-                if not stat.S_ISREG(os.fstat(number).st_mode):
-                    raise ImageError("the upload is gone", code="image_gone")
+            with self._opened(path, owner) as file:
                 return file.read(MAX_UPLOAD_BYTES + 1)
         except OSError as error:
             raise ImageError("the upload is gone", code="image_gone") from error
+
+    def _opened(self, path: str, owner: str) -> IO[bytes]:
+        """Open an upload. Nothing but a plain file is ever opened.
+
+        Raises:
+            ImageError: ``image_gone``.
+        """
+        if self.holds(path, owner):
+            with contextlib.suppress(OSError):
+                file = os.fdopen(os.open(path, _PLAIN_ONLY), "rb")
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file
+                file.close()
+        raise ImageError("the upload is gone", code="image_gone")
 
 
 async def _form(request: Request) -> FormData:
@@ -311,6 +335,8 @@ async def _form(request: Request) -> FormData:
         return await parser.parse()
     except MultiPartException as error:
         raise (_too_many() if "files" in error.message else _unreadable()) from error
+    except UnicodeError as error:  # the form names an encoding that nothing is written in
+        raise _unreadable() from error
 
 
 def _too_large() -> ImageError:

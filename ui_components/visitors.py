@@ -119,6 +119,12 @@ def address_of(request: object) -> str | None:
     return getattr(client, "host", None)
 
 
+def site_of(request: object) -> str:
+    """Return where whoever asks comes from, for limits; empty where there is no address."""
+    address = address_of(request)
+    return _site(address) if address else ""
+
+
 def conversation_of(claimed: object) -> str:
     """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
     if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):

@@ -2,7 +2,10 @@
 
 import io
 import os
+import socket
 import threading
+import time
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -180,6 +183,26 @@ def test_a_file_that_is_no_picture_is_handed_back_as_a_download_only(server):
     assert shown.headers["content-type"] == "application/octet-stream"
 
 
+def test_who_asks_for_an_upload_and_does_not_read_it_takes_no_memory(server):
+    with server.visitor() as anna:
+        content = os.urandom(9 * 2**20)
+        path = upload(anna, "large.png", content).json()[0]
+        assert anna.get(f"/gradio_api/file={path}").content == content
+        cookie = "; ".join(f"{name}={value}" for name, value in anna.cookies.items())
+        request = f"GET /gradio_api/file={path} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n"
+        before = server.resident_bytes()
+        with ExitStack() as stack:
+            for _ in range(30):
+                wire = stack.enter_context(socket.socket())
+                wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                wire.connect(server.address)
+                wire.sendall(request.encode())
+            time.sleep(3)
+            grown = server.resident_bytes() - before
+            assert server.is_healthy()
+    assert grown < 60 * 2**20  # whole files would be 270 MiB
+
+
 @pytest.mark.parametrize("swapped", ["link", "pipe", "device"])
 def test_an_upload_that_became_something_else_is_not_opened(server, tmp_path, swapped):
     """Nobody can do this from outside; the door stays shut all the same."""
@@ -207,6 +230,7 @@ def test_names_of_uploads_cannot_lead_elsewhere(server):
         "a\\..\\b.png",
         "x" * 500,
         "\u202egnp.exe",
+        "\U00020000" * 300,  # four bytes each
     ]
     uploads = next(server.data_folder.glob("uploads-*"))
     with server.visitor() as anna:

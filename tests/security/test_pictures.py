@@ -58,6 +58,34 @@ def progressive_jpeg_with_scans(count: int) -> bytes:
     return data[:last] + data[last:-2] * count + data[-2:]
 
 
+def jpeg_with_a_scan_for_each_channel(width: int, height: int, channels: int) -> bytes:
+    """A black JPEG that is not progressive, of which a decoder has to hold all coefficients."""
+
+    def segment(mark: int, content: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, mark, len(content) + 2) + content
+
+    codes = bytes([1] + [0] * 15) + b"\x00"  # one code, of one bit: nothing differs
+    frame = struct.pack(">BHHB", 8, height, width, channels)
+    frame += b"".join(bytes([channel, 0x11, 0]) for channel in range(1, channels + 1))
+    data = b"\xff\xd8" + segment(0xDB, b"\x00" + b"\x01" * 64)
+    data += segment(0xC4, b"\x00" + codes + b"\x10" + codes) + segment(0xC0, frame)
+    pixels = bytes(-(-width // 8) * -(-height // 8) // 4 + 1)
+    for channel in range(1, channels + 1):
+        data += segment(0xDA, bytes([1, channel, 0, 0, 63, 0])) + pixels
+    return data + b"\xff\xd9"
+
+
+def tiff_of_one_tile(side: int) -> bytes:
+    """A TIFF of one pixel in a tile that is much larger."""
+    packer = zlib.compressobj(9)
+    row = bytes(side)
+    tile = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side}
+    tags |= {324: 8 + 2 + 12 * 10 + 4, 325: len(tile)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\x00" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + tile
+
+
 DECODED = (
     zeros_png(4_000, 3_000, 16, 0),  # grey levels of 16 bits
     zeros_png(4_000, 3_000, 16, 6),  # 16 bits, with transparency
@@ -134,3 +162,27 @@ def test_a_jpeg_of_a_thousand_scans_is_refused_at_once(server):
     assert kind == "error"
     assert "scans" in str(said)
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [jpeg_with_a_scan_for_each_channel(7_936, 7_936, 4), tiff_of_one_tile(16_000)],
+    ids=["JPEG of four scans", "TIFF of one tile"],
+)
+def test_a_picture_whose_size_hides_in_its_parts_is_refused_before_it_is_decoded(server, bomb):
+    idle = server.resident_bytes()
+    with server.visitor() as client, peak(server) as highest:
+        path = upload(client, "x.jpg", bomb).json()[0]
+        kind, said = call_chat(client, image=picture_of(path))
+
+    assert kind == "error"
+    assert "pixels, at most 12600000 are allowed" in str(said)
+    assert highest[0] - idle < 100 * MEBIBYTE
+
+
+def test_a_photo_of_a_large_phone_camera_is_still_read(server):
+    buffer = io.BytesIO()
+    PIL.Image.new("RGB", (8_000, 6_000), "olive").save(buffer, "JPEG", exif=PIL.Image.Exif())
+    with server.visitor() as client:
+        path = upload(client, "x.jpg", buffer.getvalue()).json()[0]
+        assert call_chat(client, image=picture_of(path))[0] == "complete"

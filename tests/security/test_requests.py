@@ -5,9 +5,10 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 from gradio.routes import App
@@ -172,6 +173,16 @@ def test_handlers_of_the_queue_are_not_called_beside_it(server):
         assert client.post("/gradio_api/run/predict", json=body).status_code == 404
 
 
+def test_handlers_beside_the_queue_are_not_called_through_it(server):
+    """Their answers come at once; in the queue they would be kept for who never listens."""
+    with server.client() as client:
+        starter = handlers(client)["conversation use_starter"]
+        box = {"text": "x" * 1000, "files": []}
+        body = {"data": [box], "fn_index": starter, "session_hash": "x", "event_data": {"turn": 0}}
+        assert client.post("/gradio_api/queue/join", json=body).status_code == 404
+        assert client.post("/gradio_api/run/predict", json=body).status_code == 200
+
+
 def test_wrong_values_end_in_a_sentence_and_leave_no_words_in_the_log(server):
     words = "a secret of mine"
     with server.client() as client:
@@ -297,6 +308,41 @@ def test_a_slow_answer_and_a_second_request_are_not_given_up(impatient):
                 answer += piece
 
 
+def test_the_rest_of_a_body_that_nobody_wants_buys_no_time(server):
+    begun = time.monotonic()
+    with socket.create_connection(server.address, timeout=30) as wire:
+        wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n")
+        answer = b""
+        with suppress(OSError):
+            while piece := wire.recv(1000):
+                answer += piece
+                wire.sendall(b"x")
+    assert b'"status":"ok"' in answer
+    assert time.monotonic() - begun < 5
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
+    monkeypatch.setattr(BoundedHeaders, "unread_seconds", 0.3)
+    app = FastAPI()
+
+    @app.get("/large")
+    async def large() -> Response:
+        return Response(b"x" * 50_000_000)
+
+    with serving(app) as url, socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = url.removeprefix("http://").split(":")
+        wire.settimeout(10)
+        wire.connect((host, int(port)))
+        wire.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(1.5)
+        read = 0
+        with suppress(ConnectionResetError):
+            while piece := wire.recv(1_000_000):
+                read += len(piece)
+    assert read < 20_000_000
+
+
 # --- other sites ---------------------------------------------------------------------------------
 
 
@@ -321,6 +367,15 @@ def test_no_page_of_another_site_sends_anything(server, site):
             assert client.post(f"/{path}", json=chat_body(), headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+def test_no_page_of_another_site_sends_anything_over_a_line_without_encryption(server, origin):
+    """There browsers say nothing of sites, only where the page is from."""
+    with server.visitor() as client:
+        for path in ("forget", "desk/login", "gradio_api/upload"):
+            assert client.post(f"/{path}", headers={"origin": origin}).status_code == 403
+        assert client.post("/forget", headers={"origin": server.url}).status_code == 200
+
+
 # --- behind a proxy ------------------------------------------------------------------------------
 
 
@@ -343,6 +398,13 @@ def test_nobody_s_word_is_taken_for_an_address_or_a_scheme(server):
     assert not owner_is_taken_from_the_header(server)
 
 
+def test_nobody_s_word_is_taken_for_the_address_of_the_page(server):
+    claims = {"x-forwarded-host": "evil.example", "x-forwarded-proto": "https"}
+    with server.client() as client:
+        assert client.get("/config", headers=claims).json()["root"] == server.url
+        assert "evil.example" not in client.get("/", headers=claims).text
+
+
 def test_a_named_proxy_is_believed(tmp_path):
     with running_server(tmp_path, "--forwarded-allow-ips", "127.0.0.1") as server:
         with server.client() as client:
@@ -350,6 +412,25 @@ def test_a_named_proxy_is_believed(tmp_path):
 
         assert "SameSite=None; Secure" in cookie
         assert owner_is_taken_from_the_header(server)
+        with server.client() as client:
+            claims = {"x-forwarded-host": "demo.example", "x-forwarded-proto": "https"}
+            root = client.get("/config", headers=claims).json()["root"]
+        assert root == "https://demo.example"
+
+
+def test_uploads_of_one_network_of_ipv6_keep_nobody_else_out(tmp_path):
+    head = b"POST /gradio_api/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=B\r\n"
+    with (
+        running_server(tmp_path, "--forwarded-allow-ips", "127.0.0.1") as server,
+        ExitStack() as stack,
+    ):
+        for number in range(1, 65):
+            wire = stack.enter_context(socket.create_connection(server.address))
+            wire.sendall(head + b"X-Forwarded-For: 2001:db8::%x\r\n\r\n--B\r\n" % number)
+        time.sleep(1)
+        with server.client(headers={"x-forwarded-for": "198.51.100.7"}) as honest:
+            assert upload(honest, "x.png", b"x").status_code == 200
 
 
 def test_an_upload_of_a_cookie_s_visitor_is_not_another_s_at_the_same_address(server):
@@ -357,6 +438,17 @@ def test_an_upload_of_a_cookie_s_visitor_is_not_another_s_at_the_same_address(se
         path = upload(anna, "x.png", b"x").json()[0]
         body = chat_body(image=picture_of(path))
         assert program.post("/gradio_api/call/chat", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "idna", "utf-7"])
+def test_a_form_in_an_odd_encoding_ends_in_a_sentence(server, charset):
+    body = (
+        b'--B\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\nx\r\n--B--\r\n'
+    )
+    kind = f"multipart/form-data; boundary=B; charset={charset}"
+    with server.client() as client:
+        answer = client.post("/gradio_api/upload", content=body, headers={"content-type": kind})
+    assert answer.status_code in {200, 400}
 
 
 # --- uploads, without a server -------------------------------------------------------------------
