@@ -48,6 +48,8 @@ EVENTS = 2 * (KNOWN.in_all + NEW.in_all + PROGRAM.in_all)
 """What gradio needs room for: what was given up no longer counts here, but has yet to notice."""
 HEARD_WITHIN_SECONDS = 10.0
 """Until the stream for an answer is open; a page needs one round trip for it."""
+STREAMS = 4
+"""As many may be open for one session or event. A page has one, and two while it connects anew."""
 RETRY_SECONDS = 5
 
 BEGINS = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?[^/]+)/?")
@@ -151,6 +153,10 @@ class Admission:
             listens = LISTENS.fullmatch(path)
             if scope["method"] == "GET" and listens:
                 stream = listens["event"] or Request(scope).query_params.get("session_hash")
+                if stream and self._streams[stream] >= STREAMS:
+                    sentence = f"{STREAMS} streams are open for this session already"
+                    await _busy(sentence)(scope, receive, send)
+                    return
                 if stream:
                     await self._listen(stream, scope, receive, send)
                     return
@@ -205,11 +211,7 @@ class Admission:
         status = HTTPStatus.TOO_MANY_REQUESTS
         if limit == "all" and caller.is_program:  # to a 503 gradio's page says words of its own
             status = HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse(
-            {"detail": sentence, "error": sentence},  # gradio's page reads either
-            status_code=status,
-            headers={"retry-after": str(RETRY_SECONDS), "cache-control": "no-store"},
-        )
+        return _busy(sentence, status)
 
     async def _listen(self, stream: str, scope: Scope, receive: Receive, send: Send) -> None:
         is_whole = has_hung_up = False
@@ -247,6 +249,14 @@ class Admission:
     def _end(self, call: Call) -> None:
         if call in self._calls:
             self._calls.remove(call)
+
+
+def _busy(sentence: str, status: HTTPStatus = HTTPStatus.TOO_MANY_REQUESTS) -> ASGIApp:
+    return JSONResponse(
+        {"detail": sentence, "error": sentence},  # gradio's page reads either
+        status_code=status,
+        headers={"retry-after": str(RETRY_SECONDS), "cache-control": "no-store"},
+    )
 
 
 def _event_in(answer: bytes) -> str:

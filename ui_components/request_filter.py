@@ -38,7 +38,7 @@ _CALL = re.compile(rf"/gradio_api/call/(?P<endpoint>{_ID})/?")
 _STREAM = re.compile(rf"/gradio_api/queue/data|/gradio_api/call/{_ID}/{_ID}")
 _GRADIO = (
     ("GET", re.compile(r"/|/config/?|/theme\.css|/favicon\.ico|/gradio_api/info/?")),
-    ("GET", re.compile(r"/(assets|static|svelte)/[\w./-]+")),
+    ("GET", re.compile(r"/(assets|static|svelte)/[\w./-]{1,200}")),
     ("GET", _STREAM),
     ("HEAD", re.compile(r"/")),
     ("POST", re.compile(rf"{_QUEUE}|{_DIRECT}|/gradio_api/cancel")),

@@ -204,6 +204,11 @@ def test_wrong_values_end_in_a_sentence_and_leave_no_words_in_the_log(server):
     assert "a handler ended in a" in log
 
 
+def test_a_path_too_long_for_a_file_is_not_found(server):
+    with server.client() as client:
+        assert client.get(f"/static/{'x' * 5000}").status_code == 404
+
+
 # --- sizes and times -----------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,20 @@ def test_a_client_that_leaves_stops_its_turn_too(services, address):
         eventually(lambda: not is_busy(services))
 
     assert time.monotonic() - left < 2
+
+
+def test_a_session_has_a_few_streams_at_once(services, address):
+    with httpx.Client(base_url=address, timeout=60) as program, ExitStack() as streams:
+        config = program.get("/config").json()["dependencies"]
+        index = next(each["id"] for each in config if each["api_name"] == "chat")
+        body = {**asking("for ever"), "fn_index": index, "session_hash": "crowded"}
+        program.post(JOIN, json=body).raise_for_status()
+        path = "/gradio_api/queue/data?session_hash=crowded"
+        opened = [
+            streams.enter_context(program.stream("GET", path)) for _ in range(admission.STREAMS + 1)
+        ]
+
+        assert [answer.status_code for answer in opened] == [200] * admission.STREAMS + [429]
 
 
 def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
