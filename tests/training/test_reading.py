@@ -128,6 +128,10 @@ def test_the_sheet_hides_who_wrote_what_and_the_second_run_counts(config, monkey
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["name"] == "reading_test"
     assert result["label_source"].startswith("llm")
+    told = (config.output / "replies.md").read_text(encoding="utf-8")
+    assert told.count("> seeker: I hate my boss") == 2
+    assert told.count("- a (rank ") == told.count("- b (rank ") == 2
+    assert "rank 2; no fault): Oh." in told or "rank 1; no fault): Oh." in told
 
 
 def test_judgements_of_another_sheet_are_refused():

@@ -39,6 +39,7 @@ from training.stages import WaitingForPeople
 _log = logging.getLogger(__name__)
 
 SHEET, KEY, JUDGEMENTS, TURNS = "sheet.jsonl", "key.json", "judgements.jsonl", "turns.jsonl"
+REPLIES = "replies.md"
 RUBRIC = Path(__file__).with_name("rubric.md")
 
 
@@ -251,6 +252,50 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
         metrics=tuple(metrics),
     )
     results.publish(result, config.results, config.output)
+    (config.output / REPLIES).write_text(printed(key, turns, judgements), encoding="utf-8")
+
+
+def printed(
+    key: Mapping[str, Mapping[str, Any]],
+    turns: Sequence[WrittenTurn],
+    judgements: Sequence[Judgement],
+) -> str:
+    """Return all replies with what was said of them, as Markdown.
+
+    Of corpora of people's conversations only the context's name is printed, not their words.
+    """
+    by_place = {(turn.context, turn.policy): turn for turn in turns}
+    lines = ["# All replies that were read", ""]
+    for judgement in sorted(judgements, key=lambda judgement: judgement.id):
+        entry = key[judgement.id]
+        context = entry["context"]
+        lines += [f"## {judgement.id}: {context}", ""]
+        first = by_place[context, entry["policies"][0]]
+        if not context.startswith("esconv"):
+            lines += [f"> {_in_a_line(said)}  " for said in first.conversation] + [""]
+        for policy, judged in zip(entry["policies"], judgement.replies, strict=True):
+            reply = _in_a_line(_reply_of(by_place[context, policy].text))
+            lines.append(f"- {policy} ({_said_of(judged)}): {reply}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _in_a_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _said_of(judged: ReplyJudgement) -> str:
+    faults = [
+        words
+        for words, is_fault in (
+            ("not grammatical", not judged.grammatical),
+            ("does not answer", not judged.answers),
+            ("may hurt", judged.may_hurt),
+            ("claims to be human", judged.claims_human),
+        )
+        if is_fault
+    ]
+    return f"rank {judged.rank}; {', '.join(faults) or 'no fault'}"
 
 
 def reader_metrics(
