@@ -28,6 +28,7 @@ from compeer_core.reasoning import TAGS, read
 from training import results
 from training.diversity import loops
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
+from training.evaluation.kept_answers import kept_file
 from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
 from training.histories import History, drawn_histories, read_histories
 from training.pictures import Pictures
@@ -179,7 +180,8 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
             for number, history in enumerate(histories)
         )
         with answering(policy) as answerer:
-            answers = answerer.answers(asked, sampling, len(histories))
+            kept = kept_file(config.output, policy.name)
+            answers = answerer.answers(asked, sampling, len(histories), kept)
             for history, (answer,) in zip(histories, answers, strict=True):
                 turns.append(
                     WrittenTurn(
