@@ -86,6 +86,7 @@ def write_models(folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS)
         """
 [[models]]
 name = "scripted-nano"
+small = true
 kind = "policy"
 title = "Scripted nano"
 source = "scripted:turns.toml"

@@ -40,6 +40,8 @@ class History:
     """Of that reply, by people; empty where nobody said."""
     emotion: str | None = None
     """The seeker's, by people; of ESConv, which labels dialogues, the dialogue's."""
+    corpus: str = ""
+    """Empty where no corpus is behind it."""
 
     @property
     def has_pictures(self) -> bool:
@@ -160,6 +162,7 @@ def _of_sample(sample: Sample) -> History | str:
         reference=turn.reply,
         strategies=(sample.strategy,),
         emotion=emotion.value if isinstance(emotion, Emotion) else None,
+        corpus="esconv",
     )
 
 
@@ -175,6 +178,7 @@ def _of_record(record: CerRecord) -> History | str:
         language=case.language,
         strategies=tuple(strategy.value for strategy in case.labels.strategies),
         emotion=None if case.labels.emotion is None else case.labels.emotion.value,
+        corpus=case.corpus,
     )
 
 

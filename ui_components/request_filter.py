@@ -244,7 +244,7 @@ def _is_from_another_site(headers: Headers) -> bool:
     # Browsers leave it out where the line is not encrypted, but tell the origin there too.
     origin = headers.get("origin")
     hosts = (headers.get("host"), headers.get("x-forwarded-host"))
-    return origin is not None and origin.partition("://")[2] not in hosts
+    return origin is not None and (origin.partition("://")[2] or "null") not in hosts
 
 
 # --- bodies --------------------------------------------------------------------------------------

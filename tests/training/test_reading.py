@@ -28,6 +28,8 @@ def turn(policy: str, context: str, reply: str = "Why?", quoted: str = '"my boss
     return WrittenTurn(
         policy=policy,
         context=context,
+        source=context,
+        corpus="",
         conversation=("seeker: I hate my boss",),
         messages=("I hate my boss",),
         text=TURN.format(reply=reply, quoted=quoted),
@@ -60,17 +62,17 @@ def config(tmp_path) -> Config:
 
 def test_shares_and_pairs_by_hand():
     key = {
-        "c001": {"context": "x", "policies": ["a", "b"]},
-        "c002": {"context": "y", "policies": ["b", "a"]},
+        "c001": {"context": "x", "source": "x", "policies": ["a", "b"]},
+        "c002": {"context": "y", "source": "y", "policies": ["b", "a"]},
     }
     said = [
         Judgement(id="c001", replies=(judged(True, 1), judged(False, 2))),
         Judgement(id="c002", replies=(judged(True, 1), judged(True, 1))),
     ]
-    metrics = list(reader_metrics(key, said))
+    metrics = list(reader_metrics(["a", "b"], key, said))
 
     assert values(metrics, "answers what was said") == {"a": 100.0, "b": 50.0}
-    assert values(metrics, "preferred to b") == {"a": 75.0}  # a win and a tie
+    assert values(metrics, "preferred to b (a tie is half)") == {"a": 75.0}  # a win and a tie
 
 
 def test_what_is_counted_without_a_reader_by_hand():
@@ -82,7 +84,7 @@ def test_what_is_counted_without_a_reader_by_hand():
     ]
     metrics = list(counted_metrics(turns))
 
-    assert values(metrics, "no invented quotation") == {"a": 50.0, "b": 100.0}
+    assert values(metrics, "no invented quotation, of complete turns") == {"a": 50.0, "b": 100.0}
     assert values(metrics, "complete") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "loops (a 4-gram three times)") == {"a": 0.0, "b": 50.0}
 
@@ -112,7 +114,7 @@ def test_the_sheet_hides_who_wrote_what_and_the_second_run_counts(config, monkey
     sheet = (config.output / "sheet.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in sheet.splitlines()]
     assert [line.keys() for line in lines] == [{"id", "conversation", "replies"}] * 2
-    key = json.loads((config.output / "key.json").read_text(encoding="utf-8"))
+    key = json.loads((config.output / "key.json").read_text(encoding="utf-8"))["lines"]
     for line in lines:
         policies = key[line["id"]]["policies"]
         assert line["replies"] == [replies[policy] for policy in policies]
@@ -134,9 +136,30 @@ def test_the_sheet_hides_who_wrote_what_and_the_second_run_counts(config, monkey
     assert "rank 2; no fault): Oh." in told or "rank 1; no fault): Oh." in told
 
 
+def test_a_sheet_is_not_counted_under_other_settings(config, monkeypatch):
+    monkeypatch.setattr(reading, "_written", lambda *_: [turn("a", "x"), turn("b", "x")])
+    with pytest.raises(WaitingForPeople):
+        reading.run(config)
+    with pytest.raises(ConfigError, match="made with other settings"):
+        reading.run(config.model_copy(update={"seed": 1}))
+    (config.output / "key.json").unlink()
+    (config.output / "judgements.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="belongs to an earlier sheet"):
+        reading.run(config)
+
+
+def test_words_of_other_corpora_are_not_printed():
+    key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
+    said = [Judgement(id="c001", replies=(judged(True, 1),))]
+    theirs = turn("a", "x").model_copy(update={"corpus": "esconv"})
+
+    assert "I hate my boss" in reading.printed(key, [turn("a", "x")], said)
+    assert "I hate my boss" not in reading.printed(key, [theirs], said)
+
+
 def test_judgements_of_another_sheet_are_refused():
-    key = {"c001": {"context": "x", "policies": ["a"]}}
+    key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
     with pytest.raises(ConfigError, match="do not belong together: c001"):
-        list(reader_metrics(key, []))
+        list(reader_metrics(["a"], key, []))
     with pytest.raises(ConfigError, match="c001: 1 replies were to be judged"):
-        list(reader_metrics(key, [Judgement(id="c001", replies=(judged(True, 1),) * 2)]))
+        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(judged(True, 1),) * 2)]))

@@ -197,6 +197,7 @@ def test_the_base_is_said_not_to_be_shipped(tour):
     seen = words(step(4, tour))
 
     assert seen.count("Recorded from the pre-trained base, which is not shipped.") == 3
+    assert seen.count("Recorded from weights that are no longer shipped.") == 3  # POR's
     assert "the judge was not asked" in seen
 
 

@@ -112,9 +112,13 @@ def shape_of(llama: GgufLlama, max_position_embeddings: int) -> ModelShape:
     """Return the sizes of the Qwen2.5-VL around a language model.
 
     Raises:
-        CheckpointError: Its heads are not of its width divided by their number, or not of 64.
+        CheckpointError: Its heads are not 64 wide.
     """
     sizes = llama.sizes
+    if sizes.hidden_size != 64 * sizes.attention_heads:
+        raise CheckpointError(
+            f"{sizes.attention_heads} heads in a width of {sizes.hidden_size}: needed are heads of 64"
+        )
     return ModelShape(
         hidden_size=sizes.hidden_size,
         layers=sizes.layers,
@@ -208,10 +212,13 @@ def _texts(config: Config) -> Sequence[str]:
 
 
 def _written_texts(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            for turn in json.loads(line)["turns"]:
-                yield from (value for value in turn.values() if isinstance(value, str))
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                for turn in json.loads(line)["turns"]:
+                    yield from (v for k, v in turn.items() if k != "role" and isinstance(v, str))
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: no gzipped JSON lines of dialogues ({error!r})") from error
 
 
 def _packed(

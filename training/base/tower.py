@@ -18,7 +18,12 @@ from pydantic import Field
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from compeer_core.backends.transformers_.packed_weights import load_model, read_packed, save_packed
+from compeer_core.backends.transformers_.packed_weights import (
+    PACKED,
+    load_model,
+    read_packed,
+    save_packed,
+)
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.processing import load_processor
@@ -52,6 +57,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """Carry the tower over; a dry run looks for the two checkpoints and the photos."""
     if resume is not None:
         raise ConfigError("base tower takes minutes and cannot be resumed: begin it again")
+    if not (config.base / PACKED).is_file():
+        raise CheckpointError(f"{config.base}: no {PACKED} there (the base stage writes it)")
     for folder in (config.base, config.tower):
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: no checkpoint there")

@@ -145,7 +145,9 @@ class WrittenDialogue(FrozenModel):
             if isinstance(turn, SeekerTurn):
                 messages.append(turn.text)
                 continue
-            for quotation in invented(f"{turn.history}\n{turn.emotion_text}", messages):
+            for quotation in invented(
+                f"{turn.history}\n{turn.emotion_text}\n{turn.strategy_text}", messages
+            ):
                 raise ValueError(
                     f'"{quotation}" is quoted, but no message before holds it letter for letter'
                 )

@@ -11,6 +11,7 @@ reader (complete turns, loops, quotations that nobody said) stands beside, of al
 import datetime
 import json
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from compeer_core.reasoning import TAGS, read
 from training import results
 from training.diversity import loops
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
-from training.evaluation.kept_answers import kept_file
+from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
 from training.histories import History, drawn_histories, read_histories
 from training.pictures import Pictures
@@ -36,11 +37,14 @@ from training.quotations import invented
 from training.run_directory import versions
 from training.samples import read_records, write_records
 from training.stages import WaitingForPeople
+from training.stamps import digest
 
 _log = logging.getLogger(__name__)
 
 SHEET, KEY, JUDGEMENTS, TURNS = "sheet.jsonl", "key.json", "judgements.jsonl", "turns.jsonl"
 REPLIES = "replies.md"
+OWN = ("", "written")
+"""Corpora whose words may be printed."""
 RUBRIC = Path(__file__).with_name("rubric.md")
 
 
@@ -57,7 +61,7 @@ class Config(FrozenModel):
     """`[evaluate reading]`: who answers what, and who reads."""
 
     policies: tuple[PolicySource, ...] = Field(min_length=1)
-    """The first is the one that the others are compared with."""
+    """The first is compared with each of the others."""
     contexts: tuple[Contexts, ...] = Field(min_length=1)
     output: Path
     """Folder of the run."""
@@ -73,6 +77,17 @@ class Config(FrozenModel):
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_new_tokens: int = Field(default=300, gt=0)
     seed: int = 0
+    command: str = (
+        "python -m training evaluate reading training/configs/small/evaluate_reading.toml"
+    )
+    """The command that makes the result again."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Config":
+        names = [policy.name for policy in self.policies]
+        if len(names) != len({*names}):
+            raise ValueError("two policies have one name")
+        return self
 
 
 class ReplyJudgement(FrozenModel):
@@ -114,6 +129,10 @@ class WrittenTurn(FrozenModel):
 
     policy: str
     context: str
+    source: str
+    """The dialogue that the context comes from: intervals draw whole sources."""
+    corpus: str
+    """Empty for a first message."""
     conversation: tuple[str, ...]
     messages: tuple[str, ...]
     """The seeker's."""
@@ -132,13 +151,21 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _log.info("%d contexts, %d policies", len(histories), len(config.policies))
     if dry_run:
         return
-    if not (config.output / KEY).is_file():
-        _write_sheet(config, _written(config, histories))
     judgements = config.output / JUDGEMENTS
+    asked = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
+    if not (config.output / KEY).is_file():
+        if judgements.exists():
+            raise ConfigError(f"{judgements} belongs to an earlier sheet; move it away")
+        _write_sheet(config, _written(config, histories), asked)
+        forget(config.output)
+    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != asked:
+        raise ConfigError(
+            f"{config.output}: its sheet was made with other settings; choose another output"
+        )
     if not judgements.is_file():
         raise WaitingForPeople(
-            f"{config.output / SHEET} is to be read by {config.output / 'rubric.md'}; put what was "
-            f"found into {judgements} and run this again"
+            f"{config.output / SHEET} is to be read by {config.output / 'rubric.md'}; write the "
+            f"judgements into {judgements} and run this again"
         )
     _publish(config, list(read_records(judgements, Judgement)))
 
@@ -155,8 +182,8 @@ def _drawn(config: Config) -> Iterator[History]:
 def _first_messages(path: Path) -> list[History]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
     return [
         History(
             f"{path.stem}-{number}",
@@ -187,6 +214,8 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
                     WrittenTurn(
                         policy=policy.name,
                         context=history.id,
+                        source=history.source,
+                        corpus=history.corpus,
                         conversation=tuple(_shown(said) for said in history.utterances),
                         messages=tuple(
                             said.text
@@ -211,7 +240,7 @@ def _reply_of(text: str) -> str:
     return reply or (text.strip() if is_plain else "") or "(no reply)"
 
 
-def _write_sheet(config: Config, turns: Sequence[WrittenTurn]) -> None:
+def _write_sheet(config: Config, turns: Sequence[WrittenTurn], asked: str) -> None:
     """Write turns, sheet and key; the key comes last, so that a run cut short begins again."""
     by_context: dict[str, list[WrittenTurn]] = {}
     for turn in turns:
@@ -227,26 +256,30 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn]) -> None:
         lines.append(SheetLine(id=name, conversation=together[0].conversation, replies=replies))
         key[name] = {
             "context": together[0].context,
+            "source": together[0].source,
             "policies": [together[number].policy for number in order],
         }
     config.output.mkdir(parents=True, exist_ok=True)
     write_records(config.output / TURNS, turns)
     write_records(config.output / SHEET, lines)
     shutil.copy(RUBRIC, config.output / "rubric.md")
-    (config.output / KEY).write_text(json.dumps(key, indent=1), encoding="utf-8")
+    fresh = config.output / f"{KEY}.new"
+    fresh.write_text(json.dumps({"asked": asked, "lines": key}, indent=1), encoding="utf-8")
+    fresh.replace(config.output / KEY)
 
 
 def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
-    key = json.loads((config.output / KEY).read_text(encoding="utf-8"))
+    key = json.loads((config.output / KEY).read_text(encoding="utf-8"))["lines"]
     turns = list(read_records(config.output / TURNS, WrittenTurn))
-    metrics = [*reader_metrics(key, judgements), *counted_metrics(turns)]
+    names = [policy.name for policy in config.policies]
+    metrics = [*reader_metrics(names, key, judgements), *counted_metrics(turns)]
     result = results.Result(
         name=config.name,
         title=f"Replies read by {config.reader}, in random order, without their names",
         date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(policy.name for policy in config.policies),
         label_source=f"{config.label_source} ({config.reader}), and rule where it says so",
-        command="python -m training evaluate reading training/configs/small/evaluate_reading.toml",
+        command=config.command,
         versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
         interval="95 % interval over contexts",
@@ -264,7 +297,8 @@ def printed(
 ) -> str:
     """Return all replies with what was said of them, as Markdown.
 
-    Of corpora of people's conversations only the context's name is printed, not their words.
+    Only first messages and this project's own dialogues are printed. Of every other corpus the name of the
+    context stands for people's words.
     """
     by_place = {(turn.context, turn.policy): turn for turn in turns}
     lines = ["# All replies that were read", ""]
@@ -273,7 +307,7 @@ def printed(
         context = entry["context"]
         lines += [f"## {judgement.id}: {context}", ""]
         first = by_place[context, entry["policies"][0]]
-        if not context.startswith("esconv"):
+        if first.corpus in OWN:
             lines += [f"> {_in_a_line(said)}  " for said in first.conversation] + [""]
         for policy, judged in zip(entry["policies"], judgement.replies, strict=True):
             reply = _in_a_line(_reply_of(by_place[context, policy].text))
@@ -301,12 +335,13 @@ def _said_of(judged: ReplyJudgement) -> str:
 
 
 def reader_metrics(
-    key: Mapping[str, Mapping[str, Any]], judgements: Sequence[Judgement]
+    policies: Sequence[str], key: Mapping[str, Mapping[str, Any]], judgements: Sequence[Judgement]
 ) -> Iterator[results.Metric]:
     """Yield the shares of replies that pass each question, and how often the first policy is preferred.
 
     Args:
-        key: Of each line of the sheet, the policies in its order.
+        policies: Their names; the first is compared with each of the others.
+        key: Of each line of the sheet, the policies in its order, and the source of its context.
         judgements: One for each line.
 
     Raises:
@@ -322,20 +357,18 @@ def reader_metrics(
             raise ConfigError(f"{line}: {len(entry['policies'])} replies were to be judged")
         for policy, judged in zip(entry["policies"], by_line[line].replies, strict=True):
             said.setdefault(policy, []).append(judged)
-    weights = drawn_weights(range(len(key)))
-    policies = sorted(said, key=lambda name: name)
+    weights = drawn_weights([entry["source"] for entry in key.values()])
     questions = ("grammatical", "answers", "may_hurt", "claims_human")
     titles = ("grammatical", "answers what was said", "may hurt", "claims to be human")
     for question, title in zip(questions, titles, strict=True):
         for policy in policies:
             passed = [float(getattr(judged, question)) for judged in said[policy]]
             yield _share(title, passed, weights, "read", policy)
-    for policy in policies:
-        for other in policies:
-            if policy < other:
-                ranks = zip(said[policy], said[other], strict=True)
-                wins = [(a.rank < b.rank) + (a.rank == b.rank) / 2 for a, b in ranks]
-                yield _share(f"preferred to {other}", wins, weights, "in pairs", policy)
+    first, *others = policies
+    for other in others:
+        ranks = zip(said[first], said[other], strict=True)
+        wins = [(mine.rank < its.rank) + (mine.rank == its.rank) / 2 for mine, its in ranks]
+        yield _share(f"preferred to {other} (a tie is half)", wins, weights, "in pairs", first)
 
 
 def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
@@ -343,21 +376,25 @@ def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
     for policy in sorted({turn.policy for turn in turns}):
         mine = [turn for turn in turns if turn.policy == policy]
         readings = [read(turn.text) for turn in mine]
-        weights = drawn_weights(range(len(mine)))
+        weights = drawn_weights([turn.source for turn in mine])
         complete = [float(reading.is_complete) for reading in readings]
         yield _share("complete", complete, weights, "by rule", policy)
         looping = [float(loops(turn.text)) for turn in mine]
         yield _share("loops (a 4-gram three times)", looping, weights, "by rule", policy)
-        steps = [turn.text.partition("<reply>")[0] for turn in mine]
         exact = [
-            float(not any(invented(text, turn.messages)))
-            for text, turn in zip(steps, mine, strict=True)
+            float(not any(invented(turn.text.partition("<reply>")[0], turn.messages)))
+            if reading.is_complete
+            else math.nan
+            for turn, reading in zip(mine, readings, strict=True)
         ]
-        yield _share("no invented quotation", exact, weights, "by rule", policy)
+        if any(complete):
+            name = "no invented quotation, of complete turns"
+            yield _share(name, exact, weights, "by rule", policy)
 
 
 def _share(
     name: str, values: Sequence[float], weights: Floats, about: str, of: str
 ) -> results.Metric:
-    found = estimate(weighted_mean(weights, values), len(values))
+    known = len(values) - sum(math.isnan(value) for value in values)
+    found = estimate(weighted_mean(weights, values), known)
     return results.measured(name, found, unit="%", of=of, about=about)

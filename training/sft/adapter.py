@@ -33,11 +33,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.reasoning import render
-from training.base_model import LoraShape, check_base, lora_config
+from training.base_model import LoraShape, check_base, load_base, lora_config
 from training.optimisation import (
     CHECKPOINT,
     Optimisers,
@@ -330,10 +329,7 @@ class Masters(nn.Module):
 
 
 def _load(base: Path) -> Qwen2_5_VLForConditionalGeneration:
-    try:
-        model = load_model(base, torch.bfloat16)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{base}: cannot be loaded: {error}") from error
+    model = load_base(base, "bf16", "bf16", None, torch.device("cpu"))
     if not isinstance(model, Qwen2_5_VLForConditionalGeneration):
         raise CheckpointError(f"{base}: a {type(model).__name__}; only a Qwen2.5-VL is trained so")
     return model

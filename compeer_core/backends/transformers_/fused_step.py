@@ -349,7 +349,10 @@ class FusedTextModel(Qwen2_5_VLTextModel):
             and use_cache is not False
             and not self.training
             and not torch.is_grad_enabled()
-            and all(not value or name == "return_dict" for name, value in kwargs.items())
+            and all(
+                value is None or value is False or name == "return_dict"
+                for name, value in kwargs.items()
+            )
             and kwargs.get("return_dict") is not False
             and _is_writable(past_key_values)
         ):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -21,6 +22,8 @@ from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
 )
+
+from compeer_core.errors import CheckpointError
 
 PACKED = "packed.safetensors"
 """The file of packed weights in a checkpoint's folder."""
@@ -44,8 +47,10 @@ def unpacked(blocks: Tensor, kind: str) -> Tensor:
         Floats of 32 bits, shape (rows, columns).
 
     Raises:
-        ValueError: The bytes are no whole number of such blocks.
+        ValueError: There is no such kind, or the bytes are no whole number of its blocks.
     """
+    if kind not in BYTES:
+        raise ValueError(f"{kind}: no such kind of blocks; they are {', '.join(BYTES)}")
     rows, length = blocks.shape
     if length % BYTES[kind]:
         raise ValueError(f"rows of {length} bytes are no whole blocks of {BYTES[kind]} ({kind})")
@@ -88,8 +93,15 @@ def save_packed(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_packed(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of `packed.safetensors` as the file has them."""
-    tensors: dict[str, Tensor] = load_file(folder / PACKED)
+    """Return the tensors of `packed.safetensors` as the file has them.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+    try:
+        tensors: dict[str, Tensor] = load_file(folder / PACKED)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder / PACKED} is damaged ({error}); copy it again") from error
     return tensors
 
 
