@@ -376,10 +376,11 @@ def test_the_budget_is_shared_and_never_passed(endpoint: Endpoint, tmp_path: Pat
 
 
 def test_requests_are_not_sent_more_often_than_allowed(endpoint: Endpoint, tmp_path: Path) -> None:
+    begun = time.monotonic()
     asked_of(Asker(settings(endpoint, requests_per_minute=600), tmp_path), 20)
 
-    # 19 gaps of 60 s / 600, less what the first one may take to arrive
-    assert endpoint.seconds() >= 1.8
+    # 19 gaps of 60 s / 600; from before the first is sent, as it may arrive late on a busy machine
+    assert time.monotonic() - begun >= 1.9
 
 
 def test_a_wish_to_stop_waits_for_what_was_sent(endpoint: Endpoint, tmp_path: Path) -> None:
