@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 Quantization = Literal["4bit", "8bit"]
 
 SMALL = 200_000_000
-"""Below this many parameters one core is as fast as several: on two idle cores COMPEER-small writes 22 tokens/s with
-either. When another process wants the second core, waiting for it costs far more."""
+"""Below this many parameters one core writes as fast as several (COMPEER-small on two idle cores), and when another
+process wants the second core, waiting for it costs far more."""
 
 HALF_PRECISION_FROM = 1_000_000_000
 """From this many parameters on, memory decides on a CPU too, and weights stay in 16 bits. Below, 32

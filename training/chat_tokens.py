@@ -6,6 +6,9 @@ tokens without the `special` flag: trl decodes with `skip_special_tokens=True` b
 reward function, and would lose the tags otherwise.
 """
 
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 
@@ -36,6 +39,25 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
 """ChatML without a default system message; an image stands where its block stands."""
+
+
+def chat_tokenizer(bpe: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a checkpoint, with the chat template.
+
+    Args:
+        bpe: It holds `SPECIAL_TOKENS`.
+        max_length: Tokens that the model can read.
+    """
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
 
 
 def label_lines() -> list[str]:

@@ -1,6 +1,6 @@
 """A trained checkpoint or adapter becomes a folder to ship: `python -m training export <config.toml>`.
 
-Weights are stored in bf16 as safetensors; files that a run leaves beside them (optimiser state,
+Weights are stored in bf16 as safetensors, but those of a packed checkpoint as they are; files that a run leaves beside them (optimiser state,
 metrics) stay behind. Paths of the machine that trained are taken out of the configs.
 """
 
@@ -14,11 +14,12 @@ from huggingface_hub import save_torch_state_dict
 from pydantic import PositiveInt
 from safetensors.torch import load_file, save_file
 
+from compeer_core.backends.transformers_.packed_weights import PACKED
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 
-CARD = "README.md"
-"""A model card that lies in the output folder is kept."""
+CARD_SUFFIX = ".md"
+"""A model card and its pages that lie in the output folder are kept."""
 
 _LARGEST_FILE = 40_000_000
 _COPIED = (
@@ -57,6 +58,13 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """
     if resume is not None:
         raise ConfigError("an export cannot be resumed: begin it again")
+    packed = config.source / PACKED
+    if packed.is_file():
+        if not dry_run:
+            _start_anew(config.output)
+            for name in (*_COPIED, PACKED):
+                shutil.copyfile(config.source / name, config.output / name)
+        return
     adapter = config.source / "adapter_model.safetensors"
     whole = config.source / "model.safetensors"
     index = config.source / f"{whole.name}.index.json"
@@ -77,10 +85,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(f"{weights}: {size / 1e6:.0f} MB as {config.dtype}, the limit is 40 MB")
     if dry_run:
         return
-    config.output.mkdir(parents=True, exist_ok=True)
-    for old in config.output.iterdir():
-        if old.is_file() and old.name != CARD:
-            old.unlink()
+    _start_anew(config.output)
     if weights is adapter:
         settings = _read(config.source / "adapter_config.json")
         settings["base_model_name_or_path"] = config.base
@@ -102,6 +107,14 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         save_torch_state_dict(tensors, config.output, max_shard_size=config.shard_bytes)
     else:
         save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
+
+
+def _start_anew(folder: Path) -> None:
+    """Make a folder, or empty it of all files but its documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        if old.is_file() and old.suffix != CARD_SUFFIX:
+            old.unlink()
 
 
 def _shards(index: Path) -> list[Path]:

@@ -232,9 +232,9 @@ def run_steps(
         schedule: How many steps, and how often the rest.
         directory: Of the run; checkpoints lie in its `CHECKPOINT`.
         step: How many steps are made already.
-        learn: Computes the gradients of a step; returns its loss in nats a token, and the tokens read. Of several
+        learn: Computes the gradients of a step; returns its loss in nats per token, and the tokens read. Of several
             processes, which take the same steps, all return those of all.
-        validate: Returns the loss on held-out data, in nats a token.
+        validate: Returns the loss on held-out data, in nats per token.
 
     Raises:
         StoppedEarly: Ctrl-C or SIGTERM; the step at hand was ended and a checkpoint was saved.

@@ -379,7 +379,15 @@ class Chat:
         )
         return {
             self._parts.conversation: conversation,
-            self._parts.inspector: inspector_html(session, texts, sentence=sentence, place=place),
+            self._parts.inspector: inspector_html(
+                session,
+                texts,
+                sentence=sentence,
+                place=place,
+                small_judges={
+                    entry.name for entry in self._services.models.entries("judge") if entry.small
+                },
+            ),
         }
 
     def _note(self, model: str, texts: Texts) -> str:

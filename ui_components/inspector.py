@@ -4,7 +4,7 @@
 tested without a browser.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import gradio as gr
@@ -54,6 +54,7 @@ def inspector_html(
     *,
     sentence: str = "",
     place: str = "",
+    small_judges: Collection[str] = (),
 ) -> str:
     """Draw the inspector for the selected turn.
 
@@ -63,6 +64,7 @@ def inspector_html(
         vocabulary: The strategies to choose from.
         sentence: What is wrong with what was asked for here.
         place: The card where it was asked for.
+        small_judges: The judges whose verdicts the page must warn of, by name.
     """
     shown = session.shown
     if shown is None:
@@ -106,7 +108,9 @@ def inspector_html(
         sparkline=_sparkline(session, texts, shown),
         raw=_raw(progress),
         facts=_facts(progress, texts),
-        note=texts("inspector.note" if _judge_is_small(progress) else "inspector.note_plain"),
+        note=texts(
+            "inspector.note" if _judge_is_small(progress, small_judges) else "inspector.note_plain"
+        ),
     )
 
 
@@ -164,8 +168,8 @@ def _card(
     return card
 
 
-def _judge_is_small(progress: Progress | None) -> bool:
-    return progress is None or progress.judge is None or "nano" in progress.judge
+def _judge_is_small(progress: Progress | None, small_judges: Collection[str]) -> bool:
+    return progress is None or progress.judge is None or progress.judge in small_judges
 
 
 def _is_running(progress: Progress | None) -> bool:

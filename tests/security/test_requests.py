@@ -378,6 +378,8 @@ def test_no_page_of_another_site_sends_anything_over_a_line_without_encryption(s
     with server.visitor() as client:
         for path in ("forget", "desk/login", "gradio_api/upload"):
             assert client.post(f"/{path}", headers={"origin": origin}).status_code == 403
+        hidden = {"origin": "null", "x-forwarded-host": "demo.example"}  # a proxy nobody has named
+        assert client.post("/forget", headers=hidden).status_code == 403
         assert client.post("/forget", headers={"origin": server.url}).status_code == 200
 
 

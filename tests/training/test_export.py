@@ -1,5 +1,6 @@
 """What is exported says the same as its source, in bf16, in one file or in many small ones."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
+from compeer_core.backends.transformers_.packed_weights import PACKED, load_model, save_packed
 from compeer_core.errors import ConfigError
 from tests.checkpoints import build_qwen
 from training.export import Config, run
@@ -53,3 +55,24 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor adapter_model"):
         run(Config(source=tmp_path, output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_packed_checkpoint_is_copied_as_it_is_and_its_card_stays(source, tmp_path):
+    packed, output = tmp_path / "packed", tmp_path / "output"
+    shutil.copytree(source, packed)
+    (packed / "model.safetensors").unlink()
+    save_packed(packed, load_file(source / "model.safetensors"))
+    output.mkdir()
+    for name in ("README.md", "old.json"):
+        (output / name).write_text("{}", encoding="utf-8")
+    run(Config(source=packed, output=output), dry_run=True)
+    assert (output / "old.json").is_file()
+    run(Config(source=packed, output=output))
+
+    assert (output / PACKED).read_bytes() == (packed / PACKED).read_bytes()
+    assert (output / "README.md").is_file()
+    assert not (output / "old.json").exists()
+    ours, theirs = (load_model(folder, torch.float32) for folder in (output, source))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )

@@ -1,15 +1,13 @@
 """Several processes train as one: the same rows a step, the same losses, one run directory."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training.runs import run_in_processes
 from tests.training.test_reward_train import record
 from training import processes
 from training.run_directory import RunDirectory
@@ -21,22 +19,12 @@ def train(
     repository: Path, folder: Path, name: str, count: int, *changes: str
 ) -> dict[str, torch.Tensor]:
     """Run the reward stage in processes of its own; return the weights that it leaves."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [
-        *(sys.executable, *(launcher if count > 1 else []), "-m", "training"),
+    run_in_processes(
+        repository,
+        count,
         *("reward", str(folder / "reward.toml"), "--set", f"output={folder / name}"),
         *(part for change in changes for part in ("--set", change)),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
     (weights,) = (folder / name).glob("*/*.safetensors")
     return load_file(weights)
 

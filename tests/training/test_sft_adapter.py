@@ -1,10 +1,6 @@
 """SFT of an adapter: dialogues of CER rows, cut short and gone on with, alone and in two processes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +14,16 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import load_transformers
 from compeer_core.prompts import policy_messages
+from tests.training.runs import run_in_processes, stopped_in_step_3
 from tests.training.test_reward_train import record
 from training.base_model import LoraShape
 from training.faces import read_faces
-from training.optimisation import Optimisers
 from training.pictures import Pictures
 from training.samples import write_records
 from training.sft import adapter
 from training.sft.adapter import Config, Masters, RowBuilder, read_dialogues, shared_out, steps_of
 from training.sft.tokenise import SampleReader
 from training.shared_prefix import ATTENTION, row_loss, shared_prefix_row
-from training.stages import StoppedEarly
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -271,17 +266,8 @@ def test_each_pass_takes_every_dialogue_once_in_an_order_of_its_own(config):
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = changed(config, output=tmp_path / "whole")
     adapter.run(whole)
-    step = Optimisers.step
-
-    def asked_to_stop(self: Optimisers, number: int) -> float:
-        if number == 2:  # in the second pass, and at no save
-            signal.raise_signal(signal.SIGINT)
-        return step(self, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Optimisers, "step", asked_to_stop)
-        with pytest.raises(StoppedEarly, match=r"saved at step 3; go on with --resume"):
-            adapter.run(config)
+    with stopped_in_step_3(monkeypatch):  # in the second pass, and at no save
+        adapter.run(config)
     assert not (config.output / "adapter").exists()
     adapter.run(config, resume=config.output)
 
@@ -343,27 +329,14 @@ def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
         encoding="utf-8",
     )
 
-    def train(name: str, launcher: list[str]) -> tuple[list[dict[str, Any]], Path]:
+    def train(name: str, count: int) -> tuple[list[dict[str, Any]], Path]:
         output = tmp_path / name
-        done = subprocess.run(
-            [
-                *(sys.executable, *launcher, "-m", "training", "sft", "adapter"),
-                *(str(tmp_path / "adapter.toml"), "--set", f"output={output}"),
-            ],
-            cwd=repository,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=170,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        file = str(tmp_path / "adapter.toml")
+        run_in_processes(repository, count, "sft", "adapter", file, "--set", f"output={output}")
         return rows(output), output
 
-    alone, _ = train("one", [])
-    together, output = train(
-        "two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    )
+    alone, _ = train("one", 1)
+    together, output = train("two", 2)
 
     assert len(together) == len(alone) == 4
     for ours, theirs in zip(together, alone, strict=True):

@@ -14,16 +14,15 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
+from tests.training.runs import stopped_in_step_3
 from training.evaluation.shown_faces import with_face
 from training.face_tokens import embeddings_of, sure_tokens, word_vectors
 from training.faces import FACE_CLASSES, read_faces, read_readings
-from training.optimisation import Optimisers
 from training.samples import Sample, read_records
 from training.sft import dialogues
 from training.sft.dialogues import Config
 from training.sft.source import drawn_samples
 from training.sft.tokenise import SampleReader
-from training.stages import StoppedEarly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -210,19 +209,8 @@ def test_about_the_asked_share_of_dialogues_has_sure_faces_and_the_loss_learns_f
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = config.model_copy(update={"output": tmp_path / "whole"})
     dialogues.run(whole)
-    step = Optimisers.step
-
-    def asked_to_stop(self: Optimisers, number: int) -> float:
-        if number == 2:  # in the second pass, and at no save
-            import signal
-
-            signal.raise_signal(signal.SIGINT)
-        return step(self, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Optimisers, "step", asked_to_stop)
-        with pytest.raises(StoppedEarly, match=r"saved at step 3; go on with --resume"):
-            dialogues.run(config)
+    with stopped_in_step_3(monkeypatch):  # in the second pass, and at no save
+        dialogues.run(config)
     assert not (config.output / "model").exists()
     dialogues.run(config, resume=config.output)
 

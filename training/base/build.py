@@ -33,10 +33,10 @@ from training.architecture import ModelShape, build_model
 from training.base.gguf_file import GgufLlama, read_gguf, sha256_of
 from training.base.vocabulary import (
     Vocabulary,
-    chat_tokenizer,
     counted,
     cut,
     tokenizer_of,
+    tokenizer_to_ship,
 )
 from training.chat_tokens import VERDICT_WORDS, label_lines
 from training.corpus import Source, check_files, mixed_documents, utterances_of
@@ -100,7 +100,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     vocabulary = cut(whole, uses, kept, config.vocabulary_size)
     covered = sum(uses[token] for token in vocabulary.tokens) / max(1, uses.total())
     _log.info("%d tokens stay, %.3f %% of uses", len(vocabulary.tokens), 100 * covered)
-    tokenizer = chat_tokenizer(vocabulary, config.max_position_embeddings)
+    tokenizer = tokenizer_to_ship(vocabulary, config.max_position_embeddings)
     rows = token_rows(llama, full, tokenizer, vocabulary, config.seed)
     shape = shape_of(llama, config.max_position_embeddings)
     model = build_model(shape, tokenizer, config.seed).bfloat16()

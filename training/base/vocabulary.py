@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from training.chat_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, VERDICT_WORDS
+from training.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def added_tokens(vocabulary: Vocabulary) -> tuple[str, ...]:
     return (*TAGS, *(word for word in VERDICT_WORDS if word not in vocabulary.tokens))
 
 
-def chat_tokenizer(vocabulary: Vocabulary, max_length: int) -> PreTrainedTokenizerFast:
+def tokenizer_to_ship(vocabulary: Vocabulary, max_length: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a checkpoint: special tokens first, then the vocabulary, then what is added.
 
     Args:
@@ -132,13 +132,4 @@ def chat_tokenizer(vocabulary: Vocabulary, max_length: int) -> PreTrainedTokeniz
             for token in added_tokens(vocabulary)
         ]
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-        model_max_length=max_length,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return chat_tokenizer(bpe, max_length)

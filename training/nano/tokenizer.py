@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from training.chat_tokens import CHAT_TEMPLATE, SPECIAL_TOKENS, VERDICT_WORDS, label_lines
+from training.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer, label_lines
 from training.corpus import Source, mixed_documents
 
 
@@ -57,16 +57,7 @@ def train_tokenizer(
     bpe.train_from_iterator(documents, trainer)
     bpe.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     bpe.add_tokens([AddedToken(word, normalized=False, single_word=True) for word in VERDICT_WORDS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-        model_max_length=max_length,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return chat_tokenizer(bpe, max_length)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:

@@ -184,7 +184,7 @@ class _Dialogues:
 def _validation_loss(
     model: Qwen2_5_VLForConditionalGeneration, rows: Sequence[_Row], config: Config
 ) -> float:
-    """Return the mean loss in nats a token."""
+    """Return the mean loss in nats per token."""
     model.eval()
     with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
         total = math.fsum(row_loss(model, one.row).item() for one in rows)

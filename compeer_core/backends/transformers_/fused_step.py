@@ -13,8 +13,8 @@ copying its cache. For one token per row, which is nearly all that writing is, t
 
 It gives the logits of transformers up to rounding. Whatever it does not know, it leaves to
 transformers: several tokens at a time, training, rows with different adapters, adapters that are
-merged or are more than two matrices, other caches. It looks again at every step, so adapters may
-come, go, and be switched at any time.
+merged or are more than two matrices, other caches. It looks at the adapters again at every step, so they
+may come, go, and be switched at any time; of the norms it keeps a scaled copy, made when it is loaded.
 """
 
 import math
@@ -181,7 +181,8 @@ class _Part:
     module: Any
     is_lora: bool = False
     matrix: nn.Module | None = None
-    """The plan's own LoRA matrix in it, if it has one."""
+    """The plan's own LoRA matrix A in it, if it has one."""
+    matrix_b: nn.Module | None = None
     scale: float = 1.0
 
 
@@ -208,6 +209,8 @@ class _Plan:
                 matrices = part.module.lora_A._modules
                 name = self.active[0]
                 if matrices.get(name) is not part.matrix:
+                    return False
+                if part.module.lora_B._modules.get(name) is not part.matrix_b:
                     return False
                 if part.module.scaling[name] != part.scale:
                     return False
@@ -276,7 +279,8 @@ def _part(siblings: dict[str, nn.Module | None], name: str, active: list[str] | 
     if active is None or active[0] not in module.lora_A:
         return _Part(siblings, name, module, is_lora=True)
     matrix, scale = module.lora_A[active[0]], module.scaling[active[0]]
-    return _Part(siblings, name, module, is_lora=True, matrix=matrix, scale=scale)
+    matrix_b = module.lora_B[active[0]]
+    return _Part(siblings, name, module, True, matrix, matrix_b, scale)
 
 
 def _is_understood(part: _Part, active: list[str] | None) -> bool:

@@ -29,7 +29,7 @@ from tests.training.base.tiny_gguf import (
 )
 from training.base import build
 from training.base.gguf_file import read_gguf, sha256_of
-from training.base.vocabulary import Vocabulary, chat_tokenizer, counted, cut, tokenizer_of
+from training.base.vocabulary import Vocabulary, counted, cut, tokenizer_of, tokenizer_to_ship
 from training.chat_tokens import VERDICT_WORDS
 from training.corpus import Source, SourceKind
 
@@ -195,7 +195,7 @@ def test_a_vocabulary_without_room_for_bytes_is_refused():
 
 
 def test_special_tokens_come_first_and_steer(base):
-    tokenizer = chat_tokenizer(WHOLE, 99)
+    tokenizer = tokenizer_to_ship(WHOLE, 99)
 
     assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == list(SPECIAL[:3])
     assert tokenizer.eos_token == "<|im_end|>"
