@@ -282,7 +282,7 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
         command=config.command,
         versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
-        interval="95 % interval over contexts",
+        interval="95 % interval over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),
     )
