@@ -26,7 +26,7 @@ from compeer_core.errors import CheckpointError, CompeerError, ConfigError, Stor
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
-from ui_components.listening import listen, upload_folder
+from ui_components.server.listening import listen, upload_folder
 
 MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
 LOCAL = "127.0.0.1"
@@ -61,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         _prepare_environment(uploads)
         # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
-        from ui_components.models import Models
-        from ui_components.server import Server, build_server
-        from ui_components.services import Services
+        from ui_components.server.app import Server, build_server
+        from ui_components.shared.models import Models
+        from ui_components.shared.services import Services
 
         models = Models(registry, policy=policy, judge=judge)
         try:

@@ -27,7 +27,7 @@ from compeer_core.backends.transformers_ import (
     TransformersBackend,
     TransformersScorer,
 )
-from compeer_core.backends.transformers_.failures import brief
+from compeer_core.backends.transformers_.error_text import brief
 from compeer_core.backends.transformers_.fused_step import speed_up
 from compeer_core.backends.transformers_.packed_weights import PACKED, load_model
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError

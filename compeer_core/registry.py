@@ -30,10 +30,10 @@ A `source` is one of
 
 - a folder with a checkpoint,
 - ``hf:NAME_OR_PATH``, a checkpoint by its name on the Hugging Face hub (or a folder),
-- ``openai:URL#MODEL``, a model behind an endpoint (`compeer_core.backends.openai_`),
+- ``openai:URL#MODEL``, a model behind an endpoint (`compeer_core.backends.openai.policy`),
 - ``scripted:FILE``, recorded turns (`compeer_core.backends.scripted`).
 
-`verdicts` is for a judge behind an endpoint (`compeer_core.backends.openai_scoring`): "logprobs", the
+`verdicts` is for a judge behind an endpoint (`compeer_core.backends.openai.scoring`): "logprobs", the
 default, reads the probabilities of its first word; "parsed" lets it write, and reads the verdict at
 the end. An endpoint that tells no probabilities is parsed in any case, and the log says so.
 
@@ -54,8 +54,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from compeer_core.backends.openai_ import OpenAIBackend
-from compeer_core.backends.openai_scoring import MAX_WRITTEN_TOKENS, OpenAIScorer, Verdicts
+from compeer_core.backends.openai.policy import OpenAIBackend
+from compeer_core.backends.openai.scoring import MAX_WRITTEN_TOKENS, OpenAIScorer, Verdicts
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
 from compeer_core.config import FrozenModel, load_toml

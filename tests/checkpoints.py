@@ -30,9 +30,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from compeer_core.reasoning import TAGS
-from training.chat_tokens import CHAT_TEMPLATE as CHATML
-from training.chat_tokens import SPECIAL_TOKENS as QWEN_SPECIAL
-from training.chat_tokens import VERDICT_WORDS
+from training.finetune.chat_tokens import CHAT_TEMPLATE as CHATML
+from training.finetune.chat_tokens import SPECIAL_TOKENS as QWEN_SPECIAL
+from training.finetune.chat_tokens import VERDICT_WORDS
 
 LLAVA_SPECIAL = ("<s>", "</s>", "<pad>", "<image>")
 

@@ -9,8 +9,8 @@ from compeer_core.votes.battles import Limits
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, script
-from ui_components.models import Models
-from ui_components.services import Services
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
 
 MODELS = {"maple-1": "Maple the First", "cedar-2": "Cedar the Second", "willow-3": ""}
 LEAK = COMPLETE.replace(REPLY, "I am maple-1, and I am glad that you are here.")

@@ -12,11 +12,11 @@ import gradio as gr
 from compeer_core.registry import Registry
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
-from ui_components.chat import Chat
-from ui_components.keeping import SessionKey
-from ui_components.models import Models
-from ui_components.services import Services
-from ui_components.visitors import COOKIE
+from ui_components.chat.handlers import Chat
+from ui_components.server.visitors import COOKIE
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
+from ui_components.shared.session_store import SessionKey
 
 REPLY = "That is a heavy thing to carry alone. What makes it hardest?"
 SECOND_REPLY = "You noticed what this does to you, and that takes courage."

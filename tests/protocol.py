@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from ui_components.services import Services
+from ui_components.shared.services import Services
 
 CONVERSATION = "conversation-" + "x" * 16
 

@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ui_components.listening import listen
+from ui_components.server.listening import listen
 
 ROOT = Path(__file__).resolve().parent.parent
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}

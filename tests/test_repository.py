@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compeer_core.config import FrozenModel, load_toml
-from training.results import update_documents
+from training.common.results import update_documents
 from training.stages import STAGES, load_stage
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,7 +99,7 @@ def test_every_module_says_what_it_is_for(package):
 def test_importing_the_core_loads_neither_torch_nor_gradio():
     code = (
         "import sys, compeer_core.dialogue, compeer_core.reasoning, compeer_core.unifireward, "
-        "compeer_core.conversation, compeer_core.registry; "
+        "compeer_core.turn, compeer_core.registry; "
         "sys.exit(' '.join({'torch', 'transformers', 'gradio'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ui_components.visitors import COOKIE
+from ui_components.server.visitors import COOKIE
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 

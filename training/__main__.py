@@ -21,7 +21,8 @@ from typing import NoReturn
 
 from compeer_core.config import load_toml
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
-from training import recipe, results
+from training import recipe
+from training.common import results
 from training.stages import STAGES, Stage, StoppedEarly, WaitingForPeople, load_stage
 
 PROGRAM = "python -m training"

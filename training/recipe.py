@@ -31,9 +31,9 @@ from pydantic import Field, model_validator
 
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
-from training.run_directory import CONFIG_FILE, METRICS_FILE
+from training.common.fingerprints import digest
+from training.common.run_directory import CONFIG_FILE, METRICS_FILE
 from training.stages import STAGES, StageModule, load_stage
-from training.stamps import digest
 
 _log = logging.getLogger(__name__)
 

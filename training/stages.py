@@ -60,9 +60,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
         "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
         "vision teacher": Stage(
-            "training.nano.vision_teacher", "train the network from which the image tower learns"
+            "training.vision.teacher", "train the network from which the image tower learns"
         ),
-        "vision": Stage("training.nano.vision", "teach the image tower of COMPEER-nano faces"),
+        "vision": Stage("training.vision.train", "teach the image tower of COMPEER-nano faces"),
         "base": Stage("training.base.build", "make the base of COMPEER-small from a GGUF file"),
         "base tower": Stage(
             "training.base.tower", "give the base the image tower of another checkpoint"
@@ -79,15 +79,20 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.sft.adapter", "train a LoRA adapter on a small base, dialogue by dialogue"
         ),
         "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
-        "merge": Stage("training.merge", "merge a LoRA adapter into the weights it was trained on"),
+        "merge": Stage(
+            "training.finetune.merge", "merge a LoRA adapter into the weights it was trained on"
+        ),
         "extract": Stage(
-            "training.extract", "write what a training changed as a LoRA adapter of a given rank"
+            "training.finetune.extract",
+            "write what a training changed as a LoRA adapter of a given rank",
         ),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
         ),
         "grpo": Stage("training.grpo.train", "reinforce a policy with a reward model (GRPO)"),
-        "export": Stage("training.export", "write a checkpoint or an adapter as it is shipped"),
+        "export": Stage(
+            "training.finetune.export", "write a checkpoint or an adapter as it is shipped"
+        ),
         "evaluate esconv": Stage(
             "training.evaluation.esconv", "measure a policy on turns of ESConv"
         ),

@@ -5,17 +5,17 @@ from functools import partial
 
 import gradio as gr
 
-from ui_components.annotate_screen import build_annotate
-from ui_components.api import publish
-from ui_components.chat_screen import build_chat
-from ui_components.compare import build_compare, remember_comparison
-from ui_components.help import build_top
-from ui_components.quiet_blocks import QuietBlocks
-from ui_components.results import build_results
-from ui_components.services import Services
-from ui_components.templating import render
-from ui_components.texts import LANGUAGES, gradio_texts, load_texts
-from ui_components.tour import build_tour
+from ui_components.annotate.screen import build_annotate
+from ui_components.chat.screen import build_chat
+from ui_components.compare.screen import build_compare, remember_comparison
+from ui_components.results.screen import build_results
+from ui_components.server.api import publish
+from ui_components.server.quiet_blocks import QuietBlocks
+from ui_components.shared.help import build_top
+from ui_components.shared.services import Services
+from ui_components.shared.templating import render
+from ui_components.shared.texts import LANGUAGES, gradio_texts, load_texts
+from ui_components.tour.screen import build_tour
 
 FORGET_UPLOADS_SECONDS = 3600
 

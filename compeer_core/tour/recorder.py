@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from compeer_core.conversation import TurnDone, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import ConfigError, UnknownModelError
 from compeer_core.judgement import StepVerdict
@@ -29,6 +28,7 @@ from compeer_core.tour.recordings import (
     load_recording,
     origin_of,
 )
+from compeer_core.turn import TurnDone, TurnRecord, take_turn
 from compeer_core.unifireward import Judge
 
 COMMAND = "python -m compeer_core.tour record"

@@ -1,12 +1,12 @@
 """What people say about replies: votes and boards, annotations, how well people agree, and files of all.
 
 `agreement` here is the function. What else the module of the same name holds is had by
-``from compeer_core.votes.agreement import ...``.
+``from compeer_core.annotation.agreement import ...``.
 """
 
 from typing import TYPE_CHECKING
 
-from compeer_core.votes.annotations import agreement
+from compeer_core.annotation.annotations import agreement
 from compeer_core.votes.board import bradley_terry
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from datetime import datetime
 from enum import StrEnum
 
 from compeer_core.cer import StepLabels
-from compeer_core.conversation import SEEDS, TurnRecord
 from compeer_core.dialogue import Dialogue, Speaker
 from compeer_core.judgement import Reward
 from compeer_core.taxonomy import Preference
+from compeer_core.turn import SEEDS, TurnRecord
 
 
 class SideStatus(StrEnum):

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from compeer_core.annotation.annotations import Date
 from compeer_core.config import FrozenModel
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.annotations import Date
 from compeer_core.votes.rating import (
     FEW_RATERS,
     POINTS_PER_LOGIT,
@@ -224,7 +224,7 @@ class JudgeAgreement(FrozenModel):
     same answers would give if they were dealt out at random. None where both always say the same,
     or fewer than five people voted."""
     ac1: Estimate | None
-    """Gwet's (see `compeer_core.votes.agreement`), for where nearly all answers are alike and kappa
+    """Gwet's (see `compeer_core.annotation.agreement`), for where nearly all answers are alike and kappa
     is low although people and judge hardly ever differ. None with fewer than five people."""
     reward_share: Estimate | None
     """How often the reply that won a decided vote has the higher reward; equal rewards are half."""

@@ -58,8 +58,8 @@ def _add_export(parser: Parser, moment: Moment) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from compeer_core.votes.annotations import write_annotations
-    from compeer_core.votes.desk import Desk
+    from compeer_core.annotation.annotations import write_annotations
+    from compeer_core.annotation.desk import Desk
     from compeer_core.votes.export import export_cer, write_cer
     from compeer_core.votes.rows import write_votes
     from compeer_core.votes.store import VoteStore
@@ -117,8 +117,8 @@ def _add_items(parser: Parser, _: Moment) -> None:
 
 
 def _items(options: argparse.Namespace) -> None:
-    from compeer_core.votes.desk import Desk
-    from compeer_core.votes.desk_items import add_items
+    from compeer_core.annotation.desk import Desk
+    from compeer_core.annotation.items import add_items
     from compeer_core.votes.store import VoteStore
 
     with VoteStore(options.database_url) as store:
@@ -135,7 +135,7 @@ def _add_annotator(parser: Parser, _: Moment) -> None:
 
 
 def _annotator(options: argparse.Namespace) -> None:
-    from compeer_core.votes.desk import Desk
+    from compeer_core.annotation.desk import Desk
     from compeer_core.votes.store import VoteStore
 
     with VoteStore(options.database_url) as store:

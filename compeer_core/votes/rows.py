@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from compeer_core.annotation.annotations import Date
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.annotations import Date
 
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0)]

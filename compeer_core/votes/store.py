@@ -114,7 +114,7 @@ class VoteStore:
     """Battles and votes in a database.
 
     Attributes:
-        database: May be shared with the annotation desk (`compeer_core.votes.desk`).
+        database: May be shared with the annotation desk (`compeer_core.annotation.desk`).
         now: The clock.
     """
 

@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.pages import make_services
-from ui_components.server import build_server, serving
-from ui_components.services import Services
+from ui_components.server.app import build_server, serving
+from ui_components.shared.services import Services
 
 
 @pytest.fixture(scope="session")

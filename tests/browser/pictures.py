@@ -21,19 +21,19 @@ import PIL.Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import app
+from compeer_core.annotation.desk import Desk
+from compeer_core.annotation.items import add_items
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.registry import Registry
 from compeer_core.votes.database import default_url
-from compeer_core.votes.desk import Desk
-from compeer_core.votes.desk_items import add_items
 from compeer_core.votes.store import VoteStore
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS, REPOSITORY
 from tests.voting import hold_votes
-from training.samples import write_records
-from ui_components.models import Models
-from ui_components.server import build_server, serving
-from ui_components.services import Services
+from training.data.samples import write_records
+from ui_components.server.app import build_server, serving
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
 
 OUTPUT = REPOSITORY / "assets" / "screenshots"
 SIZE = {"width": 1280, "height": 860}

@@ -6,15 +6,15 @@ import PIL.Image
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from compeer_core.annotation.desk import Desk
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.votes.__main__ import main
-from compeer_core.votes.desk import Desk
 from tests.browser.axe import violations
 from tests.pages import COMPLETE, eventually, make_services
+from training.data.samples import read_records, write_records
 from training.reward_model.conversations import Kind, conversations
-from training.samples import read_records, write_records
-from ui_components.server import build_server, serving
+from ui_components.server.app import build_server, serving
 
 # Gradio sets a pandas option that pandas has come to dislike.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")

@@ -16,9 +16,9 @@ from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
 from tests.pages import REPLY, SECOND_REPLY, eventually
-from ui_components.models import Models
-from ui_components.server import build_server, serving
-from ui_components.services import Services
+from ui_components.server.app import build_server, serving
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
 
 # Gradio uses pandas in ways that pandas has come to dislike.
 pytestmark = pytest.mark.filterwarnings(

@@ -10,9 +10,9 @@ from compeer_core.dialogue import Speaker, Utterance
 from tests.browser.conftest import opened
 from tests.pages import make_services
 from tests.voting import hold_votes
-from ui_components.keeping import SessionKey
-from ui_components.server import build_server, serving
-from ui_components.session import Session, Turn
+from ui_components.server.app import build_server, serving
+from ui_components.shared.session import Session, Turn
+from ui_components.shared.session_store import SessionKey
 
 pytestmark = [
     pytest.mark.slow,  # a statement about time, which holds on a machine that does nothing else

@@ -10,8 +10,8 @@ from playwright.sync_api import Page, expect
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import StoreError
 from compeer_core.votes.battles import BattlePlan, SidePlan
-from ui_components.services import Services
-from ui_components.visitors import COOKIE
+from ui_components.server.visitors import COOKIE
+from ui_components.shared.services import Services
 
 pytestmark = pytest.mark.browser
 

@@ -10,9 +10,9 @@ from compeer_core.registry import Registry
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.browser.conftest import opened
-from ui_components.models import Models
-from ui_components.server import build_server, serving
-from ui_components.services import Services
+from ui_components.server.app import build_server, serving
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
 
 CHECKPOINTS = (
     app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json",

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.axe import violations
 from tests.pages import REPLY, SECOND_REPLY, eventually
-from ui_components.services import Services
+from ui_components.shared.services import Services
 
 # Gradio sets a pandas option that pandas has come to dislike.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")

@@ -12,9 +12,9 @@ from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
 from tests.pages import write_models
 from tests.voting import Clock, hold_votes, vote
-from ui_components.models import Models
-from ui_components.server import build_server, serving
-from ui_components.services import Services
+from ui_components.server.app import build_server, serving
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
 
 # Gradio asks pandas for things that pandas has come to dislike.
 pytestmark = [

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.axe import violations
 from tests.browser.conftest import opened
 from tests.pages import make_services, script
-from ui_components.server import build_server, serving
+from ui_components.server.app import build_server, serving
 
 # Gradio sets a pandas option that pandas has come to dislike.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")

@@ -9,9 +9,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.browser.axe import violations
 from tests.pages import make_services
-from ui_components.server import build_server, serving
-from ui_components.services import Services
-from ui_components.texts import load_texts
+from ui_components.server.app import build_server, serving
+from ui_components.shared.services import Services
+from ui_components.shared.texts import load_texts
 
 # Gradio sets a pandas option that pandas has come to dislike.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import compeer_core.registry
-from compeer_core.backends.openai_ import OpenAIBackend
-from compeer_core.backends.openai_scoring import OpenAIScorer
+from compeer_core.backends.openai.policy import OpenAIBackend
+from compeer_core.backends.openai.scoring import OpenAIScorer
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.scripted import ScriptedBackend
-from compeer_core.conversation import take_turn
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
 from compeer_core.policy import Controls, Policy
@@ -29,6 +28,7 @@ from compeer_core.registry import (
     SourceKind,
     parse_source,
 )
+from compeer_core.turn import take_turn
 
 SCRIPT = '[[turns]]\ntext = "<reply>Hello.</reply>"\n'
 JUDGE = 'answers = ["True", "First"]\n'

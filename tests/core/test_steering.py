@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer, ScriptedTurn
-from compeer_core.conversation import StepJudged, TurnDone, take_turn
 from compeer_core.errors import InputError
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import (
@@ -33,6 +32,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.steering import GivenStep, edited_step, kept_steps
 from compeer_core.taxonomy import Emotion, Sentiment, Stage
+from compeer_core.turn import StepJudged, TurnDone, take_turn
 from compeer_core.unifireward import Judge
 from tests.core.example import DIALOGUE, TEXT
 from tests.core.test_policy import Watched

@@ -22,11 +22,11 @@ from tests.security.server_process import (
     running_server,
     upload,
 )
-from ui_components.http_protocol import BoundedHeaders
 from ui_components.page import build_page
-from ui_components.request_filter import GradioCalls, RequestFilter
-from ui_components.server import build_server, serving
-from ui_components.uploads import Uploads
+from ui_components.server.app import build_server, serving
+from ui_components.server.http_protocol import BoundedHeaders
+from ui_components.server.request_filter import GradioCalls, RequestFilter
+from ui_components.server.uploads import Uploads
 
 OPEN = {
     ("GET", "/"),
@@ -476,7 +476,7 @@ def test_unsent_uploads_are_swept_before_the_hour_is_over(tmp_path):
 
 
 def test_when_the_disk_share_is_full_the_greediest_address_gives_way(tmp_path, monkeypatch):
-    monkeypatch.setattr("ui_components.uploads.MAX_TOTAL_BYTES", 100)
+    monkeypatch.setattr("ui_components.server.uploads.MAX_TOTAL_BYTES", 100)
     uploads = Uploads(tmp_path)
     honest = uploads.add("a.png", b"x" * 20, "anna", "198.51.100.1")
     greedy = [

@@ -11,7 +11,7 @@ from tests.training.corpora_fixture import write_corpora
 if TYPE_CHECKING:  # torch is not loaded for the tests that do without
     from transformers import PreTrainedTokenizerFast
 
-    from training.architecture import ModelShape
+    from training.finetune.architecture import ModelShape
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +34,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of COMPEER-nano, with a small vocabulary."""
-    from training.chat_tokens import label_lines
-    from training.corpus import Source, SourceKind, mixed_documents
+    from training.data.corpus import Source, SourceKind, mixed_documents
+    from training.finetune.chat_tokens import label_lines
     from training.nano.tokenizer import train_tokenizer
 
     sources = [
@@ -48,7 +48,7 @@ def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
 @pytest.fixture(scope="session")
 def tiny_shape() -> "ModelShape":
     """Two layers of 32 in either half."""
-    from training.architecture import ModelShape
+    from training.finetune.architecture import ModelShape
 
     return ModelShape(
         hidden_size=32,
@@ -81,8 +81,8 @@ def tiny_base(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """An untrained checkpoint with its processor; nobody may write into it."""
-    from training.architecture import build_model
-    from training.nano.vision import build_processor
+    from training.finetune.architecture import build_model
+    from training.vision.train import build_processor
 
     folder = tmp_path_factory.mktemp("base")
     build_model(tiny_shape, tokenizer, seed=1).save_pretrained(folder)

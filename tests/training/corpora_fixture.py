@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from training.faces import FACE_CLASSES
+from training.data.faces import FACE_CLASSES
 
 Row = dict[str, Any]
 Turn = tuple[str, ...]

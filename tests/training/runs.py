@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.optimisation import Optimisers
+from training.finetune.optimisation import Optimisers
 from training.stages import StoppedEarly
 
 

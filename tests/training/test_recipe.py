@@ -10,7 +10,7 @@ from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
 from training import recipe
 from training.__main__ import main
-from training.run_directory import RunDirectory
+from training.common.run_directory import RunDirectory
 from training.stages import STAGES, Stage, StoppedEarly
 
 

@@ -9,7 +9,7 @@ import pytest
 from compeer_core.cer import SPLITS
 from compeer_core.processing import load_processor
 from training.__main__ import main
-from training.run_directory import METRICS_FILE
+from training.common.run_directory import METRICS_FILE
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -13,7 +13,7 @@ import app
 from compeer_core.errors import StoreError
 from compeer_core.registry import Registry
 from tests.pages import write_models
-from ui_components.listening import listen, upload_folder
+from ui_components.server.listening import listen, upload_folder
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_the_counters_are_public_where_the_flag_says_so(
         assert public_metrics is is_public
         raise BuiltError
 
-    monkeypatch.setattr("ui_components.server.build_server", build)
+    monkeypatch.setattr("ui_components.server.app.build_server", build)
     monkeypatch.setattr(app, "_prepare_environment", lambda _: None)
     with pytest.raises(BuiltError):
         run("--models", models, "--data-dir", tmp_path, "--port", 0, *flags)

@@ -29,7 +29,6 @@ from compeer_core.backends.transformers_.packed_weights import packed_rows, save
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
-from training.architecture import ModelShape, build_model
 from training.base.gguf_file import GgufLlama, read_gguf, sha256_of
 from training.base.vocabulary import (
     Vocabulary,
@@ -38,8 +37,9 @@ from training.base.vocabulary import (
     tokenizer_of,
     tokenizer_to_ship,
 )
-from training.chat_tokens import VERDICT_WORDS, label_lines
-from training.corpus import Source, check_files, mixed_documents, utterances_of
+from training.data.corpus import Source, check_files, mixed_documents, utterances_of
+from training.finetune.architecture import ModelShape, build_model
+from training.finetune.chat_tokens import VERDICT_WORDS, label_lines
 
 _log = logging.getLogger(__name__)
 

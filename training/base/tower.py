@@ -27,10 +27,10 @@ from compeer_core.backends.transformers_.packed_weights import (
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.processing import load_processor
-from training.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
-from training.faces import FACE_CLASSES, Face, read_faces
-from training.nano.photo_batches import PhotoBatches, patched
-from training.nano.vision import READINGS, REPORT, attend_at_once
+from training.data.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
+from training.data.faces import FACE_CLASSES, Face, read_faces
+from training.vision.photo_batches import PhotoBatches, patched
+from training.vision.train import READINGS, REPORT, attend_at_once
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from training.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer
+from training.finetune.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer
 
 
 @dataclass(frozen=True)

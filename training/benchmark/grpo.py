@@ -3,7 +3,7 @@
 A real run of `training.grpo` is made, of a few steps, and each step is done in three ways at once:
 
 - *ours*: a prompt is read once for its group (`rollouts = "shared"`), and the judge judges all
-  candidates for a history in a few passes (`compeer_core.backends.transformers_.interviews`);
+  candidates for a history in a few passes (`compeer_core.backends.transformers_.prefix_scoring`);
 - *naive reward*: the same completions are judged once more, the whole conversation read anew for
   each question (`training.benchmark.naive`);
 - *plain rollouts*: completions for the same prompts are written once more by trl's own generation,
@@ -39,7 +39,7 @@ from pydantic import Field
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from compeer_core.backends.transformers_.interviews import Work
+from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -47,20 +47,20 @@ from compeer_core.reasoning import render
 from compeer_core.registry import Quantize, Registry, SourceKind
 from compeer_core.reweighting import Settings as Reweighting
 from compeer_core.unifireward import Judge
-from training import results
 from training.benchmark.made_up_talk import made_up_reference, made_up_turn, made_up_utterances
 from training.benchmark.measure import GIB, machine, summarise
 from training.benchmark.naive import NaiveScorer
 from training.benchmark.shapes import ShapeName, write_random_checkpoint
+from training.common import results
+from training.common.interrupts import StopRequest
+from training.common.judge_source import JudgeSource
+from training.common.processes import process_count
+from training.common.run_directory import RunDirectory, versions
+from training.data.samples import Sample, SampleUtterance, write_records
 from training.grpo import train
 from training.grpo.reward import GroupReward
-from training.grpo.settings import Reinforcement, RewardSettings
+from training.grpo.settings import GRPOSettings, RewardSettings
 from training.grpo.trainer import GroupTrainer
-from training.judge_source import JudgeSource
-from training.processes import process_count
-from training.run_directory import RunDirectory, versions
-from training.samples import Sample, SampleUtterance, write_records
-from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Config(FrozenModel):
     """What a judgement is worth."""
     reweighting: Reweighting = Reweighting()
     """What repetition costs."""
-    training: Reinforcement = Reinforcement()
+    training: GRPOSettings = GRPOSettings()
     """How to train. The number of steps is set by the next keys."""
     steps: int = Field(default=10, ge=1)
     """Steps that are measured."""

@@ -6,7 +6,7 @@ Compared in one run, on the same rounds:
 - *naive*: the conversation is read from its beginning for every verdict, as when a judge is a chat
   model that is called again and again;
 - *session*: one conversation for each candidate, what was read is kept from question to question;
-- *ours*: `compeer_core.backends.transformers_.interviews`, three to five passes for all candidates;
+- *ours*: `compeer_core.backends.transformers_.prefix_scoring`, three to five passes for all candidates;
 
 for UnifiReward, and for a PRM and an ORM, for which what can be shared is shared too. Every way
 judges with the same weights; the PRM and the ORM are two adapters on one base if the list of models
@@ -36,7 +36,7 @@ from compeer_core.backends.protocol import (
     Message,
     with_question,
 )
-from compeer_core.backends.transformers_.interviews import Work
+from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
@@ -44,11 +44,11 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.prompts import judge_messages
 from compeer_core.registry import Registry
 from compeer_core.unifireward import ask_about_replies, ask_about_step
-from training import results
 from training.benchmark.made_up_talk import made_up_reference, made_up_turn, made_up_utterances
 from training.benchmark.naive import read_anew
-from training.progress import track
-from training.run_directory import versions
+from training.common import results
+from training.common.progress import track
+from training.common.run_directory import versions
 
 _log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from compeer_core.errors import ConfigError
 from compeer_core.policy import Policy
 from compeer_core.registry import Registry
 from compeer_core.unifireward import Judge
-from training import results
 from training.benchmark.server import chat, running_app, watched_memory
 from training.benchmark.turns import timed_turns, tokens_per_second
-from training.run_directory import versions
+from training.common import results
+from training.common.run_directory import versions
 
 GIB = 2**30
 _log = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ So works a reward function that calls a chat model for each question, and what b
 from collections.abc import Sequence
 
 from compeer_core.backends.protocol import Message, Question, ScoringSession, with_question
-from compeer_core.backends.transformers_.interviews import Work
+from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
-from compeer_core.backends.transformers_.track import Track
+from compeer_core.backends.transformers_.sequence_state import Track
 from compeer_core.errors import BackendError
 
 

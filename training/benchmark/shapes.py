@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import ConfigError
-from training.trainer_parts import open_processor
+from training.finetune.trl_common import open_processor
 
 ShapeName = Literal["qwen2.5-vl-7b", "tiny"]
 

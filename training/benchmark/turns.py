@@ -4,10 +4,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compeer_core.conversation import TurnDone, TurnRecord, take_turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError
 from compeer_core.policy import Controls, Policy
+from compeer_core.turn import TurnDone, TurnRecord, take_turn
 from compeer_core.unifireward import Judge
 
 

@@ -24,10 +24,10 @@ from compeer_core.dialogue import Speaker
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.safety import find_risk
 from compeer_core.taxonomy import Preference
-from training.cer.chance import generator_for
 from training.cer.records import StepReport
-from training.cer.steps import write_json
-from training.samples import read_records
+from training.cer.requests.seeding import generator_for
+from training.cer.step_files import write_json
+from training.data.samples import read_records
 
 README = "README.md"
 JSON = "card.json"

@@ -17,8 +17,8 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.taxonomy import Emotion, Strategy
 from training.cer.corpora.reading import opening_key
-from training.esconv import read_esconv
-from training.samples import Sample, write_records
+from training.data.esconv import read_esconv
+from training.data.samples import Sample, write_records
 from training.sft.dataset import build_samples
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@
 
 Two routes share their first steps. With ``annotation.mode = "people"`` it is the paper's: generators
 answer, two annotators judge and a third decides where they differ. ``"silver"`` needs nobody: a
-published rule judges against what people had labelled in the corpus (`training.cer.silver`).
+published rule judges against what people had labelled in the corpus (`training.cer.silver.dataset`).
 
 ```text
 collect     steps/dialogues.jsonl                     every corpus in one form, with splits
@@ -23,7 +23,7 @@ personality variants/duplicate.jsonl, rewrite.jsonl, persona.jsonl
 card        README.md, card.json
 ```
 
-Each step is done once (`training.cer.steps`). The same command again goes on where the run was
+Each step is done once (`training.cer.step_files`). The same command again goes on where the run was
 stopped, by whatever, and does again only what a changed setting asks for; the files come out the
 same, byte by byte, as if it had never stopped. `--resume RUN` does that too, and insists that the
 settings are those of the run, but for those that change no row (`_RESUMABLE`). What a generator has
@@ -45,39 +45,34 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
 from compeer_core.taxonomy import VOCABULARIES
-from training.cer import (
-    annotation,
-    card,
-    cases,
-    collecting,
-    costs,
-    filtering,
-    generation,
-    human,
-    leaks,
-    silver,
-    silver_faithful,
-    silver_mixed,
-    trial,
-)
-from training.cer.asking import Asker, Budget, BudgetSpentError, Counts
-from training.cer.asking import estimate as estimate_cost
+from training.cer import card
 from training.cer.corpora.hub import is_hub_name
-from training.cer.engines import Engine, LocalEngine, RayEngine
-from training.cer.generators import GeneratorSettings
 from training.cer.personality import clusters, rewriting, traits
 from training.cer.records import StepReport
+from training.cer.requests import costs
+from training.cer.requests.asking import Asker, Budget, BudgetSpentError, Counts
+from training.cer.requests.asking import estimate as estimate_cost
+from training.cer.requests.engines import Engine, LocalEngine, RayEngine
+from training.cer.requests.generators import GeneratorSettings
 from training.cer.settings import Config, check
-from training.cer.steps import Json, Steps
-from training.pictures import Pictures
-from training.run_directory import CONFIG_FILE, RunDirectory
-from training.samples import read_records, write_records
+from training.cer.silver import dataset as silver
+from training.cer.silver import faithful as silver_faithful
+from training.cer.silver import mixed as silver_mixed
+from training.cer.step_files import Json, Steps
+from training.cer.steps import annotation, cases, filtering, generation
+from training.cer.steps import decontamination as leaks
+from training.cer.steps import human_labels as human
+from training.cer.steps import ingest as collecting
+from training.cer.steps import subset as trial
+from training.common.fingerprints import stamp
+from training.common.interrupts import StopRequest
+from training.common.run_directory import CONFIG_FILE, RunDirectory
+from training.data.pictures import Pictures
+from training.data.samples import read_records, write_records
 from training.stages import StoppedEarly, WaitingForPeople
-from training.stamps import stamp
-from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
-_ENDPOINT_LOG = logging.getLogger("compeer_core.backends.endpoint")
+_ENDPOINT_LOG = logging.getLogger("compeer_core.backends.openai.client")
 
 _RESUMABLE = ("engine", "workers", "max_requests", "annotation.files", "annotation.wait")
 """Keys that may differ from those of a run that is resumed with `--resume`."""
@@ -392,7 +387,7 @@ class _Pipeline:
     def _rule(self) -> dict[str, Json]:
         """What a row owes to the rule beside its settings."""
         files = [
-            *Path(silver.__file__).parent.glob("silver*.toml"),
+            *Path(silver.__file__).parent.glob("*.toml"),
             *VOCABULARIES.glob("strategy_signs.*.toml"),
             silver_faithful.WORDING,
         ]
@@ -699,6 +694,6 @@ def _invitation(folder: Path, count: int) -> str:
     return (
         f"{desk / 'items.jsonl'} holds {count} items for annotators. Two people judge each item on "
         "their own: whether each step is right, and which reply is better. Put their answers, CSV or "
-        f"JSON lines (compeer_core.votes.annotations), into {desk / 'answers'} and start again with "
+        f"JSON lines (compeer_core.annotation.annotations), into {desk / 'answers'} and start again with "
         "the same command; where two differ, it names the items that a third has to decide."
     )

@@ -8,25 +8,25 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from compeer_core.backends.openai_ import KEY_VARIABLES
+from compeer_core.backends.openai.policy import KEY_VARIABLES
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
 from training.cer.card import Settings as CardSettings
-from training.cer.cases import Settings as CaseSettings
-from training.cer.collecting import CorpusFile
 from training.cer.corpora.hub import is_hub_name
-from training.cer.filtering import Settings as FilterSettings
-from training.cer.generation import Settings as GenerationSettings
-from training.cer.generators import GeneratorSettings
-from training.cer.human import JudgedCorpus
-from training.cer.human import Settings as HumanSettings
-from training.cer.leaks import Settings as LeakSettings
 from training.cer.personality.clusters import Settings as ClusterSettings
 from training.cer.personality.rewriting import Settings as RewritingSettings
 from training.cer.personality.traits import Settings as TraitSettings
-from training.cer.silver import Settings as SilverSettings
-from training.cer.silver_mixed import Mixing
+from training.cer.requests.generators import GeneratorSettings
+from training.cer.silver.dataset import Settings as SilverSettings
+from training.cer.silver.mixed import Mixing
+from training.cer.steps.cases import Settings as CaseSettings
+from training.cer.steps.decontamination import Settings as LeakSettings
+from training.cer.steps.filtering import Settings as FilterSettings
+from training.cer.steps.generation import Settings as GenerationSettings
+from training.cer.steps.human_labels import JudgedCorpus
+from training.cer.steps.human_labels import Settings as HumanSettings
+from training.cer.steps.ingest import CorpusFile
 
 
 class Roles(FrozenModel):

@@ -33,11 +33,11 @@ from compeer_core.reasoning import (
     render,
 )
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
-from training.cer.chance import generator_for, stable_hash
-from training.faces import FACE_CLASSES, read_faces, read_readings
-from training.pictures import FACES
-from training.quotations import invented
-from training.samples import write_records
+from training.cer.requests.seeding import generator_for, stable_hash
+from training.data.faces import FACE_CLASSES, read_faces, read_readings
+from training.data.pictures import FACES
+from training.data.quotations import invented
+from training.data.samples import write_records
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,10 @@ from tokenizers import Tokenizer
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import StaticEncoder
 from compeer_core.errors import ConfigError
-from training import results
-from training.corpus import Source, SourceKind, check_files
+from training.common import results
+from training.common.interrupts import StopRequest
+from training.common.run_directory import RunDirectory, versions
+from training.data.corpus import Source, SourceKind, check_files
 from training.encoder.measure import agreement, pairs_between, pairs_within, speed
 from training.encoder.table import (
     Floats,
@@ -37,9 +39,7 @@ from training.encoder.table import (
 )
 from training.encoder.teacher import Memory, Teacher
 from training.encoder.texts import Replies, TextSource, replies_of, training_texts
-from training.run_directory import RunDirectory, versions
 from training.stages import StoppedEarly
-from training.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from compeer_core.encoder import OFFLINE, offline_model
 from compeer_core.errors import CheckpointError, ConfigError
-from training.progress import track
-from training.stopping import StopRequest
+from training.common.interrupts import StopRequest
+from training.common.progress import track
 
 Vectors = NDArray[np.float32]
 

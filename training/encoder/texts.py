@@ -15,7 +15,7 @@ from pydantic import Field
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from training.corpus import Source, SourceKind, read_documents
+from training.data.corpus import Source, SourceKind, read_documents
 
 _TURN = re.compile(r"<\|im_start\|>(user|assistant)\n(.*?)<\|im_end\|>", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
@@ -27,7 +27,7 @@ class TextSource(FrozenModel):
     path: str
     """Relative to the corpora folder."""
     kind: SourceKind
-    """How the file is read; see `training.corpus`."""
+    """How the file is read; see `training.data.corpus`."""
     most: int | None = Field(default=None, ge=1)
     """At most so many different texts, drawn by the seed; None takes all."""
 

@@ -15,17 +15,17 @@ import numpy as np
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_writing import Prompt, Turn, write_turns
+from compeer_core.backends.transformers_.batch_generation import Prompt, Turn, write_turns
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
 from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
+from training.common.fingerprints import digest, stamp
+from training.common.progress import track
+from training.common.run_directory import versions
+from training.common.threads import use_all_threads
 from training.evaluation.kept_answers import KeptAnswers
-from training.progress import track
-from training.run_directory import versions
-from training.stamps import digest, stamp
-from training.threads import use_all_threads
 
 _LIBRARIES = ("torch", "transformers")
 

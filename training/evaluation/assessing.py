@@ -5,7 +5,7 @@ The model reads the turn and the verdicts, not whose they are, and answers one J
 
 Two things can go wrong, and they are counted apart. An answer may be of no use (half a JSON, more
 than the object): it is asked for again, `tries` times in all, then the question is given up. Or no
-answer comes, however often the endpoint is tried (`compeer_core.backends.endpoint.Patience`): then
+answer comes, however often the endpoint is tried (`compeer_core.backends.openai.client.Patience`): then
 nothing is written down, and the next start asks again. A fault that no waiting cures ends the work,
 and so do `IN_A_ROW` questions without an answer one after the other.
 
@@ -29,13 +29,13 @@ from pathlib import Path
 
 from pydantic import StrictBool, ValidationError
 
-from compeer_core.backends.openai_ import OpenAIBackend, Patience
+from compeer_core.backends.openai.policy import OpenAIBackend, Patience
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.config import FrozenModel
 from compeer_core.errors import BackendError, CompeerError, ConfigError, EndpointError, Fault
 from compeer_core.registry import SourceKind, parse_source
-from training.progress import track
-from training.samples import read_records
+from training.common.progress import track
+from training.data.samples import read_records
 
 _log = logging.getLogger(__name__)
 

@@ -45,7 +45,11 @@ from compeer_core.reasoning import render_step
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
-from training import results
+from training.common import results
+from training.common.progress import track
+from training.common.run_directory import versions
+from training.data.pictures import Pictures
+from training.data.samples import read_records, write_records
 from training.evaluation.assessing import Assessor, Counts, assessor_source, drop_torn_line
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
@@ -61,10 +65,6 @@ from training.evaluation.metrics import Estimate, Floats, drawn_weights, estimat
 from training.evaluation.plots import plot_rates
 from training.evaluation.strategy_signs import measure_signs, sign_lines
 from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
-from training.pictures import Pictures
-from training.progress import track
-from training.run_directory import versions
-from training.samples import read_records, write_records
 
 _log = logging.getLogger(__name__)
 

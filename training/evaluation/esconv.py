@@ -30,7 +30,10 @@ from compeer_core.errors import ConfigError
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
-from training import results
+from training.common import results
+from training.common.run_directory import versions
+from training.data.faces import Face, face_class_of, read_faces
+from training.data.samples import Sample, drawn, read_records, write_records
 from training.evaluation.answering import Answerer, Asked, PolicySource, answering, seed_of
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -44,9 +47,6 @@ from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import perplexity, share
 from training.evaluation.shown_faces import shown
-from training.faces import Face, face_class_of, read_faces
-from training.run_directory import versions
-from training.samples import Sample, drawn, read_records, write_records
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Reading, Reasoning
-from training import results
-from training.diversity import distinct_without, loops
+from training.common import results
+from training.common.diversity import distinct_without, loops
+from training.data.samples import Sample
 from training.evaluation.metrics import (
     Estimate,
     Floats,
@@ -29,7 +30,6 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.overlap import ORDERS, overlap
 from training.evaluation.shown_faces import Condition
-from training.samples import Sample
 
 PUBLISHED = Path(__file__).with_name("published_esconv.toml")
 COMMONEST = "always the commonest"

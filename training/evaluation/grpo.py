@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_writing import Turn
+from compeer_core.backends.transformers_.batch_generation import Turn
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import ConfigError
@@ -43,20 +43,20 @@ from compeer_core.reasoning import Reading, read
 from compeer_core.reweighting import reply_length
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
-from training import results
-from training.diversity import distinct_without, fewest_runs, vendi_score
+from training.common import results
+from training.common.diversity import distinct_without, fewest_runs, vendi_score
+from training.common.jsonl import whole_rows
+from training.common.judge_source import JudgeSource
+from training.common.progress import track
+from training.common.run_directory import versions
+from training.data.histories import History, drawn_histories, read_histories
+from training.data.pictures import Pictures
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
 from training.evaluation.overlap import overlap
 from training.evaluation.plots import TRAINING, plot_means, plot_training
-from training.histories import History, drawn_histories, read_histories
-from training.json_lines import whole_rows
-from training.judge_source import JudgeSource
-from training.pictures import Pictures
-from training.progress import track
-from training.run_directory import versions
 
 _log = logging.getLogger(__name__)
 

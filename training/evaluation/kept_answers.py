@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from compeer_core.backends.transformers_.batch_writing import Turn
-from training.json_lines import keep_rows, whole_rows
+from compeer_core.backends.transformers_.batch_generation import Turn
+from training.common.jsonl import keep_rows, whole_rows
 
 Turns = Sequence[tuple[Turn, ...]]
 """One tuple for each prompt: a turn from each of its seeds."""

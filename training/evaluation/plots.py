@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from training import results
+from training.common import results
 from training.evaluation.calibration import reliability
 
 _INK = "#1f2937"

@@ -12,9 +12,9 @@ from compeer_core.cer import CerRecord, StepLabels
 from compeer_core.config import FrozenModel
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict
-from training.pictures import Pictures
-from training.progress import track
-from training.samples import read_records, write_records
+from training.common.progress import track
+from training.data.pictures import Pictures
+from training.data.samples import read_records, write_records
 
 
 class Rated(FrozenModel):

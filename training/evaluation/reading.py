@@ -26,18 +26,18 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS, read
-from training import results
-from training.diversity import loops
+from training.common import results
+from training.common.diversity import loops
+from training.common.fingerprints import digest
+from training.common.run_directory import versions
+from training.data.histories import History, drawn_histories, read_histories
+from training.data.pictures import Pictures
+from training.data.quotations import invented
+from training.data.samples import read_records, write_records
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
-from training.histories import History, drawn_histories, read_histories
-from training.pictures import Pictures
-from training.quotations import invented
-from training.run_directory import versions
-from training.samples import read_records, write_records
 from training.stages import WaitingForPeople
-from training.stamps import digest
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,10 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import Preference
-from training import results
+from training.common import results
+from training.common.run_directory import versions
+from training.data.pictures import Pictures
+from training.data.samples import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
 from training.evaluation.metrics import (
     Estimate,
@@ -39,9 +42,6 @@ from training.evaluation.metrics import (
 )
 from training.evaluation.plots import plot_reliability, plot_table
 from training.evaluation.rating import Rated, rate_file
-from training.pictures import Pictures
-from training.run_directory import versions
-from training.samples import drawn, read_records
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Config(FrozenModel):
     name: str = "reward_nano"
     """Name of the results file."""
     title: str = "Judges on silver CER's test split (nano, silver labels)"
-    label_source: str = "rule silver/1 of training/cer/silver.py, no person"
+    label_source: str = "rule silver/1 of training/cer/silver/dataset.py, no person"
     command: str = "python -m training evaluate reward training/configs/nano/evaluate_reward.toml"
     """Recorded with the numbers."""
     seed: int = 0

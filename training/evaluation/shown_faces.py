@@ -8,7 +8,7 @@ import numpy as np
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.taxonomy import Emotion, Sentiment
-from training.samples import Sample
+from training.data.samples import Sample
 
 
 class Condition(StrEnum):

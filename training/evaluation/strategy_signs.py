@@ -14,8 +14,8 @@ import numpy as np
 from compeer_core.consistency import Followed, carries_out
 from compeer_core.dialogue import Speaker
 from compeer_core.taxonomy import Strategy
-from training import results
-from training.esconv import read_esconv
+from training.common import results
+from training.data.esconv import read_esconv
 from training.evaluation.metrics import Estimate, drawn_weights, estimate
 
 

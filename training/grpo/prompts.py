@@ -14,8 +14,8 @@ from compeer_core.backends.protocol import Message
 from compeer_core.images import Image
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
-from training.histories import History
-from training.pictures import Pictures
+from training.data.histories import History
+from training.data.pictures import Pictures
 
 _AT_ONCE = 32
 

@@ -34,11 +34,11 @@ from compeer_core.reasoning import STEPS, Reading, read
 from compeer_core.reweighting import Group, Reweighted, Settings, reply_length, reweighted_groups
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 from compeer_core.unifireward import Judge
-from training.diversity import distinct
+from training.common.diversity import distinct
+from training.common.processes import failing_together, gathered, process_number
+from training.data.histories import History
+from training.data.pictures import Pictures
 from training.grpo.settings import RewardSettings
-from training.histories import History
-from training.pictures import Pictures
-from training.processes import failing_together, gathered, process_number
 
 _log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from training.common.jsonl import keep_rows
+from training.common.processes import is_first
+from training.data.histories import History
 from training.grpo.reward import Scored
-from training.histories import History
-from training.json_lines import keep_rows
-from training.processes import is_first
 
 ROLLOUTS_FILE = "rollouts.jsonl"
 

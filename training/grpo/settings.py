@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
-from training.base_model import Weights
+from training.finetune.base_model import Weights
+from training.finetune.trl_common import WeightTraining
 from training.grpo.advantage import STD_FLOOR, Scale
 from training.grpo.vllm import VllmRollouts
-from training.trainer_parts import WeightTraining
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 Rollouts = Literal["shared", "plain", "vllm"]
@@ -33,7 +33,7 @@ class RewardSettings(FrozenModel):
     ends with an error: nothing is learnt without rewards. The last checkpoint stays."""
 
 
-class Reinforcement(WeightTraining):
+class GRPOSettings(WeightTraining):
     """`[training]`: one run of GRPO."""
 
     # --- what the paper names --------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Reinforcement(WeightTraining):
     `training.grpo.vllm`."""
     rollout_weights: Weights | None = None
     """With it completions are written by a copy of the weights in this precision, an adapter merged
-    into it (`training.grpo.writing_copy`): more memory, less time. None writes with the weights that
+    into it (`training.grpo.rollout_model`): more memory, less time. None writes with the weights that
     are trained."""
     vllm: VllmRollouts | None = None
     """Where vLLM runs; None with `rollouts = "vllm"` is in the training processes."""

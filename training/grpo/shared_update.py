@@ -1,7 +1,7 @@
 """The update of GRPO reads a prompt once for all completions of it that a forward pass holds.
 
 trl lays the prompt before each completion of its group and computes it G times. On a small model that is
-most of an update. Here a prompt and its completions are one row (`training.shared_prefix`); the
+most of an update. Here a prompt and its completions are one row (`training.finetune.shared_prefix`); the
 probabilities are the same up to rounding.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import ConfigError
-from training.shared_prefix import (
+from training.finetune.shared_prefix import (
     ATTENTION,
     TokenisedSample,
     predicted_logits,
@@ -62,7 +62,7 @@ def check_model(model: Any) -> None:
         )
 
 
-def completion_probabilities(
+def completion_logprobs(
     model: Qwen2_5_VLForConditionalGeneration,
     ids: Tensor,
     mask: Tensor,

@@ -1,6 +1,6 @@
 """GRPO of a policy with a reward model (COMPEER, Eq. 2 and 3): `python -m training grpo <config.toml>`.
 
-A run directory holds, beside what every run does (`training.run_directory`): `rollouts.jsonl`, a sample
+A run directory holds, beside what every run does (`training.common.run_directory`): `rollouts.jsonl`, a sample
 of what was written and what it earned; `plots/`; and `model` or `adapter`.
 
 What can be wrong is looked for before step 0: batches that would split groups, checkpoints between two
@@ -44,24 +44,14 @@ from compeer_core.reasoning import (
 from compeer_core.reweighting import Settings as Reweighting
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import Judge
-from training.base_model import freeze_image_encoder, load_base, lora_config
-from training.grpo.plots import plot_run
-from training.grpo.prompts import PromptBook, prompt_order
-from training.grpo.reward import GroupReward
-from training.grpo.rollout_log import RolloutLog
-from training.grpo.settings import Reinforcement, RewardSettings
-from training.grpo.shared_update import check_model
-from training.grpo.trainer import GroupTrainer
-from training.grpo.vllm import VllmRollouts, check_vllm, vllm_arguments
-from training.grpo.writing_copy import WritingCopy
-from training.histories import History, drawn_histories, read_histories
-from training.judge_source import JudgeSource
-from training.pictures import Pictures
-from training.processes import is_first, process_count
-from training.run_directory import RunDirectory
-from training.stages import StoppedEarly
-from training.stopping import StopRequest
-from training.trainer_parts import (
+from training.common.interrupts import StopRequest
+from training.common.judge_source import JudgeSource
+from training.common.processes import is_first, process_count
+from training.common.run_directory import RunDirectory
+from training.data.histories import History, drawn_histories, read_histories
+from training.data.pictures import Pictures
+from training.finetune.base_model import freeze_image_encoder, load_base, lora_config
+from training.finetune.trl_common import (
     MetricsToRunDirectory,
     SaveAndStop,
     drop_halves,
@@ -72,6 +62,16 @@ from training.trainer_parts import (
     step_of,
     trainer_arguments,
 )
+from training.grpo.plots import plot_run
+from training.grpo.prompts import PromptBook, prompt_order
+from training.grpo.reward import GroupReward
+from training.grpo.rollout_log import RolloutLog
+from training.grpo.rollout_model import RolloutModel
+from training.grpo.settings import GRPOSettings, RewardSettings
+from training.grpo.shared_update import check_model
+from training.grpo.trainer import GroupTrainer
+from training.grpo.vllm import VllmRollouts, check_vllm, vllm_arguments
+from training.stages import StoppedEarly
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Config(FrozenModel):
     """What a judgement is worth."""
     reweighting: Reweighting = Reweighting()
     """What repetition costs: URP. `form = "off"` is UR."""
-    training: Reinforcement = Reinforcement()
+    training: GRPOSettings = GRPOSettings()
     """How to train."""
 
 
@@ -354,7 +354,7 @@ def check_judge(judge: Judge, book: PromptBook, numbers: Sequence[int]) -> None:
             raise ConfigError(f"judge {judge.name} cannot judge a turn{shown}: {told}")
 
 
-def _check_reports(settings: Reinforcement) -> None:
+def _check_reports(settings: GRPOSettings) -> None:
     """See that what metrics are reported to is installed."""
     for name in settings.report_to:
         if importlib.util.find_spec(name) is None:
@@ -471,7 +471,7 @@ def build_trainer(
     return trainer
 
 
-def _writing_copy(config: Config, device: torch.device, last: Path | None) -> WritingCopy | None:
+def _writing_copy(config: Config, device: torch.device, last: Path | None) -> RolloutModel | None:
     """Return the weights that write the completions, if they are others than those that are trained."""
     weights = config.training.rollout_weights
     if weights is None:
@@ -484,10 +484,10 @@ def _writing_copy(config: Config, device: torch.device, last: Path | None) -> Wr
     copy: Any = load_base(
         _beginning(config, last), weights, config.training.precision, None, device
     )
-    return WritingCopy(copy.to(device))
+    return RolloutModel(copy.to(device))
 
 
-def _plan(settings: Reinforcement, prompts: Sequence[int]) -> tuple[int, list[int]]:
+def _plan(settings: GRPOSettings, prompts: Sequence[int]) -> tuple[int, list[int]]:
     """Return the number of optimiser steps, and the prompts in the order in which they come."""
     per_step = settings.batch_size * settings.accumulation * process_count()
     per_generation = per_step * settings.generation_steps // settings.group_size
@@ -505,7 +505,7 @@ def _plan(settings: Reinforcement, prompts: Sequence[int]) -> tuple[int, list[in
     return steps, [prompts[place] for place in order]
 
 
-def grpo_arguments(settings: Reinforcement, checkpoints: Path, steps: int) -> GRPOConfig:
+def grpo_arguments(settings: GRPOSettings, checkpoints: Path, steps: int) -> GRPOConfig:
     """Return trl's arguments for our settings."""
     schedule: str = settings.schedule
     if schedule == "constant" and settings.warmup_share:

@@ -33,18 +33,18 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_writing import write_encoded
-from compeer_core.backends.transformers_.chat_model import ChatModel
+from compeer_core.backends.transformers_.batch_generation import write_encoded
+from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.errors import BackendError
+from training.common.processes import failing_together
 from training.grpo.advantage import batch_advantages
 from training.grpo.prompts import PromptBook
 from training.grpo.reward import GroupReward
 from training.grpo.rollout_log import RolloutLog
-from training.grpo.settings import Reinforcement
-from training.grpo.shared_update import PromptPictures, completion_probabilities
-from training.grpo.writing_copy import WritingCopy
-from training.processes import failing_together
+from training.grpo.rollout_model import RolloutModel
+from training.grpo.settings import GRPOSettings
+from training.grpo.shared_update import PromptPictures, completion_logprobs
 
 _OF_PICTURES = frozenset(
     {"pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "mm_token_type_ids"}
@@ -59,9 +59,9 @@ class GroupTrainer(GRPOTrainer):
         *,
         book: PromptBook,
         reward: GroupReward,
-        settings: Reinforcement,
+        settings: GRPOSettings,
         kept: RolloutLog | None = None,
-        writer: WritingCopy | None = None,
+        writer: RolloutModel | None = None,
         **options: Any,
     ) -> None:
         """Take what trl does not know.
@@ -276,7 +276,7 @@ class GroupTrainer(GRPOTrainer):
         policy: Any = self.accelerator.unwrap_model(model)
         policy = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         with self.accelerator.autocast():
-            probabilities, entropies = completion_probabilities(
+            probabilities, entropies = completion_logprobs(
                 policy,
                 input_ids,
                 attention_mask,

@@ -1,7 +1,7 @@
 """Next-token pre-training of COMPEER-nano: `python -m training pretrain <config.toml>`.
 
 The language model alone is trained here, in bf16 autocast with fp32 weights; the image tower
-gets its turn in `training.nano.vision` and in SFT. How weights are moved: `training.optimisation`.
+gets its turn in `training.vision.train` and in SFT. How weights are moved: `training.finetune.optimisation`.
 
 A run stopped at any point continues from its last checkpoint with the same data order.
 """
@@ -24,8 +24,7 @@ from transformers import (
 )
 
 from compeer_core.errors import ConfigError
-from training.architecture import ModelShape, build_model
-from training.corpus import (
+from training.data.corpus import (
     DOCUMENT_END,
     Source,
     check_files,
@@ -33,8 +32,9 @@ from training.corpus import (
     read_documents,
     utterances_of,
 )
-from training.near_duplicates import HeldOut
-from training.optimisation import (
+from training.data.near_duplicates import HeldOut
+from training.finetune.architecture import ModelShape, build_model
+from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
@@ -65,7 +65,7 @@ class Config(Schedule):
     """Held-out documents for the loss that is reported."""
     held_out: tuple[Source, ...] = ()
     """What will be tested on: documents of `sources` that repeat one of these are left out and
-    counted (`training.near_duplicates`)."""
+    counted (`training.data.near_duplicates`)."""
     shape: ModelShape = ModelShape()
     batch_size: int = 8
     """Blocks per optimiser step."""

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from training.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer, label_lines
-from training.corpus import Source, mixed_documents
+from training.data.corpus import Source, mixed_documents
+from training.finetune.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer, label_lines
 
 
 class Config(FrozenModel):

@@ -17,7 +17,7 @@ from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.errors import BackendError, ConfigError
 from compeer_core.images import Image
-from training.fine_tuning import message_rows
+from training.finetune.sft_trainer import message_rows
 
 CHATML = Path(__file__).with_name("chatml_training.jinja")
 """ChatML with Qwen's image tokens: COMPEER-nano's template, and Qwen2.5-VL's wherever a conversation

@@ -20,13 +20,13 @@ from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.unifireward import PREFERENCES, VERDICTS
-from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
-from training.pictures import Pictures
+from training.common.run_directory import RunDirectory
+from training.data.pictures import Pictures
+from training.data.samples import read_records
+from training.finetune.sft_trainer import FineTuning, Row, fine_tune, message_rows
+from training.finetune.trl_common import open_processor
 from training.reward_model.conversations import Kind, conversations
 from training.reward_model.template import training_template
-from training.run_directory import RunDirectory
-from training.samples import read_records
-from training.trainer_parts import open_processor
 
 _log = logging.getLogger(__name__)
 

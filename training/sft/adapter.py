@@ -36,8 +36,17 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.reasoning import render
-from training.base_model import LoraShape, check_base, load_base, lora_config
-from training.optimisation import (
+from training.common.processes import (
+    added_up,
+    is_first,
+    join_processes,
+    process_count,
+    process_number,
+)
+from training.data.pictures import Pictures
+from training.data.samples import drawn, read_records
+from training.finetune.base_model import LoraShape, check_base, load_base, lora_config
+from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
@@ -45,24 +54,15 @@ from training.optimisation import (
     open_run,
     run_steps,
 )
-from training.pictures import Pictures
-from training.processes import (
-    added_up,
-    is_first,
-    join_processes,
-    process_count,
-    process_number,
-)
-from training.samples import drawn, read_records
-from training.sft.cer import turns_to_learn
-from training.sft.tokenise import SampleReader
-from training.shared_prefix import (
+from training.finetune.shared_prefix import (
     ATTENTION,
     SharedPrefixRow,
     TokenisedSample,
     row_loss,
     shared_prefix_row,
 )
+from training.sft.cer import turns_to_learn
+from training.sft.tokenise import SampleReader
 
 _log = logging.getLogger(__name__)
 

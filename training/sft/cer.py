@@ -18,11 +18,11 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import SupportTurn, read, render
 from compeer_core.taxonomy import Preference
-from training.base_model import check_base
-from training.fine_tuning import FineTuning, Row, fine_tune
-from training.pictures import Pictures
-from training.run_directory import RunDirectory
-from training.samples import read_records
+from training.common.run_directory import RunDirectory
+from training.data.pictures import Pictures
+from training.data.samples import read_records
+from training.finetune.base_model import check_base
+from training.finetune.sft_trainer import FineTuning, Row, fine_tune
 from training.sft.train import turn_row
 
 _log = logging.getLogger(__name__)

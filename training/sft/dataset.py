@@ -37,9 +37,9 @@ from compeer_core.reasoning import (
     render,
 )
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage
-from training.esconv import AnnotatedDialogue
-from training.histories import first_kept
-from training.samples import Sample, SampleUtterance
+from training.data.esconv import AnnotatedDialogue
+from training.data.histories import first_kept
+from training.data.samples import Sample, SampleUtterance
 
 GREETING_WORDS = 6
 """A seeker who has said at most so many words in all has not told anything yet."""

@@ -2,7 +2,7 @@
 
 The same samples and the same loss as `training.sft.train`, in another order of work: all turns of a
 dialogue are one row and its history is read once (`shared_prefix`), the weights are moved by Muon and
-AdamW (`training.optimisation`), and each pass draws the wording of the reasoning and the photos anew.
+AdamW (`training.finetune.optimisation`), and each pass draws the wording of the reasoning and the photos anew.
 It is made for models of the size of COMPEER-nano on one processor or one accelerator; for large ones,
 for LoRA and for several processes there is `training.sft.train`.
 
@@ -28,10 +28,11 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
-from training.base_model import check_base
-from training.face_tokens import embeddings_of, sure_tokens, word_vectors
-from training.faces import FACE_CLASSES, Face, read_faces, read_readings
-from training.optimisation import (
+from training.data.face_tokens import embeddings_of, sure_tokens, word_vectors
+from training.data.faces import FACE_CLASSES, Face, read_faces, read_readings
+from training.data.samples import Sample
+from training.finetune.base_model import check_base
+from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
     Schedule,
@@ -39,10 +40,9 @@ from training.optimisation import (
     open_run,
     run_steps,
 )
-from training.samples import Sample
+from training.finetune.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 from training.sft.source import SampleSource, drawn_samples, prepare_samples
 from training.sft.tokenise import SampleReader
-from training.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
 
 _log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from compeer_core.cer import SPLITS, Split
 from compeer_core.config import FrozenModel
-from training.esconv import read_esconv
-from training.faces import Face, face_class_of, read_faces, read_readings
-from training.samples import Sample, write_records
+from training.data.esconv import read_esconv
+from training.data.faces import Face, face_class_of, read_faces, read_readings
+from training.data.samples import Sample, write_records
 from training.sft.dataset import build_samples
 
 _log = logging.getLogger(__name__)

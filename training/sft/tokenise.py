@@ -12,9 +12,9 @@ from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.dialogue import Dialogue
 from compeer_core.images import Image
 from compeer_core.prompts import policy_messages
-from training.samples import Sample
-from training.shared_prefix import TokenisedSample
-from training.trainer_parts import open_processor
+from training.data.samples import Sample
+from training.finetune.shared_prefix import TokenisedSample
+from training.finetune.trl_common import open_processor
 
 
 class SampleReader:

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from compeer_core.backends.protocol import Message
 from compeer_core.dialogue import Dialogue
 from compeer_core.prompts import policy_messages
-from training.faces import read_faces
-from training.fine_tuning import FineTuning, Row, fine_tune, message_rows
-from training.processes import first_goes_ahead, is_first
-from training.run_directory import RunDirectory
-from training.samples import Sample, drawn, read_records
+from training.common.processes import first_goes_ahead, is_first
+from training.common.run_directory import RunDirectory
+from training.data.faces import read_faces
+from training.data.samples import Sample, drawn, read_records
+from training.finetune.sft_trainer import FineTuning, Row, fine_tune, message_rows
 from training.sft.source import SampleSource, prepare_samples
 
 

@@ -10,10 +10,10 @@ tokenizer; `chat_model` joins these to the weights; `choice` samples; `rounds` l
 with `joined_cache`; `writing` and `scoring` are the two uses.
 """
 
-from compeer_core.backends.transformers_.chat_model import ChatModel
+from compeer_core.backends.transformers_.generation import TransformersBackend
+from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
-from compeer_core.backends.transformers_.rounds import Rounds
+from compeer_core.backends.transformers_.scheduler import Rounds
 from compeer_core.backends.transformers_.scoring import TransformersScorer
-from compeer_core.backends.transformers_.writing import TransformersBackend
 
 __all__ = ["ChatModel", "OwnerThread", "Rounds", "TransformersBackend", "TransformersScorer"]

@@ -34,7 +34,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLTextModel,
 )
 
-from compeer_core.backends.transformers_.joined_cache import RoomyLayer
+from compeer_core.backends.transformers_.kv_cache import RoomyLayer
 
 ROOM = 64
 """Tokens that a cache gets room for whenever it is full."""

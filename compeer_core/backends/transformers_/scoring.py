@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from compeer_core.backends.protocol import Answers, Interview, Message, with_question
-from compeer_core.backends.transformers_.chat_model import ChatModel
-from compeer_core.backends.transformers_.failures import brief
-from compeer_core.backends.transformers_.interviews import (
+from compeer_core.backends.transformers_.error_text import brief
+from compeer_core.backends.transformers_.model import ChatModel
+from compeer_core.backends.transformers_.prefix_scoring import (
     NotAChainError,
     Plan,
     Work,
     answer_all,
     plan_interview,
 )
-from compeer_core.backends.transformers_.track import Encoded, Shelf, Track
+from compeer_core.backends.transformers_.sequence_state import Encoded, Shelf, Track
 from compeer_core.errors import BackendError, CompeerError
 from compeer_core.logs import trace_of
 

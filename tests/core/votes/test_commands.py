@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import make_url
 
 import compeer_core.votes
+from compeer_core.annotation.desk import Desk
 from compeer_core.cer import CerRecord
 from compeer_core.votes.__main__ import main
-from compeer_core.votes.desk import Desk
 from compeer_core.votes.rows import read_votes
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought
-from training.samples import read_records
+from training.data.samples import read_records
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from compeer_core.votes.battles import SideStatus
 from compeer_core.votes.export import Moved, export_cer, import_cer
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import HISTORY, NOON, TURN, fought, plan, result
-from training.pictures import Pictures
+from training.data.pictures import Pictures
+from training.data.samples import read_records
 from training.reward_model.conversations import Kind, conversations
-from training.samples import read_records
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "csv"])
 NASTY = '=1+1\n"quoted", \'; DROP TABLE votes; --\u202e\u200b <b> 我'

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from compeer_core.annotation.desk import Desk
 from compeer_core.errors import StoreError
-from compeer_core.votes.desk import Desk
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought, plan
 

@@ -30,8 +30,8 @@ from tests.training.base.tiny_gguf import (
 from training.base import build
 from training.base.gguf_file import read_gguf, sha256_of
 from training.base.vocabulary import Vocabulary, counted, cut, tokenizer_of, tokenizer_to_ship
-from training.chat_tokens import VERDICT_WORDS
-from training.corpus import Source, SourceKind
+from training.data.corpus import Source, SourceKind
+from training.finetune.chat_tokens import VERDICT_WORDS
 
 WHOLE = Vocabulary(TOKENS[len(SPECIAL) :], MERGES)
 many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

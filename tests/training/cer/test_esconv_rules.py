@@ -13,7 +13,7 @@ from tests.training.corpora_fixture import esconv_row, write_esconv
 from training.cer import esconv_rules
 from training.cer.corpora.reading import opening_key
 from training.cer.esconv_rules import Config, rule_rows
-from training.samples import read_records
+from training.data.samples import read_records
 from training.sft.cer import turns_to_learn
 
 LOST = "My boss fired me, and I am worried."

@@ -18,9 +18,9 @@ from tests.training.cer.endpoint import Endpoint
 from tests.training.cer.whole_route import answer
 from training.__main__ import main
 from training.cer import pipeline
-from training.cer.engines import LocalEngine
 from training.cer.pipeline import Config
-from training.samples import read_records
+from training.cer.requests.engines import LocalEngine
+from training.data.samples import read_records
 from training.stages import StoppedEarly
 
 CONFIGS = Path(pipeline.__file__).parents[1] / "configs"

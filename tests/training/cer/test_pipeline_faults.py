@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from compeer_core.backends.openai_ import KEY_VARIABLES
+from compeer_core.backends.openai.policy import KEY_VARIABLES
 from compeer_core.cer import SPLITS, CerRecord, Variant
 from tests.training.cer.endpoint import HALF_BODY, RESET, Body, Endpoint, Fault, refused
 from tests.training.cer.whole_route import annotate, answer, stumbling, write_full_corpora
 from training.__main__ import main
-from training.cer.annotation import Need
-from training.samples import read_records
+from training.cer.steps.annotation import Need
+from training.data.samples import read_records
 
 SECRET = "sk-nobody-may-ever-read-this"
 GENERATORS = ("qwen-72b", "gpt-4o", "qwen-vl")

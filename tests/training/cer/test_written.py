@@ -16,9 +16,9 @@ from compeer_core.reasoning import parse
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer import written
 from training.cer.written import Config, read_written, split_of, written_rows
-from training.faces import read_faces
-from training.pictures import Pictures
-from training.samples import read_records
+from training.data.faces import read_faces
+from training.data.pictures import Pictures
+from training.data.samples import read_records
 from training.sft.cer import turns_to_learn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "assets" / "cer" / "plain.jsonl.gz"
@@ -308,7 +308,7 @@ def test_the_shipped_dialogues_with_the_public_photos(corpora, tmp_path):
 
     rows = list(written_rows(config))
 
-    assert Counter(row.case.split for row in rows) == {"train": 8974, "valid": 582, "test": 638}
+    assert Counter(row.case.split for row in rows) == {"train": 9250, "valid": 590, "test": 658}
     assert len({row.id for row in rows}) == len(rows)
     splits: dict[str, set[str]] = {}
     for row in rows:

@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from compeer_core.annotation.annotations import Annotation, AnnotationItem, write_annotations
 from compeer_core.reasoning import EmotionStep, HistoryStep, Reasoning, StrategyStep, SupportTurn
 from compeer_core.reasoning import render as render_turn
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Stage, Strategy
-from compeer_core.votes.annotations import Annotation, AnnotationItem, write_annotations
-from training.samples import read_records
+from training.data.samples import read_records
 
 # --- Corpora ------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ import pytest
 
 from compeer_core.encoder import load_encoder
 from compeer_core.errors import ConfigError
-from training import results
+from training.common import results
+from training.common.interrupts import StopRequest
 from training.encoder import distil
 from training.encoder.distil import Config
 from training.encoder.teacher import Memory, Teacher
 from training.stages import StoppedEarly
-from training.stopping import StopRequest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,7 +25,7 @@ def small_teacher(tmp_path_factory, small_corpora):
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    from training.corpus import Source, SourceKind, read_documents
+    from training.data.corpus import Source, SourceKind, read_documents
 
     source = Source(path="esconv/train.txt.gz", kind=SourceKind.ESCONV)
     pieces = Tokenizer(models.WordPiece(unk_token="[UNK]"))

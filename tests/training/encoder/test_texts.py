@@ -3,7 +3,7 @@
 import pytest
 
 from compeer_core.errors import ConfigError
-from training.corpus import SourceKind
+from training.data.corpus import SourceKind
 from training.encoder.texts import TextSource, replies_of, training_texts
 
 ESCONV = TextSource(path="esconv/train.txt.gz", kind=SourceKind.ESCONV)

@@ -32,7 +32,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(policy: Path, faces: Path, tmp_path: Path) -> Callable[..., Any]:
     """Makes the config of a run of a few steps of two groups of two."""
-    from training.faces import read_faces
+    from training.data.faces import read_faces
 
     face = f"faces/{read_faces(faces)[0].file}"
     rows = tmp_path / "train.jsonl"
@@ -49,9 +49,9 @@ def config(policy: Path, faces: Path, tmp_path: Path) -> Callable[..., Any]:
 @pytest.fixture
 def trainer(config: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """Makes a trainer that is ready to begin."""
+    from training.common.interrupts import StopRequest
+    from training.common.run_directory import RunDirectory
     from training.grpo import train
-    from training.run_directory import RunDirectory
-    from training.stopping import StopRequest
 
     def built(**changes: Any) -> Any:
         settings = config(**changes)

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.training.grpo import world
 from training.__main__ import main
+from training.common.processes import process_number
 from training.grpo import train
-from training.processes import process_number
 
 
 def fails(step: int, rank: int, told: Path) -> type:

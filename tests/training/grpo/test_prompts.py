@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from compeer_core.processing import load_processor
 from tests.training.grpo.world import turn
-from training.faces import read_faces
-from training.fine_tuning import message_rows
+from training.data.faces import read_faces
+from training.data.histories import read_histories
+from training.data.pictures import Pictures
+from training.data.samples import Sample, SampleUtterance, write_records
+from training.finetune.sft_trainer import message_rows
 from training.grpo.prompts import PromptBook, prompt_order, trl_message
-from training.histories import read_histories
-from training.pictures import Pictures
-from training.samples import Sample, SampleUtterance, write_records
 from training.sft.train import sample_row
 
 

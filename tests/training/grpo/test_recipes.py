@@ -8,11 +8,11 @@ import pytest
 from compeer_core.config import load_toml
 from training import recipe
 from training.evaluation.grpo import Config as Evaluation
+from training.finetune.merge import Config as Merge
 from training.grpo.train import Config
-from training.merge import Config as Merge
-from training.nano.vision import READINGS
 from training.reward_model.train import Config as Reward
 from training.sft.cer import Config as Supervised
+from training.vision.train import READINGS
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from compeer_core.errors import BackendError
 from compeer_core.reweighting import Settings
 from tests.training.grpo.world import WordEncoder, judge, record, turn
-from training import processes
+from training.common import processes
+from training.data.histories import History
+from training.data.pictures import Pictures
 from training.grpo import reward as reward_module
 from training.grpo.reward import GroupReward, part_means
 from training.grpo.settings import RewardSettings
-from training.histories import History
-from training.pictures import Pictures
 
 HISTORIES = [
     History(one.id, one.case.source_id, one.case.history, "good: I see.")

@@ -5,13 +5,13 @@ import pytest
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from compeer_core.reweighting import Settings as Reweighting
-from training.grpo.settings import Reinforcement
+from training.common.judge_source import JudgeSource
+from training.grpo.settings import GRPOSettings
 from training.grpo.train import Config
-from training.judge_source import JudgeSource
 
 
 def test_the_papers_numbers_are_the_defaults():
-    settings, reweighting = Reinforcement(), Reweighting()
+    settings, reweighting = GRPOSettings(), Reweighting()
 
     assert settings.lr == 1e-6
     assert settings.batch_size * settings.accumulation == 32
@@ -33,11 +33,11 @@ def test_the_papers_numbers_are_the_defaults():
 )
 def test_batches_that_split_groups_are_refused(changes, processes, says):
     with pytest.raises(ConfigError, match=says):
-        Reinforcement(**changes).check_batches(processes)
+        GRPOSettings(**changes).check_batches(processes)
 
 
 def test_a_group_may_be_spread_over_processes():
-    Reinforcement(batch_size=1, accumulation=2, group_size=4).check_batches(2)
+    GRPOSettings(batch_size=1, accumulation=2, group_size=4).check_batches(2)
 
 
 def test_unknown_keys_are_named_with_the_nearest(tmp_path):
@@ -79,7 +79,7 @@ def test_a_missing_judge_is_named(tmp_path):
 
 def test_an_adapter_is_trained_further_or_a_new_one_is_begun():
     with pytest.raises(ValueError, match="trained further as it is"):
-        Reinforcement(adapter="a", lora={"rank": 4})
-    assert Reinforcement(adapter="a", quantize="4bit").trains_adapter
+        GRPOSettings(adapter="a", lora={"rank": 4})
+    assert GRPOSettings(adapter="a", quantize="4bit").trains_adapter
     with pytest.raises(ValueError, match="needs a"):
-        Reinforcement(quantize="4bit")
+        GRPOSettings(quantize="4bit")

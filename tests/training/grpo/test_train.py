@@ -17,9 +17,9 @@ from compeer_core.model_pool import ModelPool, load_transformers
 from compeer_core.processing import load_processor
 from tests.checkpoints import build_adapter, edit_json
 from tests.training.grpo import world
+from training.common.run_directory import METRICS_FILE
 from training.grpo import train
 from training.grpo.rollout_log import ROLLOUTS_FILE
-from training.run_directory import METRICS_FILE
 from training.stages import StoppedEarly
 
 pytestmark = [
@@ -322,7 +322,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_processes(config, tmp_path,
 
 def test_prompts_longer_than_the_context_are_left_out_and_counted(config, tmp_path):
     from tests.training.grpo.world import record
-    from training.samples import read_records, write_records
+    from training.data.samples import read_records, write_records
 
     rows = [record(n, history=_told(" and then" * 400)) for n in (90, 91)]
     from compeer_core.cer import CerRecord

@@ -9,7 +9,7 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_writing import Prompt, write_turns
+from compeer_core.backends.transformers_.batch_generation import Prompt, write_turns
 from training.grpo.trainer import GroupTrainer, _runs
 
 pytestmark = [

@@ -13,7 +13,7 @@ from trl.trainer import grpo_trainer
 
 from compeer_core.errors import ConfigError
 from training.grpo import train, vllm
-from training.grpo.settings import Reinforcement
+from training.grpo.settings import GRPOSettings
 from training.grpo.vllm import NEWEST, OLDEST, VllmRollouts, check_vllm, vllm_arguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +34,7 @@ def installed(monkeypatch):
 
 
 def test_colocated_vllm_gets_its_part_of_the_gpu():
-    settings = Reinforcement(
+    settings = GRPOSettings(
         rollouts="vllm",
         vllm=VllmRollouts(memory_share=0.4, tensor_parallel=2, sleep=True, context=4096),
         precision="fp32",
@@ -51,7 +51,7 @@ def test_colocated_vllm_gets_its_part_of_the_gpu():
 
 
 def test_a_server_is_told_by_its_address():
-    settings = Reinforcement(
+    settings = GRPOSettings(
         rollouts="vllm",
         vllm=VllmRollouts(mode="server", url="http://gpu2:8001", correction=False),
         precision="fp32",
@@ -68,7 +68,7 @@ def test_a_server_is_told_by_its_address():
 
 @pytest.mark.parametrize("rollouts", ["shared", "plain"])
 def test_without_vllm_trl_is_told_nothing_about_it(rollouts):
-    settings = Reinforcement(rollouts=rollouts, precision="fp32")
+    settings = GRPOSettings(rollouts=rollouts, precision="fp32")
 
     assert not train.grpo_arguments(settings, Path("checkpoints"), 1).use_vllm
 
@@ -86,7 +86,7 @@ def test_every_argument_is_one_of_trls():
 @pytest.mark.parametrize("rollouts", ["shared", "plain"])
 def test_its_table_without_its_use_is_a_mistake(rollouts):
     with pytest.raises(ValidationError, match=f"belongs to rollouts = 'vllm', not '{rollouts}'"):
-        Reinforcement(rollouts=rollouts, vllm=VllmRollouts())
+        GRPOSettings(rollouts=rollouts, vllm=VllmRollouts())
 
 
 def test_it_is_missing_and_the_way_out_is_named(monkeypatch):

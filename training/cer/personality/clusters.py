@@ -30,10 +30,10 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.encoder import OFFLINE, offline_model
 from compeer_core.errors import ConfigError
-from training.cer.chance import generator_for
 from training.cer.personality.traits import Disc, Persona
 from training.cer.records import StepReport
-from training.samples import read_records, write_records
+from training.cer.requests.seeding import generator_for
+from training.data.samples import read_records, write_records
 
 Floats = NDArray[np.float64]
 

@@ -39,9 +39,6 @@ from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
 from compeer_core.reasoning import Part, StrategyStep, read
 from compeer_core.taxonomy import Strategy
-from training.cer.asking import Asker, Question
-from training.cer.chance import generator_for, seed_for
-from training.cer.engines import LOCAL, Engine
 from training.cer.personality import clusters, drift, manner
 from training.cer.personality.clusters import Cast, ClusteredPersona
 from training.cer.personality.drift import Reason
@@ -49,8 +46,11 @@ from training.cer.personality.traits import Persona, json_object, persona_id
 from training.cer.personality.wording import words
 from training.cer.prompts import load
 from training.cer.records import StepReport
-from training.progress import track
-from training.samples import read_records, write_records
+from training.cer.requests.asking import Asker, Question
+from training.cer.requests.engines import LOCAL, Engine
+from training.cer.requests.seeding import generator_for, seed_for
+from training.common.progress import track
+from training.data.samples import read_records, write_records
 
 VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
 

@@ -35,14 +35,14 @@ from compeer_core.cer import CerRecord, DecidedBy, Split, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
-from training.cer.asking import Asker, Question
-from training.cer.chance import generator_for
-from training.cer.engines import LOCAL, Engine
 from training.cer.personality.wording import questions, sentences, words
 from training.cer.prompts import load
 from training.cer.records import StepReport
-from training.progress import track
-from training.samples import read_records, write_records
+from training.cer.requests.asking import Asker, Question
+from training.cer.requests.engines import LOCAL, Engine
+from training.cer.requests.seeding import generator_for
+from training.common.progress import track
+from training.data.samples import read_records, write_records
 
 TRAITS = ("D", "I", "S", "C")
 

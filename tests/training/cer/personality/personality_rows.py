@@ -16,8 +16,8 @@ from compeer_core.reasoning import (
     render,
 )
 from compeer_core.taxonomy import Emotion, Preference, Sentiment, Stage, Strategy
-from training.cer.asking import Answer, Check, Question
-from training.samples import write_records
+from training.cer.requests.asking import Answer, Check, Question
+from training.data.samples import write_records
 
 RULE = DecidedBy(kind="rule", name="test/1")
 

@@ -16,8 +16,6 @@ from tests.training.cer.personality.personality_rows import (
     rows,
     written,
 )
-from training.cer.asking import Asker
-from training.cer.generators import GeneratorSettings
 from training.cer.personality import clusters, traits
 from training.cer.personality.clusters import ClusteredPersona
 from training.cer.personality.rewriting import (
@@ -31,7 +29,9 @@ from training.cer.personality.rewriting import (
     rewrite,
     with_texts,
 )
-from training.samples import read_records
+from training.cer.requests.asking import Asker
+from training.cer.requests.generators import GeneratorSettings
+from training.data.samples import read_records
 
 
 def expanded(folder, records, asker=None, checker=None, seed=0, **chosen):

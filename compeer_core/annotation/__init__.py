@@ -1,0 +1,1 @@
+"""Annotations of supporter turns: records, agreement, and the annotation desk."""

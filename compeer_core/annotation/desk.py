@@ -1,0 +1,715 @@
+"""The annotation desk: who annotates what, drafts, answers, and who decides where two differ.
+
+The paper's rule: two people answer on their own, a third decides where they differ. So an item is
+given to two people, and to a third, who may adjudicate, once their answers are there and differ.
+Nobody is given an item twice, or sees what others said before answering; `conflict` shows both answers
+to the third, without names.
+
+An answer is never changed: a second thought is another answer, and the last one counts
+(`compeer_core.annotation.annotations.opinions`). To take an answer back is to give an empty one. Neither
+is done any more once a third person has the item, who has seen what was said. Drafts are kept as they
+are typed. Of two tabs with the same item only one may write, until it has been silent for
+`TAB_SECONDS`.
+
+What all together said is told only about items that nobody answers on their own any more
+(`Desk.report`, `Desk.annotations`).
+
+People come in by a token, which is shown once; the database has its hash. Each browser they come in
+with gets a pass of its own, so that leaving with one of them leaves the others in.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from sqlalchemy import delete, func, select, text
+from sqlalchemy.orm import Session
+
+from compeer_core.annotation.annotations import (
+    QUESTIONS,
+    Annotation,
+    AnnotationItem,
+    labelled,
+    opinions,
+)
+from compeer_core.annotation.queue import Queue, annotation_of, differ, is_empty, said, standing
+from compeer_core.annotation.report import Report, report
+from compeer_core.cer import CerRecord, StepLabels
+from compeer_core.errors import ConfigError, InputError
+from compeer_core.images import Image, read_image
+from compeer_core.reasoning import Part
+from compeer_core.votes.reading import storable
+from compeer_core.votes.schema import (
+    AnnotatorRow,
+    AnswerRow,
+    AssignmentRow,
+    DeletionRow,
+    DeskPictureRow,
+    ItemRow,
+    PassRow,
+)
+from compeer_core.votes.store import VoteStore
+
+TAB_SECONDS = 30.0
+"""So long a tab may be silent before another one may write."""
+PASS_SECONDS = 7 * 24 * 3600
+"""So long a pass lets somebody in."""
+_CLOCK_SECONDS = 24 * 3600
+"""A pass may be so much younger than nothing: clocks are set back at times."""
+_LOCK = 0x4445534B
+"""Names the lock under which PostgreSQL gives items to people and takes their answers."""
+
+Order = Literal["first", "second"]
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """Somebody who has come in."""
+
+    id: int
+    name: str
+    may_adjudicate: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """An item before somebody: what is shown, in which order, and what they have typed so far."""
+
+    item: AnnotationItem
+    number: int
+    """Its place in the queue, from 1."""
+    shown_first: Order
+    """Which of the item's two replies stands first; drawn once for each person."""
+    decides: bool
+    """Whether the person is the third, who sees what the first two said (`Desk.conflict`)."""
+    answered: Annotation | None
+    """What they answered before, if that still stands."""
+    draft: Mapping[str, Any] | None
+    saved_at: datetime | None
+    may_write: bool
+    """False where another tab has the item."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An item of somebody that has a draft or an answer."""
+
+    item_id: str
+    number: int
+    state: Literal["draft", "done"]
+    at: datetime
+    """When it was saved."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far somebody is."""
+
+    items: int
+    """In the queue, for anybody."""
+    to_do: int
+    """Items that could still be given to them."""
+    drafts: int
+    done: int
+    conflicts: int
+    """Items that wait for a third person, if they may be it."""
+    is_over: bool
+    """Whether nobody is asked about anything any more."""
+
+
+class Desk:
+    """The annotation desk over the database of a store."""
+
+    def __init__(self, store: VoteStore) -> None:
+        self._database = store.database
+        self._now = store.now
+
+    # --- people ---------------------------------------------------------------------------------
+
+    def add_annotator(self, name: str, *, may_adjudicate: bool = False) -> str:
+        """Add somebody under a pseudonym, and return their token, which is nowhere else.
+
+        Raises:
+            ConfigError: The pseudonym is taken, or empty.
+        """
+        token = secrets.token_urlsafe(24)
+        name = storable(name).strip()
+        if not name:
+            raise ConfigError("an annotator needs a name")
+        with self._database.writing() as session:
+            if session.scalars(select(AnnotatorRow).filter_by(name=name)).first() is not None:
+                raise ConfigError(f"there is an annotator {name!r} already")
+            session.add(
+                AnnotatorRow(
+                    name=name,
+                    token_hash=_hash(token),
+                    may_adjudicate=may_adjudicate,
+                    created_at=self._now(),
+                )
+            )
+        return token
+
+    def log_in(self, token: str) -> Annotator | None:
+        """Return whose token it is; None where it is nobody's, or was revoked."""
+        with self._database.reading() as session:
+            row = session.scalars(select(AnnotatorRow).filter_by(token_hash=_hash(token))).first()
+        if row is None or row.revoked_at is not None:
+            return None
+        return Annotator(row.id, row.name, row.may_adjudicate)
+
+    def new_pass(self, annotator: Annotator) -> str:
+        """Return what lets a browser in for `PASS_SECONDS`, until `end_pass`. The database has its hash."""
+        given = secrets.token_urlsafe(32)
+        now = self._now()
+        with self._database.writing() as session:
+            old = PassRow.begun_at < now - timedelta(seconds=PASS_SECONDS)
+            session.execute(delete(PassRow).where(old))
+            session.add(PassRow(hash=_hash(given), annotator_id=annotator.id, begun_at=now))
+        return given
+
+    def let_in(self, given: str) -> Annotator | None:
+        """Return whose pass it is; None where it is nobody's, or old, or the token was revoked."""
+        found = select(AnnotatorRow, PassRow.begun_at).join(
+            PassRow, PassRow.annotator_id == AnnotatorRow.id
+        )
+        with self._database.reading() as session:
+            row = session.execute(found.where(PassRow.hash == _hash(given))).first()
+        if row is None or row[0].revoked_at is not None:
+            return None
+        annotator, begun_at = row
+        if not -_CLOCK_SECONDS <= (self._now() - begun_at).total_seconds() <= PASS_SECONDS:
+            return None
+        return Annotator(annotator.id, annotator.name, annotator.may_adjudicate)
+
+    def end_pass(self, given: str) -> None:
+        """Let nobody in with a pass any more."""
+        with self._database.reading() as session:  # anybody may ask
+            row = session.get(PassRow, _hash(given))
+        if row is None:
+            return
+        with self._database.writing() as session:
+            session.execute(delete(PassRow).where(PassRow.hash == row.hash))
+
+    def revoke(self, name: str) -> None:
+        """Let nobody in with somebody's token any more; their answers stay.
+
+        Raises:
+            ConfigError: There is nobody of that name.
+        """
+        with self._database.writing() as session:
+            _named(session, name).revoked_at = self._now()
+
+    def delete_annotator(self, name: str) -> int:
+        """Delete somebody with all their drafts and answers; return how many answers those were.
+
+        Raises:
+            ConfigError: There is nobody of that name.
+        """
+        with self._database.writing() as session:
+            row = _named(session, name)
+            answers = select(func.count()).select_from(AnswerRow).filter_by(annotator_id=row.id)
+            count = session.scalar(answers) or 0
+            session.execute(delete(AnnotatorRow).filter_by(id=row.id))
+            session.add(DeletionRow(at=self._now(), battles=0, votes=0, answers=count))
+            self._database.erase(session)
+        return count
+
+    # --- items ----------------------------------------------------------------------------------
+
+    def add_items(
+        self,
+        items: Iterable[tuple[AnnotationItem, CerRecord | None]],
+        pictures: Callable[[str], Image] | None = None,
+    ) -> int:
+        """Put items at the end of the queue, all or none; return how many were new.
+
+        Args:
+            items: Each with the row that its answers will be the labels of, if there is one: the
+                same replies in the same order, one of them with a turn. Annotators never see it.
+            pictures: Opens a picture of a history by its name; without it there are none to see.
+        """
+        count = 0
+        with self._database.writing() as session:
+            position = session.scalar(select(func.max(ItemRow.position))) or 0
+            known = set(session.scalars(select(ItemRow.id)))
+            for item, record in items:
+                if item.id in known:
+                    continue
+                known.add(item.id)
+                count += 1
+                session.add(
+                    ItemRow(
+                        id=item.id,
+                        position=position + count,
+                        item=item.model_dump(mode="json"),
+                        record=None if record is None else record.model_dump(mode="json"),
+                    )
+                )
+                names = {name for each in item.history for name in each.images}
+                if pictures is not None and names:
+                    session.flush()
+                    session.add_all(
+                        DeskPictureRow(item_id=item.id, name=name, data=pictures(name).data)
+                        for name in sorted(names)
+                    )
+        return count
+
+    def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
+        """Return a picture of an item that somebody was given; None where there is none.
+
+        Args:
+            annotator: Who looks.
+            item_id: The item.
+            index: Which of all pictures of the history, in order, from 0.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.reading() as session:
+            _assignment(session, annotator, item_id, lock=False)
+            item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
+            names = [name for each in item.history for name in each.images]
+            if not 0 <= index < len(names):
+                return None
+            row = session.get(DeskPictureRow, (item_id, names[index]))
+            return None if row is None else read_image(row.data)
+
+    def next_item(self, annotator: Annotator, tab: str, *, conflicts: bool = False) -> Work | None:
+        """Give somebody an item; None where there is none left for them.
+
+        What they have begun comes first, then the queue in its order. An item is held for them, so
+        that no third person answers it for nothing.
+
+        Args:
+            annotator: Who asks.
+            tab: The page's name for the tab of the browser.
+            conflicts: Only items that wait for a third person.
+        """
+        with self._database.writing() as session:
+            self._alone(session)
+            queue = Queue(session, self._now())
+            item_id = (
+                queue.next_for(annotator.name, annotator.id, conflicts=conflicts)
+                if annotator.may_adjudicate or not conflicts
+                else None
+            )
+            return None if item_id is None else self._opened(session, annotator, item_id, tab)
+
+    def open_item(self, annotator: Annotator, item_id: str, tab: str) -> Work:
+        """Open an item that somebody was given before, also to answer it again.
+
+        Raises:
+            InputError: ``item_not_yours``, or ``item_closed`` (others have answered it meanwhile).
+        """
+        with self._database.writing() as session:
+            _assignment(session, annotator, item_id)
+            return self._opened(session, annotator, item_id, tab)
+
+    def hold(self, annotator: Annotator, item_id: str, tab: str) -> bool:
+        """Say that a tab still has an item open; return whether it may write.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.writing() as session:
+            return _take(_assignment(session, annotator, item_id), tab, self._now())
+
+    def release(self, annotator: Annotator, item_id: str, tab: str) -> None:
+        """Let another tab write at once, if this one could.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        with self._database.writing() as session:
+            assignment = _assignment(session, annotator, item_id)
+            if assignment.tab == storable(tab):
+                assignment.tab = assignment.tab_until = None
+
+    def begun(self, annotator: Annotator) -> list[Begun]:
+        """Return somebody's drafts, then what they have answered, each from the last one back."""
+        with self._database.reading() as session:
+            numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
+            mine = select(AssignmentRow).filter_by(annotator_id=annotator.id)
+            drafts = [
+                Begun(row.item_id, numbers[row.item_id], "draft", row.saved_at)
+                for row in session.scalars(mine)
+                if row.draft is not None and row.saved_at is not None
+            ]
+            last = _last_answers(session, annotator)
+        drafted = {each.item_id for each in drafts}
+        done = [
+            Begun(item, numbers[item], "done", each.date)
+            for item, each in last.items()
+            if not is_empty(each) and item not in drafted
+        ]
+        return [
+            *sorted(drafts, key=lambda each: each.at, reverse=True),
+            *sorted(done, key=lambda each: each.at, reverse=True),
+        ]
+
+    def save_draft(
+        self, annotator: Annotator, item_id: str, tab: str, draft: Mapping[str, Any]
+    ) -> datetime:
+        """Keep what somebody has typed so far; return when.
+
+        Raises:
+            InputError: ``item_not_yours``, or ``item_open_elsewhere`` (another tab has it).
+        """
+        now = self._now()
+        with self._database.writing() as session:
+            assignment = _assignment(session, annotator, item_id)
+            if not _take(assignment, tab, now):
+                raise InputError("another tab has the item", "item_open_elsewhere")
+            assignment.draft = {
+                storable(key): storable(value) if isinstance(value, str) else value
+                for key, value in draft.items()
+            }
+            assignment.saved_at = now
+        return now
+
+    def _opened(self, session: Session, annotator: Annotator, item_id: str, tab: str) -> Work:
+        key = (annotator.id, item_id)
+        assignment = session.get(AssignmentRow, key)
+        now = self._now()
+        if assignment is None:
+            assignment = AssignmentRow(
+                annotator_id=annotator.id,
+                item_id=item_id,
+                assigned_at=now,
+                shown_first=secrets.choice(("first", "second")),
+            )
+            session.add(assignment)
+        may_write = _take(assignment, tab, now)
+        item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
+        of_item = list(said(session, item_id))
+        own = [each for each in of_item if each.annotator == annotator.name and not is_empty(each)]
+        stands = annotator.name in standing(of_item)
+        is_third = annotator.name not in standing(of_item)[:2] and len(standing(of_item)) >= 2
+        if is_third and not stands and not _may_decide(annotator, of_item):
+            raise InputError("others have answered the item", "item_closed")
+        return Work(
+            item=item,
+            number=_item_ids(session).index(item_id) + 1,
+            shown_first="first" if assignment.shown_first == "first" else "second",
+            decides=is_third,
+            answered=own[-1] if stands else None,
+            draft=assignment.draft,
+            saved_at=assignment.saved_at,
+            may_write=may_write,
+        )
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def answer(
+        self,
+        annotator: Annotator,
+        item_id: str,
+        *,
+        steps: StepLabels = (None, None, None),
+        preference: str | None = None,
+        confidence: int | None = None,
+        note: str = "",
+        seconds: float | None = None,
+        token: str = "",
+        tab: str | None = None,
+    ) -> Annotation:
+        """Write down an answer. It is on the disk when this returns, and the draft is gone.
+
+        Args:
+            annotator: Who answers.
+            item_id: What was given to them.
+            steps: See `Annotation`, as for all that follows.
+            preference: In the order in which this person saw the replies; dropped where the item
+                has none to compare.
+            confidence: See `Annotation`.
+            note: See `Annotation`.
+            seconds: See `Annotation`.
+            token: The page's name for this request; sent again, it is the same answer.
+            tab: The page's name for the tab; None asks for no tab.
+
+        Raises:
+            InputError: ``item_not_yours``, ``item_open_elsewhere``, ``item_closed`` (two others have
+                answered, and this person is not the one to decide), ``item_decided`` (a third person
+                has the item), or ``answer_unusable`` with what is wrong.
+        """
+        key = storable(token) or None
+        with self._database.writing() as session:
+            self._alone(session)
+            assignment = _assignment(session, annotator, item_id)
+            earlier = session.scalars(
+                select(AnswerRow)
+                .filter_by(item_id=item_id, annotator_id=annotator.id)
+                .order_by(AnswerRow.number)
+            ).all()
+            for row in earlier:
+                if key is not None and row.token == key:
+                    return annotation_of(row, annotator.name)
+            if tab is not None and not _take(assignment, tab, self._now()):
+                raise InputError("another tab has the item", "item_open_elsewhere")
+            _check_open(session, annotator, item_id)
+            has_replies = session.get_one(ItemRow, item_id).item["replies"] is not None
+            at = max([self._now(), *(row.at for row in earlier)])
+            try:
+                annotation = Annotation.model_validate(
+                    {
+                        "item_id": item_id,
+                        "annotator": annotator.name,
+                        "steps": steps,
+                        "preference": preference if has_replies else None,
+                        "shown_first": assignment.shown_first,
+                        "confidence": confidence,
+                        "note": storable(note),
+                        "seconds": seconds,
+                        "date": at,
+                    }
+                )
+            except ValidationError as error:
+                detail = error.errors()[0]
+                raise InputError(
+                    f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}", "answer_unusable"
+                ) from error
+            session.add(
+                AnswerRow(
+                    item_id=item_id,
+                    annotator_id=annotator.id,
+                    number=len(earlier) + 1,
+                    token=key,
+                    at=at,
+                    steps=list(annotation.steps),
+                    preference=annotation.preference,
+                    shown_first=annotation.shown_first,
+                    confidence=annotation.confidence,
+                    note=annotation.note,
+                    seconds=annotation.seconds,
+                )
+            )
+            assignment.draft = assignment.saved_at = assignment.tab = assignment.tab_until = None
+        return annotation
+
+    def take_back(self, annotator: Annotator) -> str:
+        """Take back the last answer of somebody that still stands; return the item.
+
+        What was said is the draft again, and the item waits for them.
+
+        Raises:
+            InputError: ``nothing_to_take_back``, or ``item_decided`` (a third person has the item).
+        """
+        with self._database.writing() as session:
+            self._alone(session)
+            last = _last_answers(session, annotator)
+            item_id = next((id_ for id_, each in last.items() if not is_empty(each)), None)
+            if item_id is None:
+                raise InputError("there is no answer to take back", "nothing_to_take_back")
+            _check_open(session, annotator, item_id)
+            answer = last[item_id]
+            number = select(func.max(AnswerRow.number)).filter_by(
+                item_id=item_id, annotator_id=annotator.id
+            )
+            now = max(self._now(), answer.date)
+            session.add(
+                AnswerRow(
+                    item_id=item_id,
+                    annotator_id=annotator.id,
+                    number=(session.scalar(number) or 0) + 1,
+                    at=now,
+                    steps=[None, None, None],
+                    shown_first=answer.shown_first,
+                    note="",
+                )
+            )
+            assignment = _assignment(session, annotator, item_id)
+            assignment.draft = answer.model_dump(
+                mode="json", include={"steps", "preference", "confidence", "note", "seconds"}
+            )
+            assignment.saved_at = now
+            assignment.tab = assignment.tab_until = None
+        return item_id
+
+    def conflict(self, annotator: Annotator, item_id: str) -> tuple[Annotation, Annotation]:
+        """Return what the first two said, to the third, in the item's order and without names.
+
+        Raises:
+            InputError: ``item_not_yours``, or ``not_a_conflict``.
+        """
+        with self._database.reading() as session:
+            _assignment(session, annotator, item_id, lock=False)
+            of_item = list(said(session, item_id))
+        latest = {each.annotator: each for each in of_item}
+        people = standing(of_item)[:2]
+        if not annotator.may_adjudicate or len(people) < 2 or annotator.name in people:
+            raise InputError("the item waits for no third person", "not_a_conflict")
+        first, second = people
+        return _unnamed(latest[first], "1"), _unnamed(latest[second], "2")
+
+    # --- what all said ---------------------------------------------------------------------------
+
+    def annotations(self, *, closed: bool = False) -> Iterator[Annotation]:
+        """Yield all answers, revised ones too, in the order in which they were given.
+
+        Args:
+            closed: Only about items that nobody answers on their own any more, so that whoever
+                reads them can still annotate.
+        """
+        with self._database.reading() as session:
+            wanted = set(Queue(session, self._now()).closed) if closed else None
+            for each in said(session):
+                if wanted is None or each.item_id in wanted:
+                    yield each
+
+    def report(self, *, seed: int = 0) -> Report:
+        """Return how well people agree on the items that nobody answers on their own any more.
+
+        Args:
+            seed: Of the intervals.
+        """
+        with self._database.reading() as session:
+            queue = Queue(session, self._now())
+            numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
+            closed = {item: queue.said[item] for item in queue.closed}
+            with_replies = {
+                row.id
+                for row in session.scalars(select(ItemRow))
+                if row.item["replies"] is not None
+            }
+        return report(closed, numbers, with_replies, seed=seed)
+
+    def progress(self, annotator: Annotator) -> Progress:
+        """Return how far somebody is."""
+        with self._database.reading() as session:
+            queue = Queue(session, self._now())
+            mine = session.scalars(select(AssignmentRow).filter_by(annotator_id=annotator.id)).all()
+            open_for = partial(queue.open_for, annotator.name, annotator.id)
+            return Progress(
+                items=len(queue.ids),
+                to_do=len(open_for(conflicts=False)),
+                drafts=sum(row.draft is not None for row in mine),
+                done=sum(annotator.name in people for people in queue.answered.values()),
+                conflicts=len(open_for(conflicts=True)) if annotator.may_adjudicate else 0,
+                is_over=queue.is_over,
+            )
+
+    # --- rows of CER ----------------------------------------------------------------------------
+
+    def settled(self) -> Iterator[CerRecord]:
+        """Yield the rows of items with at least one question on which two people agree.
+
+        Each question is settled for itself. Rows come in the order of the queue; items without a row
+        of their own are for `annotations` and the pipeline.
+        """
+        with self._database.reading() as session:
+            answers: dict[str, list[Annotation]] = {}
+            for annotation in said(session):
+                answers.setdefault(annotation.item_id, []).append(annotation)
+            rows = select(ItemRow).where(ItemRow.record.is_not(None)).order_by(ItemRow.position)
+            for row in session.scalars(rows):
+                asked = (
+                    part
+                    for part in QUESTIONS
+                    if part is not Part.REPLY or row.item["replies"] is not None
+                )
+                of_item = answers.get(row.id, [])
+                record = labelled(
+                    CerRecord.model_validate(row.record),
+                    {part: opinions(of_item, part) for part in asked},
+                )
+                if record is not None:
+                    yield record
+
+    def _alone(self, session: Session) -> None:
+        """Let nobody else be given an item, answer or take back until the transaction ends."""
+        if not self._database.is_sqlite:  # whose writers take turns anyway
+            session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
+def _item_ids(session: Session) -> list[str]:
+    return list(session.scalars(select(ItemRow.id).order_by(ItemRow.position)))
+
+
+def _last_answers(session: Session, annotator: Annotator) -> dict[str, Annotation]:
+    """Return somebody's last answer about each item, the newest first."""
+    rows = session.scalars(
+        select(AnswerRow)
+        .filter_by(annotator_id=annotator.id)
+        .order_by(AnswerRow.at.desc(), AnswerRow.id.desc())
+    )
+    last: dict[str, Annotation] = {}
+    for row in rows:
+        last.setdefault(row.item_id, annotation_of(row, annotator.name))
+    return last
+
+
+def _check_open(session: Session, annotator: Annotator, item_id: str) -> None:
+    """Refuse an answer that would not be given on one's own, nor to decide.
+
+    Raises:
+        InputError: ``item_closed`` or ``item_decided``.
+    """
+    of_item = list(said(session, item_id))
+    people = standing(of_item)
+    if len(people) < 2:
+        return
+    if annotator.name in people[:2]:
+        names = select(AnnotatorRow.name).join(
+            AssignmentRow, AssignmentRow.annotator_id == AnnotatorRow.id
+        )
+        given = session.scalars(
+            names.where(AssignmentRow.item_id == item_id, AnnotatorRow.may_adjudicate)
+        )
+        if set(given) - set(people[:2]):
+            raise InputError("a third person has the item", "item_decided")
+    elif annotator.name not in people and not _may_decide(annotator, of_item):
+        raise InputError("others have answered the item", "item_closed")
+
+
+def _may_decide(annotator: Annotator, of_item: list[Annotation]) -> bool:
+    return annotator.may_adjudicate and differ(of_item)
+
+
+def _unnamed(annotation: Annotation, name: str) -> Annotation:
+    preference = annotation.answer(Part.REPLY)
+    return annotation.model_copy(
+        update={"annotator": name, "preference": preference, "shown_first": "first"}
+    )
+
+
+def _assignment(
+    session: Session, annotator: Annotator, item_id: str, *, lock: bool = True
+) -> AssignmentRow:
+    known = storable(item_id) == item_id
+    key = (annotator.id, item_id)
+    found = session.get(AssignmentRow, key, with_for_update=lock) if known else None
+    if found is None:
+        raise InputError("the item was not given to this person", "item_not_yours")
+    return found
+
+
+def _take(assignment: AssignmentRow, tab: str, now: datetime) -> bool:
+    """Let a tab write, unless another one has written or asked a moment ago."""
+    until = now + timedelta(seconds=TAB_SECONDS)
+    other = assignment.tab is not None and assignment.tab != tab
+    # A tab that may write for longer than any may is from before the clock was set back.
+    if other and assignment.tab_until is not None and now < assignment.tab_until <= until:
+        return False
+    assignment.tab = storable(tab)
+    assignment.tab_until = until
+    return True
+
+
+def _named(session: Session, name: str) -> AnnotatorRow:
+    row = session.scalars(
+        select(AnnotatorRow).filter_by(name=storable(name)).with_for_update()
+    ).first()
+    if row is None:
+        raise ConfigError(f"there is no annotator {name!r}")
+    return row
+
+
+def _hash(token: str) -> str:
+    # Tokens and passes are random and long, so a fast hash does, and looking it up in an index tells
+    # nothing about them by the time it takes.
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

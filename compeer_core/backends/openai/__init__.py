@@ -1,0 +1,1 @@
+"""Policies and judges behind OpenAI-compatible endpoints: vLLM, SGLang, llama.cpp, Ollama, or hosted."""

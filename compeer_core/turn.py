@@ -1,0 +1,244 @@
+"""One turn of one visitor: the policy writes, the judge looks on, a record remains.
+
+The page and the API both call `take_turn`. It merges the events of the writing with those of the
+judging as they come, ends at a stop or at its deadline, and always closes with a `TurnDone`. A
+policy that fails leaves what it had written; a judge that fails leaves the reply alone.
+
+The messages of a `BackendError` are shown to visitors, so a backend puts neither paths nor
+addresses nor keys into them.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from compeer_core.dialogue import Dialogue
+from compeer_core.errors import BackendError
+from compeer_core.logs import trace_of
+from compeer_core.policy import Controls, Policy
+from compeer_core.reasoning import Event, Part, PartFinished, Reading, TurnFinished
+from compeer_core.unifireward import (
+    Judge,
+    Judgement,
+    ReplyOutcome,
+    StepOutcome,
+    Unscorable,
+)
+
+logger = logging.getLogger(__name__)
+
+SEEDS = 2**31
+"""Drawn seeds are below this, so that every backend can take them."""
+
+TOO_SLOW = "the reply took longer than {seconds:g} seconds and was ended"
+STOPPED_FIRST = Unscorable("the turn was stopped before this was judged")
+LATE_FIRST = Unscorable("the time was up before this was judged")
+
+Status = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class StepJudged:
+    """The judge has looked at a step."""
+
+    part: Part
+    outcome: StepOutcome
+
+
+@dataclass(frozen=True)
+class ReplyJudged:
+    """The judge has looked at the reply."""
+
+    outcome: ReplyOutcome
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """What is kept of a turn."""
+
+    model: str
+    judge: str | None
+    seed: int
+    """With the same model, dialogue and controls, this seed gives the same turn."""
+    raw: str
+    """All that the model wrote."""
+    reading: Reading
+    judgement: Judgement | None
+    """None without a judge, and for a turn that was cut off by a stop, a failure or the deadline:
+    what is missing there is not the model's doing, and no format penalty is due."""
+    status: Status
+    error: str | None
+    """One sentence for the visitor, where the status is "failed"."""
+    first_token_seconds: float | None
+    seconds: float
+    """From the start to the last token."""
+    scoring_seconds: float
+    """From the last token to the last score."""
+    tokens: int
+    controls: Controls = Controls()  # noqa: RUF009  (frozen)
+    """What was asked for, the seed that was drawn among it."""
+
+
+@dataclass(frozen=True)
+class TurnDone:
+    """The last event of every turn."""
+
+    record: TurnRecord
+
+
+TurnEvent = Event | StepJudged | ReplyJudged | TurnDone
+
+
+class Halt(threading.Event):
+    """Set when the visitor's stop is, and once the time is up."""
+
+    def __init__(self, stop: threading.Event, seconds: float) -> None:
+        super().__init__()
+        self._stop = stop
+        self._ends_at = time.monotonic() + seconds
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def is_set(self) -> bool:
+        return super().is_set() or self.is_stopped or self.is_late
+
+    def wait(self, timeout: float | None = None) -> bool:
+        left = self._ends_at - time.monotonic()
+        self._stop.wait(max(0.0, left if timeout is None else min(timeout, left)))
+        return self.is_set()
+
+
+def take_turn(
+    policy: Policy,
+    judge: Judge | None,
+    dialogue: Dialogue,
+    controls: Controls,
+    stop: threading.Event,
+    reference: str | None = None,
+    deadline_seconds: float = 120,
+) -> Generator[TurnEvent, None, None]:
+    """Let the policy answer, and the judge look on.
+
+    A step is judged as soon as it is finished, so a policy and a judge that share one model take
+    turns; text that a remote policy sends meanwhile waits in its stream.
+
+    Args:
+        policy: Who answers.
+        judge: Who judges, if anyone does.
+        dialogue: The history; its last utterance is the seeker's.
+        controls: A seed is drawn where the sampling has none.
+        stop: Set it from any thread to end the turn.
+        reference: A reply to compare with.
+        deadline_seconds: The turn is ended after this time, judging included.
+
+    Raises:
+        InputError: The controls cannot be met; nothing was asked of the model.
+    """
+    started = time.monotonic()
+    halt = Halt(stop, deadline_seconds)
+    sampling = policy.sampling if controls.sampling is None else controls.sampling
+    seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+    controls = replace(controls, sampling=replace(sampling, seed=seed))
+    failure: str | None = None
+    reading: Reading | None = None
+    judgement: Judgement | None = None
+    first_token_seconds: float | None = None
+    steps: list[StepOutcome] = []
+
+    with (
+        closing(policy.respond(dialogue, controls, halt)) as stream,
+        closing(_LiveJudge(judge, dialogue, halt)) as onlooker,
+    ):
+        try:
+            for event in stream:
+                if isinstance(event, TurnFinished):
+                    reading = event.reading
+                elif first_token_seconds is None:
+                    first_token_seconds = time.monotonic() - started
+                yield event
+                outcome = onlooker.look_at(event)
+                if outcome is not None:
+                    steps.append(outcome.outcome)
+                    yield outcome
+        except BackendError as error:
+            failure = str(error)
+            logger.warning("policy %s failed: %s", policy.name, trace_of(error))
+        assert reading is not None  # a stream always ends with a TurnFinished, whatever happened
+        written = time.monotonic()
+
+        status: Status = "finished"
+        if failure is not None:
+            status = "failed"
+        elif halt.is_set() and not reading.is_complete:
+            status = "stopped" if halt.is_stopped else "failed"
+            failure = None if halt.is_stopped else TOO_SLOW.format(seconds=deadline_seconds)
+        if judge is not None and status == "finished":
+            if reading.is_complete:
+                verdict = onlooker.look_at_reply(reading.turn.reply, reference)
+                yield ReplyJudged(verdict)
+                judgement = Judgement(tuple(steps), verdict, is_complete=True)
+            else:
+                judgement = Judgement.of_incomplete(has_reference=reference is not None)
+        tokens = stream.tokens
+
+    yield TurnDone(
+        TurnRecord(
+            model=policy.name,
+            judge=None if judge is None else judge.name,
+            seed=seed,
+            raw=reading.raw,
+            reading=reading,
+            judgement=judgement,
+            status=status,
+            error=failure,
+            first_token_seconds=first_token_seconds,
+            seconds=written - started,
+            scoring_seconds=time.monotonic() - written,
+            tokens=tokens,
+            controls=controls,
+        )
+    )
+
+
+class _LiveJudge:
+    """The judge beside a turn: absent, at work, or out of time."""
+
+    def __init__(self, judge: Judge | None, dialogue: Dialogue, halt: Halt) -> None:
+        self._session = None if judge is None else judge.open(dialogue)
+        self._halt = halt
+
+    def look_at(self, event: Event) -> StepJudged | None:
+        """Judge the step that `event` finishes, if it finishes one."""
+        if self._session is None or not isinstance(event, PartFinished):
+            return None
+        if event.content is None or isinstance(event.content, str):
+            return None
+        return StepJudged(
+            event.part, self._too_late() or self._session.step(event.part, event.content)
+        )
+
+    def look_at_reply(self, reply: str, reference: str | None) -> ReplyOutcome:
+        assert self._session is not None
+        if reference is None:
+            return self._session.reply(reply, None)
+        return self._too_late() or self._session.reply(reply, reference)
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+    def _too_late(self) -> Unscorable | None:
+        if not self._halt.is_set():
+            return None
+        return STOPPED_FIRST if self._halt.is_stopped else LATE_FIRST

@@ -1,0 +1,150 @@
+"""The benchmark measures what it says, shown on an app and models that take known times."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer, ScriptedTurn
+from compeer_core.errors import BackendError
+from compeer_core.policy import Policy
+from compeer_core.unifireward import Judge
+from training.__main__ import main
+from training.benchmark.measure import machine, summarise
+from training.benchmark.server import chat, running_app, watched_memory
+from training.benchmark.turns import timed_turns, tokens_per_second
+from training.common.results import load
+
+TURN = (
+    "<history>An exam was failed.\nStage: Exploration</history>\n"
+    "<emotion>They are sad.\nSentiment: Negative\nEmotion: Sadness\nIntensity: 3</emotion>\n"
+    "<strategy>Listen first.\nStrategy: Question</strategy>\n"
+    "<reply>What happened then?</reply>"
+)
+
+APP = """
+import sys, time
+import gradio as gr
+
+def chat(message: str, history: list[dict], image: str | None, model: str, strategy: str | None,
+         seed: int) -> dict:
+    time.sleep(0.2)
+    return {"reply": message.upper(), "seed": seed}
+
+time.sleep(0.3)
+with gr.Blocks() as demo:
+    gr.api(chat, api_name="chat")
+demo.launch(server_name=sys.argv[2], server_port=int(sys.argv[4]), quiet=True)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(textwrap.dedent(APP), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_app_is_timed_watched_and_ended(app):
+    with running_app(["app.py"], app) as server, watched_memory(server) as readings:
+        seconds = chat(server.url, "hello", seed=3)
+
+    assert server.seconds_until_served > 0.3
+    assert seconds > 0.2
+    assert max(readings) > 20_000_000  # an interpreter with gradio is larger than that
+    assert server.process.poll() is not None
+
+
+def test_an_app_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
+    (tmp_path / "app.py").write_text("raise SystemExit('no such model')", encoding="utf-8")
+
+    with (
+        pytest.raises(BackendError, match=r"code 1: no such model"),
+        running_app(["app.py"], tmp_path),
+    ):
+        pass
+
+
+def test_an_app_that_serves_no_page_is_ended(tmp_path):
+    (tmp_path / "app.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+
+    with (
+        pytest.raises(BackendError, match=r"no page in time"),
+        running_app(["app.py"], tmp_path, timeout_seconds=0.2),
+    ):
+        pass
+
+
+def test_turns_are_timed_by_the_clock():
+    turn = ScriptedTurn(text=TURN, chunk_characters=20, delay_seconds=0.01)
+    policy = Policy("slow", ScriptedBackend([turn]))
+    judge = Judge("j", ScriptedScorer(["True"], delay_seconds=0.02))
+
+    records = timed_turns(policy, judge, ["one", "two"], count=3, seed=5)
+
+    assert [record.seed for record in records] == [5, 6, 7]
+    for record in records:
+        assert record.first_token_seconds >= 0.01
+        # a chunk takes 0.01 s, so 100 a second is the most there can be
+        assert 10 < tokens_per_second(record) <= 100
+
+
+def test_a_turn_that_fails_ends_the_benchmark():
+    policy = Policy("broken", ScriptedBackend([ScriptedTurn(text="<history>", ending="failed")]))
+
+    with pytest.raises(BackendError, match=r"turn of the benchmark failed"):
+        timed_turns(policy, None, ["one"], count=1, seed=0)
+
+
+def test_repeated_measurements_become_median_and_range():
+    metric = summarise("x", [3.0, 1.0, 9.0], "s")
+
+    assert (metric.value, metric.low, metric.high, metric.n) == (3.0, 1.0, 9.0, 3)
+
+
+def test_of_memory_the_peak_is_what_counts():
+    assert summarise("x", [1.0, 4.0, 2.0], "GiB", largest=True).value == 4.0
+
+
+def test_the_machine_is_named():
+    assert "cores" in machine()
+
+
+def test_the_stage_writes_a_results_file(app, capsys):
+    (app / "turns.json").write_text(json.dumps({"turns": [{"text": TURN}]}), encoding="utf-8")
+    (app / "verdicts.toml").write_text('answers = ["True"]\n', encoding="utf-8")
+    (app / "models.toml").write_text(
+        textwrap.dedent("""
+            [[models]]
+            name = "recorded"
+            kind = "policy"
+            source = "scripted:turns.json"
+            [[models]]
+            name = "recorded-judge"
+            kind = "judge"
+            source = "scripted:verdicts.toml"
+        """),
+        encoding="utf-8",
+    )
+    (app / "benchmark.toml").write_text(
+        textwrap.dedent(f"""
+            name = "benchmark_test"
+            root = "{app.as_posix()}"
+            output = "{app.as_posix()}"
+            models = "models.toml"
+            starts = 1
+            turns = 2
+            http_turns = 1
+        """),
+        encoding="utf-8",
+    )
+
+    assert main(["benchmark", str(app / "benchmark.toml")]) == 0
+
+    result = load(app / "benchmark_test.json")
+    assert result.model == "recorded judged by recorded-judge"
+    assert [metric.unit for metric in result.metrics] == [
+        "s", "s", "GiB", "s", "tokens/s", "s", "tokens/s",
+    ]  # fmt: skip
+    assert all(metric.value > 0 for metric in result.metrics)
+    assert "| Measure | Value | Range | n |" in capsys.readouterr().out

@@ -1,0 +1,341 @@
+"""Generators: rows of a batch are written as if each were alone."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from compeer_core.backends.protocol import Message, Sampling
+from compeer_core.backends.transformers_ import ChatModel
+from compeer_core.backends.transformers_.batch_generation import RowChoice
+from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.images import Image, read_image
+from compeer_core.model_pool import load_transformers
+from tests.checkpoints import build_adapter, build_llava, build_qwen
+from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Question
+from training.cer.requests.generators import (
+    Generator,
+    GeneratorSettings,
+    Prompt,
+    Written,
+    open_generator,
+    reserved_tokens,
+)
+
+NEVER = threading.Event()
+NANO = Path("assets/checkpoints/compeer-nano")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    path = tmp_path_factory.mktemp("pictures") / "face.png"
+    Pillow.linear_gradient("L").convert("RGB").resize((90, 70)).save(path)
+    return read_image(path)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_qwen(tmp_path_factory.mktemp("qwen"))
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_llava(tmp_path_factory.mktemp("llava"))
+
+
+def settings(folder: Path, **changes: Any) -> GeneratorSettings:
+    return GeneratorSettings.model_validate(
+        {
+            "source": str(folder),
+            "device": "cpu",
+            "max_new_tokens": 24,
+            "sees_images": True,
+            "temperature": 1.0,
+            "top_p": 0.9,
+        }
+        | changes
+    )
+
+
+def prompts(picture: Image) -> list[Prompt]:
+    """Long and short, with no picture, one and two."""
+    said: list[tuple[str | Image, ...]] = [
+        ("I feel sad",),
+        (picture, "What do you see in my face? I could not sleep at all because of the exam."),
+        ("Hi",),
+        (picture, "one", picture, "two"),
+        ("我最近很难过，睡不着觉。" * 4,),
+    ]
+    return [Prompt((Message("user", content),), seed) for seed, content in enumerate(said)]
+
+
+def written(generator: Generator, asked: list[Prompt], size: int) -> list[Written | CompeerError]:
+    return [
+        one
+        for begin in range(0, len(asked), size)
+        for one in generator.write(asked[begin : begin + size], NEVER)
+    ]
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    open_ones: list[Generator] = []
+
+    def open_one(chosen: GeneratorSettings) -> Generator:
+        open_ones.append(open_generator(chosen))
+        return open_ones[-1]
+
+    yield open_one
+    for one in open_ones:
+        one.close()
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["qwen", "llava"])
+def test_a_batch_is_what_the_demo_writes_one_by_one(
+    model: str, request: pytest.FixtureRequest, picture: Image, opened: Any
+) -> None:
+    folder: Path = request.getfixturevalue(model)
+    greedy = settings(folder, temperature=0)
+    together = written(opened(greedy), prompts(picture), 5)
+
+    backend = load_transformers(str(folder), device="cpu")
+    alone = []
+    for prompt in prompts(picture):
+        completion = backend.open(
+            prompt.messages, Sampling(temperature=0, max_new_tokens=24), NEVER
+        )
+        alone.append(Written("".join(completion.generate()), completion.tokens))
+    backend.close()
+    assert together == alone
+    assert len({one.text for one in alone}) == len(alone)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_row_draws_the_same_whoever_is_beside_it(
+    qwen: Path, picture: Image, opened: Any, penalty: float
+) -> None:
+    generator = opened(settings(qwen, repetition_penalty=penalty))
+    asked = prompts(picture)
+    alone = written(generator, asked, 1)
+
+    assert written(generator, asked, 5) == alone
+    assert written(generator, asked[::-1], 3) == alone[::-1]
+    assert written(generator, [asked[0], asked[0]], 2) == [alone[0]] * 2
+
+
+def test_a_prompt_that_is_asked_often_is_read_once_and_answered_as_if_alone(
+    qwen: Path, picture: Image, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = opened(settings(qwen, max_new_tokens=150))
+    asked = [Prompt(prompt.messages, seed) for seed in range(7) for prompt in prompts(picture)[:3]]
+    alone = written(generator, asked, 1)
+    read: list[int] = []
+    run = ChatModel.run
+
+    def counted(chat: ChatModel, track: Any, *rest: Any, **named: Any) -> Any:
+        read.append(len(track.ids))
+        return run(chat, track, *rest, **named)
+
+    monkeypatch.setattr(ChatModel, "run", counted)
+    assert written(generator, asked, 21) == alone
+    assert len(read) == 3
+    # Rows end at different times, so the batch has been made smaller on its way.
+    assert len({one.tokens for one in alone if isinstance(one, Written)}) > 3
+
+
+def test_a_cache_that_cannot_be_joined_is_written_prompt_by_prompt(
+    tmp_path: Path, picture: Image, opened: Any
+) -> None:
+    sliding = build_qwen(tmp_path / "sliding")
+    config = json.loads((sliding / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    (sliding / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    generator = opened(settings(sliding))
+    asked = [Prompt(prompt.messages, seed) for seed in range(3) for prompt in prompts(picture)[:3]]
+    assert written(generator, asked, 9) == written(generator, asked, 1)
+
+
+def test_another_seed_gives_another_text(qwen: Path, picture: Image, opened: Any) -> None:
+    generator = opened(settings(qwen))
+    message = prompts(picture)[0].messages
+    texts = [one.text for one in written(generator, [Prompt(message, n) for n in range(4)], 4)]
+
+    assert len(set(texts)) == 4
+
+
+def test_an_adapter_is_put_in_force_and_taken_out_again(
+    qwen: Path, picture: Image, opened: Any, tmp_path: Path
+) -> None:
+    adapter = build_adapter(qwen, tmp_path / "adapter")
+    plain, adapted = opened(settings(qwen)), opened(settings(qwen, adapter=adapter))
+    before = written(plain, prompts(picture), 5)
+    changed = written(adapted, prompts(picture), 5)
+
+    assert changed != before
+    assert written(plain, prompts(picture), 5) == before
+
+
+def test_a_row_ends_where_the_model_can_read_no_more(
+    tmp_path: Path, picture: Image, opened: Any
+) -> None:
+    small = build_qwen(tmp_path / "small", max_position_embeddings=96)
+    generator = opened(settings(small, max_new_tokens=400))
+    asked = [Prompt((Message("user", ("word " * count,)),), 1) for count in (1, 10)]
+    together = generator.write(asked, NEVER)
+
+    assert together == written(generator, asked, 1)
+    assert all(isinstance(one, Written) and one.tokens < 96 for one in together)
+
+
+def test_a_row_that_cannot_be_read_does_not_spoil_its_batch(
+    qwen: Path, picture: Image, opened: Any
+) -> None:
+    generator = opened(settings(qwen))
+    asked = prompts(picture)
+    too_long = Prompt((Message("user", ("far too long " * 600,)),), 0)
+    made = generator.write([asked[0], too_long, asked[2]], NEVER)
+
+    assert [made[0], made[2]] == written(generator, [asked[0], asked[2]], 1)
+    assert isinstance(made[1], CompeerError)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("size", [5, 400])
+def test_words_are_drawn_as_often_as_is_their_share(top_p: float, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, size, generator=generator) * (1.0 if size == 5 else 0.1)
+    shares = torch.softmax(scores / 0.7, -1)[0]
+    order = shares.argsort(descending=True)
+    # The smallest set of likeliest words that holds top_p of the probability.
+    count = int((shares[order].cumsum(0) < top_p).sum()) + 1
+    kept = order[: min(count, size)]
+    expected = torch.zeros(size)
+    expected[kept] = shares[kept] / shares[kept].sum()
+
+    rows = 2000
+    choice = RowChoice(Sampling(temperature=0.7, top_p=top_p), range(rows), None)
+    drawn = torch.zeros(size)
+    for _ in range(10):
+        drawn += torch.bincount(
+            choice(torch.zeros((rows, 1), dtype=torch.long), scores.repeat(rows, 1)),
+            minlength=size,
+        )
+
+    assert not drawn[expected == 0].any()
+    # Five standard deviations of a share that is counted 20,000 times.
+    deviation = (expected * (1 - expected) / 20_000).sqrt()
+    assert ((drawn / 20_000 - expected).abs() <= 5 * deviation + 1e-4).all()
+
+
+# --- with an asker -------------------------------------------------------------------------------
+
+
+def picky(key: str, text: str) -> str | None:
+    return "begins with a small letter" if text[:1].islower() else None
+
+
+def questions(count: int) -> Iterator[Question]:
+    for number in range(count):
+        words = "I feel sad " * (number % 7 + 1)
+        yield Question(f"q{number}", (Message("user", (f"{words}{number}",)),), number)
+
+
+def answers(
+    qwen: Path, folder: Path, count: int, budget: int | None = None, **changes: Any
+) -> list[Answer]:
+    asker = Asker(settings(qwen, in_flight=3, **changes), folder, Budget(budget))
+    try:
+        return list(asker.ask(questions(count), picky, label="test"))
+    finally:
+        asker.close()
+
+
+def test_an_interrupted_run_writes_the_same_batches(qwen: Path, tmp_path: Path) -> None:
+    whole = answers(qwen, tmp_path / "whole", 30)
+    assert {answer.tries for answer in whole} >= {1, 2}
+    for budget in (3, 10, 22, 100):  # each start is cut off by what it may spend
+        try:
+            answers(qwen, tmp_path / "parts", 30, budget)
+        except BudgetSpentError:
+            continue
+    journals = [next((tmp_path / name).iterdir()).read_bytes() for name in ("whole", "parts")]
+
+    assert answers(qwen, tmp_path / "parts", 30) == whole
+    assert journals[0] == journals[1]
+
+
+def test_without_chance_a_text_is_not_asked_for_again(qwen: Path, tmp_path: Path) -> None:
+    found = answers(qwen, tmp_path, 20, temperature=0)
+
+    assert {answer.tries for answer in found} == {1}
+    assert {answer.problem for answer in found} == {None, "begins with a small letter"}
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_is_several_times_faster_in_batches(
+    repository: Path, opened: Any
+) -> None:
+    generator = opened(settings(repository / NANO, max_new_tokens=160, temperature=0.8))
+    said = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
+    asked = [Prompt((Message("user", (said[n % 3],)),), n) for n in range(32)]
+    begun = time.perf_counter()
+    alone = written(generator, asked[:8], 1)
+    single = (time.perf_counter() - begun) / 8
+    begun = time.perf_counter()
+    together = written(generator, asked, 16)
+    batched = (time.perf_counter() - begun) / 32
+
+    assert together[:8] == alone
+    assert single / batched > 3
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+def test_recorded_turns_are_a_generator(tmp_path: Path, opened: Any) -> None:
+    script = tmp_path / "script.toml"
+    script.write_text('[[turns]]\ntext = "recorded"\n', encoding="utf-8")
+    generator = opened(GeneratorSettings(source=f"scripted:{script}"))
+
+    assert [
+        one.text for one in generator.write([Prompt((Message("user", ("Hi",)),), 0)], NEVER)
+    ] == ["recorded"]
+
+
+def test_an_author_is_named_after_the_model_unless_the_settings_say() -> None:
+    assert GeneratorSettings(source="openai:http://localhost/v1#org/big").author == "org/big"
+    assert GeneratorSettings(source="runs/nano/final").author == "final"
+    assert GeneratorSettings(source="runs/nano/final", name="nano").author == "nano"
+
+
+def test_where_an_endpoint_is_does_not_matter_to_a_journal() -> None:
+    here = GeneratorSettings(source="openai:http://localhost:1/v1#m")
+    there = GeneratorSettings(source="openai:http://localhost:2/v1#m", in_flight=99)
+
+    assert here.made_under == there.made_under
+    assert here.made_under != here.model_copy(update={"top_p": 0.5}).made_under
+
+
+def test_a_source_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown source"):
+        open_generator(GeneratorSettings(source="opnai:http://localhost#m"))
+
+
+def test_reserved_tokens_are_known_without_the_weights(qwen: Path) -> None:
+    assert "<|im_start|>" in reserved_tokens(settings(qwen))
+    assert reserved_tokens(GeneratorSettings(source="openai:http://localhost/v1#m")) == ()

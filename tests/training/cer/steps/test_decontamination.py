@@ -1,0 +1,342 @@
+"""Rows of training that give a test away are left out: near-duplicates, and sources of role cards."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
+from training.cer.steps.decontamination import (
+    OF_A_CARD,
+    RoleCard,
+    Settings,
+    exclude_leaks,
+    read_cards,
+    terms,
+)
+from training.cer.steps.ingest import CorpusFile, collect
+from training.data.samples import read_records, write_records
+
+NINE = "my sister has not called me since the storm"
+SIXTEEN = "nobody told me that the old house by the river would be sold before the winter"
+
+
+def talk(
+    id: str,
+    split: str,
+    *texts: str,
+    source: str | None = None,
+    corpus: str = "esconv",
+    language: str = "en",
+    situation: str | None = None,
+) -> SourceDialogue:
+    return SourceDialogue(
+        id=id,
+        source_id=source or id,
+        corpus=corpus,
+        language=language,
+        split=split,
+        licence="MIT",
+        situation=situation,
+        utterances=tuple(
+            SourceUtterance(speaker=(Speaker.SEEKER, Speaker.SUPPORTER)[number % 2], text=text)
+            for number, text in enumerate(texts)
+        ),
+    )
+
+
+def cleaned(
+    folder: Path,
+    dialogues: Iterable[SourceDialogue],
+    cards: Sequence[RoleCard] = (),
+    **keys: float,
+) -> tuple[list[str], list[DroppedDialogue], StepReport]:
+    write_records(folder / "in.jsonl", dialogues)
+    report = exclude_leaks(
+        folder / "in.jsonl",
+        folder / "kept.jsonl",
+        folder / "dropped.jsonl",
+        Settings.model_validate(keys),
+        cards,
+    )
+    kept = [dialogue.id for dialogue in read_records(folder / "kept.jsonl", SourceDialogue)]
+    return kept, list(read_records(folder / "dropped.jsonl", DroppedDialogue)), report
+
+
+# --- Near-duplicates --------------------------------------------------------------------------
+
+
+def test_fifteen_shared_words_make_a_near_duplicate(tmp_path):
+    """SIXTEEN has 16 words and NINE has 9: one of NINE is too little, and two greetings are none."""
+    assert (len(SIXTEEN.split()), len(NINE.split())) == (16, 9)
+
+    kept, dropped, report = cleaned(
+        tmp_path,
+        [
+            talk("train/same", "train", "Hello!", "Oh?", SIXTEEN.upper() + "!!"),
+            talk("train/a little", "train", NINE, "Oh?", "Good evening to you."),
+            talk("train/two", "train", NINE, "Oh?", "and she will not answer the door to me"),
+            talk("test/1", "test", "Good evening to you.", f"{SIXTEEN}.", NINE),
+            talk("valid/1", "valid", NINE, "Yes?", "And she will not answer the door, to me."),
+            talk("test/2", "test", SIXTEEN, "Yes."),
+        ],
+    )
+
+    assert kept == ["train/a little", "test/1", "valid/1", "test/2"]
+    assert [(each.id, each.reason, each.detail) for each in dropped] == [
+        ("train/same", "nearly a dialogue of test", "test/1"),
+        ("train/two", "nearly a dialogue of valid", "valid/1"),
+    ]
+    assert report.dropped == {
+        "esconv": {"nearly a dialogue of test": 1, "nearly a dialogue of valid": 1}
+    }
+    assert (report.read, report.written) == (6, 4)
+    assert report.figures["held-out dialogues that training repeated"] == 2
+
+
+def test_words_shared_with_different_dialogues_do_not_add_up(tmp_path):
+    kept, _, _ = cleaned(
+        tmp_path,
+        [
+            talk("train/1", "train", NINE, "Oh?", "and she will not answer the door to me"),
+            talk("test/1", "test", NINE, "Yes?"),
+            talk("test/2", "test", "and she will not answer the door to me", "Yes?"),
+        ],
+    )
+
+    assert kept == ["train/1", "test/1", "test/2"]
+
+
+def test_layouts_of_one_held_out_dialogue_count_as_one(tmp_path):
+    """Its windows share a source, so what they say adds up."""
+    kept, _, _ = cleaned(
+        tmp_path,
+        [
+            talk("train/1", "train", NINE, "Oh?", "and she will not answer the door to me"),
+            talk("test/1", "test", NINE, "Yes?", source="test"),
+            talk("test/2", "test", "and she will not answer the door to me", "No?", source="test"),
+        ],
+    )
+
+    assert kept == ["test/1", "test/2"]
+
+
+def test_a_phrase_that_many_say_is_no_sign(tmp_path):
+    tests = [talk(f"test/{number}", "test", SIXTEEN, f"{number}") for number in range(4)]
+    train = talk("train/1", "train", SIXTEEN, "Oh?")
+
+    assert "train/1" not in cleaned(tmp_path, [train, *tests], phrase_sources=4)[0]
+    assert "train/1" in cleaned(tmp_path, [train, *tests], phrase_sources=3)[0]
+
+
+def test_chinese_counts_two_and_a_half_letters_as_a_word(tmp_path):
+    """38 letters are 15.2 words, and 37 are 14.8."""
+    rows = []
+    for letters in (37, 38):
+        text = "".join(chr(0x4E00 + letters * 100 + number) for number in range(letters))
+        rows += [
+            talk(f"train/{letters}", "train", text, "好。", language="zh"),
+            talk(f"test/{letters}", "test", f"{text[:9]}，{text[9:]}！", "嗯。", language="zh"),
+        ]
+
+    assert cleaned(tmp_path, rows)[0] == ["train/37", "test/37", "test/38"]
+
+
+words = st.text(alphabet="abc ", min_size=1, max_size=60).filter(str.strip)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["train", "valid", "test"]), st.lists(words, min_size=1)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_only_training_rows_go_and_what_stays_shares_too_little(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("leaks")
+    dialogues = [talk(f"{split}/{n}", split, *said) for n, (split, said) in enumerate(rows)]
+
+    kept, dropped, report = cleaned(folder, dialogues, long_words=3, shared_words=5)
+
+    assert all(each.id.startswith("train/") for each in dropped)
+    assert sorted([*kept, *(each.id for each in dropped)]) == sorted(each.id for each in dialogues)
+    assert report.dropped_count == len(dropped)
+
+    def long(dialogue: SourceDialogue) -> set[str]:
+        said = (" ".join(each.text.split()) for each in dialogue.utterances)
+        return {text for text in said if len(text.split()) >= 3}
+
+    held_out = [dialogue for dialogue in dialogues if dialogue.split != "train"]
+    for dialogue in dialogues:
+        shared = max(
+            (sum(len(text.split()) for text in long(dialogue) & long(other)) for other in held_out),
+            default=0,
+        )
+        assert (dialogue.id in kept) == (dialogue.split != "train" or shared < 5)
+
+
+# --- Role cards -------------------------------------------------------------------------------
+
+
+def write_cards(path: Path) -> Path:
+    cards = [
+        {
+            "base": "Age: Not mentioned\nGender: Male\nOccupation: Student\nProblem: His dog"
+            " Rufus was run over, and his landlord refuses another one.",
+            "res": "家庭生活",
+            "source": "ESconv",
+            "base_biaozhu": "年龄：未提及",
+            "language": "english",
+            "id": 32001,
+        },
+        {"base": "年龄：青年\n问题：失眠，担心高考失败。", "source": "smile", "id": 21026},
+        {"base": "Problem: Lost a bag.", "source": "ExTES", "id": 53096},
+    ]
+    path.write_text(json.dumps(cards, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def test_cards_are_read_by_their_problem_and_their_corpus(tmp_path):
+    dog, exam, bag = read_cards([write_cards(tmp_path / "card.json")])
+
+    assert dog.problem == "His dog Rufus was run over, and his landlord refuses another one."
+    assert (dog.name, dog.corpus) == ("card.json#32001", "esconv")
+    assert (exam.problem, exam.corpus) == ("失眠，担心高考失败。", "smile")
+    assert bag.corpus == ""
+
+
+def test_the_source_of_a_card_leaves_training_in_all_its_layouts(tmp_path):
+    others = [
+        talk(f"train/{number}", "train", f"I lost my job in month {number}.", "Oh?")
+        for number in range(8)
+    ]
+    dog = "My landlord will not let me have another dog."
+    rows = [
+        *others,
+        talk("train/dog", "train", dog, "Why?", situation="Rufus was run over.", source="dog"),
+        talk("train/window", "train", "Hello.", "Hello.", source="dog"),
+        talk("train/other corpus", "train", dog, "Rufus was run over.", corpus="mesc"),
+        talk("train/said by the supporter", "train", "Yes.", f"{dog} Rufus was run over."),
+    ]
+
+    kept, dropped, report = cleaned(
+        tmp_path, rows, read_cards([write_cards(tmp_path / "card.json")])
+    )
+
+    assert {each.id for each in dropped} == {"train/dog", "train/window"}
+    assert {(each.reason, each.detail) for each in dropped} == {(OF_A_CARD, "card.json#32001")}
+    assert report.figures["role cards of ESconv"] == "1 of 1 found"
+    assert report.figures["role cards of smile"] == "0 of 1 found"
+    assert report.figures["role cards of ExTES"] == "1, no loader for this corpus"
+    assert len(kept) == 10
+
+
+def test_a_source_that_is_tested_anyway_stays(tmp_path):
+    rows = [
+        talk("test/dog", "test", "My dog Rufus was run over.", "Oh."),
+        *(talk(f"train/{n}", "train", f"I lost my job in month {n}.", "Oh?") for n in range(8)),
+    ]
+
+    kept, _, report = cleaned(tmp_path, rows, read_cards([write_cards(tmp_path / "card.json")]))
+
+    assert "test/dog" in kept
+    assert report.dropped == {}
+    assert report.figures["role cards of ESconv"] == "1 of 1 found"
+
+
+def test_without_cards_the_report_says_so(tmp_path):
+    _, _, report = cleaned(tmp_path, [talk("train/1", "train", "Hi.", "Hi.")])
+
+    assert "none given" in str(report.figures["role cards"])
+
+
+def test_words_are_compared_by_their_stems_and_chinese_by_pairs():
+    assert terms("Studying, studied & STUDIES") == ["study", "stud", "stud"]
+    assert terms("worried worries worry") == ["worr", "worr", "worr"]
+    assert terms("don't") == ["dont"]
+    assert terms("我失眠") == ["我失", "失眠"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '[{"base": "x"}]', "[1]", '[{"base": 1, "source": 2}]']
+)
+def test_a_file_of_something_else_is_no_file_of_cards(tmp_path, content):
+    path = tmp_path / "card.json"
+    path.write_text(content, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"card\.json: not an array of role cards"):
+        read_cards([path])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_cards([tmp_path / "none.json"])
+
+
+# --- Public corpora ---------------------------------------------------------------------------
+
+KNOWN_SOURCES = {
+    # By their words, read by a person: the id of a card, and how the situation of its source begins.
+    32365: "I love my parents but they want me to pursue business major",
+    32032: "I had a huge fight with my girlfriend and she left me.",
+    32194: "I lost my job, my car was just repossessed",
+    32063: "No money to celebrate christiamass",
+    32059: "I had my heart set on a Veterinary Technology program",
+    32097: "I have been dismissed from medical school.",
+    32382: "Working as a teacher, I find it very hard",
+}
+
+
+def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
+    """79 of 80 cards find a dialogue; 7 whose source is plain to a reader find that one."""
+    collect(
+        [
+            CorpusFile(loader="esconv", path=f"esconv/{split}.txt.gz", split=split)
+            for split in ("train", "valid", "test")
+        ],
+        corpora,
+        tmp_path / "in.jsonl",
+        seed=0,
+    )
+    cards = corpora / "esc_eval" / "data" / "card_high_en.json"
+
+    report = exclude_leaks(
+        tmp_path / "in.jsonl",
+        tmp_path / "kept.jsonl",
+        tmp_path / "dropped.jsonl",
+        Settings(),
+        read_cards([cards]),
+    )
+
+    assert report.figures["role cards of ESconv"] == "79 of 80 found"
+    left_out = {
+        each.id: each.detail for each in read_records(tmp_path / "dropped.jsonl", DroppedDialogue)
+    }
+    by_situation = {
+        dialogue.situation or "": dialogue.id
+        for dialogue in read_records(tmp_path / "in.jsonl", SourceDialogue)
+    }
+    for card, beginning in KNOWN_SOURCES.items():
+        (found,) = (id for situation, id in by_situation.items() if situation.startswith(beginning))
+        assert left_out[found].endswith(f"#{card}")
+    assert 30 < report.dropped["esconv"][OF_A_CARD] < 80
+
+
+def test_dailydialog_loses_what_its_test_set_repeats(corpora, tmp_path):
+    collect(
+        [CorpusFile(loader="dailydialog", path="dailydialog/data/dialogues.json.gz")],
+        corpora,
+        tmp_path / "in.jsonl",
+        seed=0,
+    )
+
+    report = exclude_leaks(
+        tmp_path / "in.jsonl", tmp_path / "kept.jsonl", tmp_path / "dropped.jsonl", Settings()
+    )
+
+    assert report.dropped == {
+        "dailydialog": {"nearly a dialogue of test": 293, "nearly a dialogue of valid": 251}
+    }

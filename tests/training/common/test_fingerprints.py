@@ -1,0 +1,26 @@
+"""What tells changed files and values apart."""
+
+import pytest
+
+from compeer_core.errors import ConfigError
+from training.common.fingerprints import digest, stamp
+
+
+def test_a_stamp_tells_changed_files_apart(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a", encoding="utf-8")
+    before = stamp(tmp_path / "in")
+
+    assert stamp(tmp_path / "in") == before
+    (tmp_path / "in" / "b.txt").write_text("b", encoding="utf-8")
+    assert stamp(tmp_path / "in") != before
+    with pytest.raises(ConfigError, match="no such file"):
+        stamp(tmp_path / "out")
+
+
+def test_a_digest_is_that_of_the_values_and_not_of_their_order():
+    # echo -n '{"a": "ü", "b": [1, null]}' | sha256sum
+    known = "9b22c704c676cc5c554eb1586435d7f565d1457ad21c02be9c356e11b323f5f0"
+
+    assert digest({"b": [1, None], "a": "ü"}) == known
+    assert digest({"b": [1, 0], "a": "ü"}) != known

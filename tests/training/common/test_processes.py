@@ -1,0 +1,88 @@
+"""Several processes train as one: the same rows a step, the same losses, one run directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.reward_model.test_train import record
+from tests.training.runs import run_in_processes
+from training.common import processes
+from training.common.run_directory import RunDirectory
+from training.data.samples import write_records
+from training.sft.train import Config as SftConfig
+
+
+def train(
+    repository: Path, folder: Path, name: str, count: int, *changes: str
+) -> dict[str, torch.Tensor]:
+    """Run the reward stage in processes of its own; return the weights that it leaves."""
+    run_in_processes(
+        repository,
+        count,
+        *("reward", str(folder / "reward.toml"), "--set", f"output={folder / name}"),
+        *(part for change in changes for part in ("--set", change)),
+    )
+    (weights,) = (folder / name).glob("*/*.safetensors")
+    return load_file(weights)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held", ["whole", "adapter"])
+def test_two_processes_learn_what_one_learns(
+    repository: Path, small_corpora: Path, tiny_base: Path, tmp_path: Path, held: str
+) -> None:
+    from training.data.faces import read_faces
+
+    faces = small_corpora / "faces"
+    face = f"faces/{read_faces(faces)[0].file}"
+    # one process may have a picture in its part of a step, and the other none
+    rows = [record(number, images=(face,) if number % 3 == 0 else ()) for number in range(10)]
+    write_records(tmp_path / "train.jsonl", rows)
+    lora = "\n[training.lora]\nrank = 4\nalpha = 8\n" if held == "adapter" else ""
+    (tmp_path / "reward.toml").write_text(
+        f'records = ["{tmp_path / "train.jsonl"}"]\nfaces = "{faces}"\nbase = "{tiny_base}"\n'
+        'output = "set"\n[training]\nmax_steps = 4\nlr = 1e-2\nwarmup_share = 0.0\nlog_steps = 1\n'
+        f'precision = "fp32"\n{lora}',
+        encoding="utf-8",
+    )
+
+    one = train(repository, tmp_path, "one", 1, "training.batch_size=4")
+    two = train(repository, tmp_path, "two", 2, "training.batch_size=2")
+
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
+    assert len(losses(tmp_path / "two")) == 4
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
+    log = (tmp_path / "two" / "log.txt").read_text(encoding="utf-8")
+    assert log.count("4 rows a step: 2 at once, 1 times, in 2 processes") == 1
+
+
+def test_only_the_first_process_writes_the_run_directory(tmp_path, monkeypatch):
+    config = SftConfig(esconv=tmp_path, faces=tmp_path, base=tmp_path, output=tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+
+    directory = RunDirectory.open(tmp_path / "run", config)
+    directory.metrics(step=1, loss=0.5)
+    directory.log("said")
+    directory.rewind(0)
+
+    assert not processes.is_first() and processes.process_count() == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_alone_nothing_is_waited_for():
+    with processes.first_goes_ahead():
+        assert processes.is_first()
+
+    assert processes.process_count() == 1
+    assert processes.in_any_process(True)
+    assert not processes.in_any_process(False)

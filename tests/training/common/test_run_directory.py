@@ -1,0 +1,137 @@
+"""A run directory tells what was run, and refuses to mix two runs."""
+
+import json
+
+import pytest
+
+from compeer_core.config import FrozenModel
+from compeer_core.errors import ConfigError
+from training.common.run_directory import RunDirectory, git_commit, versions
+
+
+class Optimizer(FrozenModel):
+    rate: float = 0.1
+
+
+class Config(FrozenModel):
+    seed: int = 7
+    steps: int = 10
+    optimizer: Optimizer = Optimizer()
+
+
+def test_the_config_is_written_before_the_first_step(tmp_path):
+    run = RunDirectory.open(tmp_path / "new" / "run", Config(steps=3))
+
+    record = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    assert record["config"] == {"seed": 7, "steps": 3, "optimizer": {"rate": 0.1}}
+    assert record["seed"] == 7
+    assert record["versions"]["python"]
+    assert record["command"]
+    assert record["date"].endswith("+00:00")
+    assert record["git_commit"] == git_commit()
+
+
+def test_metrics_are_appended_row_by_row(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+
+    run.metrics(step=1, loss=2.5)
+    run.metrics(step=2, loss=2.25, note="warm")
+
+    rows = list(run.rows())
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[1]["loss"] == 2.25
+    assert rows[1]["note"] == "warm"
+
+
+def test_a_loss_that_is_no_number_is_written_as_null_and_logged(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+
+    run.metrics(step=4, loss=float("nan"), lr=0.1)
+
+    assert next(run.rows())["loss"] is None
+    assert "step 4: loss is nan" in (tmp_path / "log.txt").read_text(encoding="utf-8")
+
+
+def test_a_row_cut_short_by_a_crash_is_left_out(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+    run.metrics(step=1, loss=2.5)
+    with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 2, "lo')
+
+    assert [row["step"] for row in run.rows()] == [1]
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path):
+    RunDirectory.open(tmp_path, Config()).metrics(step=1, loss=2.5)
+
+    with pytest.raises(ConfigError, match=r"already there; go on with --resume"):
+        RunDirectory.open(tmp_path, Config())
+
+
+def test_a_run_that_made_no_step_may_begin_again(tmp_path):
+    RunDirectory.open(tmp_path, Config(steps=1))
+    RunDirectory.open(tmp_path, Config(steps=2))
+
+    record = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert record["config"]["steps"] == 2
+
+
+def test_resuming_under_the_same_config_goes_on(tmp_path):
+    RunDirectory.open(tmp_path, Config()).metrics(step=1, loss=2.5)
+
+    run = RunDirectory.open(tmp_path, Config(), resume=True)
+    run.metrics(step=2, loss=2.0)
+
+    assert [row["step"] for row in run.rows()] == [1, 2]
+
+
+def test_resuming_under_another_config_names_the_keys(tmp_path):
+    RunDirectory.open(tmp_path, Config())
+
+    other = Config(seed=8, optimizer=Optimizer(rate=0.2))
+    with pytest.raises(ConfigError) as failure:
+        RunDirectory.open(tmp_path, other, resume=True)
+
+    assert "optimizer.rate (was 0.1, now 0.2)" in str(failure.value)
+    assert "seed (was 7, now 8)" in str(failure.value)
+    assert "steps" not in str(failure.value)
+
+
+def test_a_key_that_may_change_does_and_is_recorded(tmp_path):
+    RunDirectory.open(tmp_path, Config(steps=10))
+
+    RunDirectory.open(tmp_path, Config(steps=20), resume=True, may_change={"steps"})
+
+    record = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert record["config"]["steps"] == 20
+    assert len(record["resumed"]) == 1
+
+
+def test_steps_that_will_be_made_again_are_taken_back(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+    for step in (1, 2, 3, 4):
+        run.metrics(step=step, loss=0.5 * step)
+    with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step": 5, "lo')  # power was lost here
+
+    run.rewind(2)
+    run.metrics(step=3, loss=7.0)
+
+    assert [(row["step"], row["loss"]) for row in run.rows()] == [(1, 0.5), (2, 1.0), (3, 7.0)]
+
+
+def test_a_run_without_rows_can_be_taken_back_too(tmp_path):
+    run = RunDirectory.open(tmp_path, Config())
+    run.rewind(0)
+
+    assert list(run.rows()) == []
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_there_must_be_a_run_to_resume(tmp_path):
+    with pytest.raises(ConfigError, match=r"no run to resume"):
+        RunDirectory.open(tmp_path / "nothing", Config(), resume=True)
+
+
+def test_versions_leave_out_what_is_not_installed():
+    assert set(versions(["pydantic", "no-such-library"])) == {"python", "pydantic"}

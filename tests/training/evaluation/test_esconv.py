@@ -1,0 +1,268 @@
+"""A policy on ESConv's test split: measures by hand, and the stage end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compeer_core.errors import ConfigError
+from compeer_core.model_pool import ModelPool
+from compeer_core.reasoning import parse, read
+from tests.checkpoints import build_qwen
+from tests.training.corpora_fixture import write_faces
+from tests.training.evaluation.test_shown_faces import sample
+from training.common import results
+from training.data.samples import Sample, write_records
+from training.evaluation import esconv
+from training.evaluation.answering import Answerer
+from training.evaluation.esconv import Config
+from training.evaluation.esconv_measures import (
+    PUBLISHED,
+    Answer,
+    label_metrics,
+    picture_metrics,
+    published,
+    reply_metrics,
+)
+from training.evaluation.shown_faces import Condition
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TURN = (
+    "<history>A talk.\nStage: {stage}</history>\n"
+    "<emotion>A word.\nSentiment: {sentiment}\nEmotion: {emotion}\nIntensity: 3</emotion>\n"
+    "<strategy>Ask.\nStrategy: {strategy}</strategy>\n<reply>{reply}</reply>"
+)
+
+
+def turn(**parts: str) -> str:
+    usual = {"stage": "Exploration", "sentiment": "Negative", "emotion": "Anxiety"}
+    return TURN.format(**usual | {"strategy": "Question", "reply": "Why is that so?"} | parts)
+
+
+def answer(number: int, written: str, **gold: str) -> Answer:
+    completion = turn(**gold)
+    row = sample("Anxiety", "Negative").model_copy(
+        update={"id": f"{number}#2", "dialogue_id": f"d{number}", "completion": completion}
+    )
+    true = parse(completion)
+    return Answer(row, read(written), true.reasoning, true.reply)
+
+
+def table(metrics) -> dict[tuple[str, str, str], results.Metric]:
+    return {(one.about, one.of, one.name): one for one in metrics}
+
+
+def test_labels_by_hand_beside_the_commonest():
+    answers = [
+        answer(0, turn(strategy="Question"), strategy="Question"),
+        answer(1, turn(strategy="Question"), strategy="Others"),
+        answer(2, turn(strategy="Others"), strategy="Question"),
+        answer(3, "nothing of the kind", strategy="Question"),
+    ]
+
+    found = table(label_metrics({"greedy": answers}))
+
+    assert found["strategy", "the policy, greedy", "accuracy"].value == 25.0
+    # Question: 1 right of 3 true, 2 given: F1 2/5; Others: none right. (3 * 0.4 + 0) / 4
+    assert found["strategy", "the policy, greedy", "weighted F1"].value == pytest.approx(30.0)
+    assert found["strategy", "always the commonest", "accuracy"].value == 75.0
+    # 2 * 3 / (3 + 4), weighted by 3 of 4
+    assert found["strategy", "always the commonest", "weighted F1"].value == pytest.approx(
+        100 * 6 / 7 * 3 / 4
+    )
+    assert found["emotion", "the policy, greedy", "accuracy"].value == 75.0
+    assert found["stage", "the policy, greedy", "accuracy"].n == 4
+
+
+def test_replies_by_hand():
+    loop = "I am so sorry. I am so sorry. I am so sorry."
+    answers = [
+        answer(0, turn(reply="Why is that so?"), reply="Why is that so?"),
+        answer(1, turn(reply=loop), reply="Oh no."),
+        answer(2, turn(reply="Oh no.").removesuffix("</reply>"), reply="Oh no."),
+    ]
+
+    found = table(reply_metrics({"sampled": answers}))
+
+    who = "the policy, sampled"
+    # the loop shares its point alone with "Oh no.": P 1/15, R 1/3
+    third = 2.44 / 45 / (1 / 3 + 1.44 / 15)
+    assert found["replies", who, "ROUGE-L"].value == pytest.approx(100 * (2 + third) / 3)
+    # words: why is that so / i am so sorry x3 / oh no: 9 different of 18
+    assert found["replies", who, "distinct-1"].value == pytest.approx(100 * 9 / 18)
+    assert found["whole turns", who, "complete"].value == pytest.approx(200 / 3)
+    assert found["whole turns", who, "loops (a 4-gram three times)"].value == pytest.approx(100 / 3)
+
+
+def test_photos_by_hand():
+    def under(condition: Condition, *written: tuple[str, str]) -> list[Answer]:
+        gold = [("Anxiety", "Negative"), ("Sadness", "Negative"), ("Joy", "Positive")]
+        return [
+            answer(
+                number,
+                turn(emotion=emotion, sentiment=sentiment),
+                emotion=true[0],
+                sentiment=true[1],
+            )
+            for number, ((emotion, sentiment), true) in enumerate(zip(written, gold, strict=True))
+        ]
+
+    anxious, joyful = ("Anxiety", "Negative"), ("Joy", "Positive")
+    written = {
+        Condition.NONE: under(Condition.NONE, anxious, anxious, anxious),
+        Condition.FITS: under(Condition.FITS, anxious, ("Sadness", "Negative"), anxious),
+        Condition.CONTRADICTS: under(Condition.CONTRADICTS, joyful, anxious, anxious),
+    }
+
+    found = table(picture_metrics(written))
+
+    about = "emotion and photos"
+    assert found[about, "without a photo", "accuracy"].value == pytest.approx(100 / 3)
+    assert found[about, "with a photo that fits", "accuracy"].value == pytest.approx(200 / 3)
+    assert found[about, "difference", "accuracy"].value == pytest.approx(100 / 3)
+    about = "sentiment of the photo, against the text's"
+    # happy beside anxiety: Positive was not said before and is now; sad beside joy: was and is said
+    assert found[about, "without a photo", "share"].value == pytest.approx(100 / 3)
+    assert found[about, "with that photo", "share"].value == pytest.approx(200 / 3)
+    assert found[about, "changes to the photo's", "share"].value == pytest.approx(100 / 3)
+
+
+def test_what_others_published_has_neither_interval_nor_count():
+    rows = list(published(PUBLISHED))
+
+    assert {row.name for row in rows} == {
+        *("accuracy", "BLEU-2", "ROUGE-L", "distinct-2"),
+    }
+    assert all(row.low is None and row.n is None and "(published)" in row.of for row in rows)
+    misc = table(rows)["replies", "MISC (published)", "BLEU-2"]
+    assert misc.value == 7.31
+    result = results.Result(
+        name="x",
+        title="x",
+        date="2026-01-01",
+        model="x",
+        label_source="x",
+        command="x",
+        versions={},
+        metrics=tuple(rows),
+    )
+    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not said |" in results.render(result)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    faces = write_faces(tmp_path / "faces", train=1, valid=2, muxspace=1)
+    rows = [
+        sample("Anxiety", "Negative").model_copy(
+            update={"id": f"esconv/test/{n}#2", "dialogue_id": f"esconv/test/{n}"}
+        )
+        for n in range(3)
+    ]
+    plain = [
+        Sample.model_validate(
+            row.model_dump()
+            | {"history": [turn.model_dump() | {"face": None} for turn in row.history]}
+        )
+        for row in rows
+    ]
+    write_records(tmp_path / "samples.test.jsonl", plain)
+    (tmp_path / "metrics.jsonl").write_text('{"validation_loss": 3.2}\n', encoding="utf-8")
+    (tmp_path / "vision.json").write_text(
+        json.dumps({"validation_photos": 10, "validation_accuracy": 0.4}), encoding="utf-8"
+    )
+    return Config(
+        samples=tmp_path / "samples.test.jsonl",
+        faces=faces,
+        policy={"name": "tiny", "source": str(build_qwen(tmp_path / "policy"))},
+        sampling={"max_new_tokens": 6},
+        picture_turns=2,
+        perplexity_turns=2,
+        printed=2,
+        tower=tmp_path / "vision.json",
+        pretraining=tmp_path / "metrics.jsonl",
+        folder=tmp_path / "run",
+        output=tmp_path / "results",
+        device="cpu",
+    )
+
+
+def test_the_stage_writes_turns_a_table_and_replies_to_be_read(config, tmp_path):
+    esconv.run(config)
+
+    found = table(results.load(tmp_path / "results" / "esconv_nano.json").metrics)
+    # an untrained model writes no whole turn and names no label
+    assert found["whole turns", "the policy, greedy", "complete"].value == 0.0
+    assert found["strategy", "the policy, sampled", "accuracy"].value == 0.0
+    assert found["strategy", "always the commonest", "accuracy"].value == 100.0
+    assert found["emotion and photos", "difference", "accuracy"].n == 2
+    of = "whole turns (reasoning is rule-made)"
+    assert found["the corpus's own turns", of, "perplexity"].value > 1
+    about = "expressions of validation photos, 7 classes"
+    assert found[about, "image tower alone", "named rightly"].value == 40.0
+    about = "loss on ESConv's validation dialogues"
+    assert found[about, "after pre-training", "nats a token"].value == 3.2
+    kept = (tmp_path / "run" / "turns.sampled.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["id"] for line in kept] == [f"esconv/test/{n}#2" for n in range(3)]
+    printed = (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")
+    assert printed.count("## esconv/test/") == 2 and "In the corpus: Why?" in printed
+
+
+def test_the_same_seed_gives_the_same_turns(config, tmp_path):
+    esconv.run(config)
+    before = (tmp_path / "run" / "turns.sampled.jsonl").read_bytes()
+    greedy = (tmp_path / "run" / "turns.greedy.jsonl").read_bytes()
+
+    esconv.run(config)
+
+    assert (tmp_path / "run" / "turns.sampled.jsonl").read_bytes() == before
+    assert greedy != before
+
+
+def test_an_evaluation_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
+    esconv.run(config)
+    whole = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+    asked: list[int] = []
+    write = Answerer._write
+
+    def stopped_at(call: int):
+        def counted(self, prompts, sampling):
+            if len(asked) == call:
+                raise KeyboardInterrupt
+            asked.append(len(prompts))
+            return write(self, prompts, sampling)
+
+        return counted
+
+    monkeypatch.setattr(Answerer, "_write", stopped_at(2))
+    with pytest.raises(KeyboardInterrupt):
+        esconv.run(config)
+    monkeypatch.setattr(Answerer, "_write", stopped_at(99))
+    esconv.run(config)
+
+    assert (tmp_path / "run" / "table.md").read_text(encoding="utf-8") == whole
+    assert len(asked) == 5  # two ways, three kinds of photos: each was written once
+    assert not (tmp_path / "run" / "answers").exists()
+
+
+def test_a_dry_run_writes_nothing_and_nothing_is_resumed(config, tmp_path):
+    esconv.run(config, dry_run=True)
+
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="begin it again"):
+        esconv.run(config, resume=tmp_path)
+
+
+def test_a_policy_is_loaded_once_for_all_ways_and_photos(config, monkeypatch):
+    loaded = []
+    lease = ModelPool.lease
+
+    def counted(self, *wanted):
+        loaded.append(wanted[0])
+        return lease(self, *wanted)
+
+    monkeypatch.setattr(ModelPool, "lease", counted)
+
+    esconv.run(config)
+
+    assert loaded == [config.policy.source]

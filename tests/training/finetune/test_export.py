@@ -1,0 +1,78 @@
+"""What is exported says the same as its source, in bf16, in one file or in many small ones."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from compeer_core.backends.transformers_.packed_weights import PACKED, load_model, save_packed
+from compeer_core.errors import ConfigError
+from tests.checkpoints import build_qwen
+from training.finetune.export import Config, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_qwen(tmp_path_factory.mktemp("source") / "model")
+
+
+def test_a_checkpoint_is_one_file_in_bf16(source, tmp_path):
+    run(Config(source=source, output=tmp_path))
+
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path))
+    assert set(before) == set(after)
+    assert all(torch.equal(after[name], before[name].to(torch.bfloat16)) for name in before)
+
+
+def test_small_files_load_as_they_are_and_become_one_file_again(source, tmp_path):
+    whole, small, again = (tmp_path / name for name in ("whole", "small", "again"))
+    run(Config(source=source, output=whole))
+    tensors = load_file(whole / "model.safetensors")
+    largest = max(tensor.nbytes for tensor in tensors.values())
+    limit = 2 * largest
+
+    run(Config(source=source, output=small, shard_bytes=limit))
+    run(Config(source=small, output=again))
+
+    files = sorted(small.glob("*.safetensors"))
+    held = [sum(tensor.nbytes for tensor in load_file(file).values()) for file in files]
+    assert len(files) > 1
+    assert max(held) <= limit
+    assert sum(held) == sum(tensor.nbytes for tensor in tensors.values())
+    loaded = AutoModelForImageTextToText.from_pretrained(small).state_dict()
+    expected = AutoModelForImageTextToText.from_pretrained(whole).state_dict()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+    assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert not (again / "model.safetensors.index.json").exists()
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors nor adapter_model"):
+        run(Config(source=tmp_path, output=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_packed_checkpoint_is_copied_as_it_is_and_its_card_stays(source, tmp_path):
+    packed, output = tmp_path / "packed", tmp_path / "output"
+    shutil.copytree(source, packed)
+    (packed / "model.safetensors").unlink()
+    save_packed(packed, load_file(source / "model.safetensors"))
+    output.mkdir()
+    for name in ("README.md", "old.json"):
+        (output / name).write_text("{}", encoding="utf-8")
+    run(Config(source=packed, output=output), dry_run=True)
+    assert (output / "old.json").is_file()
+    run(Config(source=packed, output=output))
+
+    assert (output / PACKED).read_bytes() == (packed / PACKED).read_bytes()
+    assert (output / "README.md").is_file()
+    assert not (output / "old.json").exists()
+    ours, theirs = (load_model(folder, torch.float32) for folder in (output, source))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )

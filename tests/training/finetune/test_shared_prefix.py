@@ -1,0 +1,220 @@
+"""All turns of a dialogue in one row: laid out as said, and to the model the same as one by one."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from compeer_core.backends.transformers_.model import ChatModel
+from compeer_core.model_pool import ModelPool
+from compeer_core.prompts import policy_messages
+from training.data.esconv import read_esconv
+from training.data.faces import face_class_of, read_faces
+from training.data.samples import Sample
+from training.finetune.shared_prefix import (
+    ATTENTION,
+    TokenisedSample,
+    row_loss,
+    shared_prefix_row,
+)
+from training.sft.dataset import build_samples
+from training.sft.tokenise import SampleReader
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def text(prompt: list[int], completion: list[int]) -> TokenisedSample:
+    """A sample without a picture: its positions count up."""
+    count = len(prompt) + len(completion)
+    return TokenisedSample(tuple(prompt), tuple(completion), torch.arange(count).expand(3, count))
+
+
+@pytest.fixture(scope="module")
+def base(tiny_base: Path) -> Path:
+    return tiny_base
+
+
+@pytest.fixture
+def model(base: Path) -> Qwen2_5_VLForConditionalGeneration:
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
+
+
+def one_by_one(model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]) -> Tensor:
+    """The same loss, each sample in a row of its own, by transformers' own attention."""
+    model.model.language_model.set_attn_implementation("sdpa")
+    losses = []
+    for sample in samples:
+        tokens = torch.tensor([[*sample.prompt, *sample.completion]])
+        logits = model(
+            input_ids=tokens,
+            position_ids=sample.positions[:, None],
+            pixel_values=sample.pixels,
+            image_grid_thw=sample.grid,
+        ).logits[0, len(sample.prompt) - 1 : -1]
+        losses.append(
+            functional.cross_entropy(logits, torch.tensor(sample.completion), reduction="sum")
+        )
+    return torch.stack(losses).sum()
+
+
+def together(model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]) -> Tensor:
+    model.model.language_model.set_attn_implementation(ATTENTION)
+    return row_loss(model, shared_prefix_row(samples))
+
+
+def gradients(model: Qwen2_5_VLForConditionalGeneration, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_a_history_is_there_once_and_each_branch_begins_where_it_leaves_it():
+    # 9 begins a turn; the second history goes on behind 1 2 3
+    row = shared_prefix_row([text([1, 2, 3, 9], [4, 5]), text([1, 2, 3, 7, 6, 9], [8])])
+
+    assert row.tokens.tolist() == [[1, 2, 3, 7, 6, 9, 4, 5, 9, 8]]
+    assert row.branches.trunk == 5
+    assert row.branches.shared == (3, 5)
+    assert row.branches.lengths == (3, 2)
+    assert row.positions[0, 0].tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 5, 6]
+    # the 9 of each branch predicts its first word
+    assert row.predicting.tolist() == [5, 6, 8]
+    assert row.targets.tolist() == [4, 5, 8]
+
+
+def test_a_branch_sees_the_trunk_up_to_its_own_beginning_and_itself():
+    row = shared_prefix_row([text([1, 2, 3, 9], [4, 5]), text([1, 2, 3, 7, 6, 9], [8])])
+    first = row.branches.unseen[:3, 5 - 3 : 5 + 3]  # three of the trunk's, three of its own
+
+    inf = float("inf")
+    assert first.tolist() == [
+        [0, 0, 0, 0, -inf, -inf],
+        [0, 0, 0, 0, 0, -inf],
+        [0, 0, 0, 0, 0, 0],
+    ]
+
+
+def test_samples_that_share_nothing_are_laid_side_by_side():
+    row = shared_prefix_row([text([1, 2, 9], [3]), text([5, 9], [6])])
+
+    assert row.branches.shared == (2, 0)
+    assert row.tokens.tolist() == [[1, 2, 9, 3, 5, 9, 6]]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    history=st.lists(st.integers(20, 500), min_size=2, max_size=12),
+    turns=st.lists(
+        st.tuples(st.integers(1, 12), st.lists(st.integers(20, 500), min_size=1, max_size=5)),
+        min_size=1,
+        max_size=4,
+    ),
+    stranger=st.booleans(),
+)
+def test_a_row_has_the_loss_of_its_samples_one_by_one(model, history, turns, stranger):
+    samples = [text([*history[:end], 19], completion) for end, completion in turns]
+    if stranger:
+        samples.append(text([*reversed(history), 19], [30, 31]))
+
+    with torch.no_grad():
+        apart, shared = one_by_one(model, samples), together(model, samples)
+
+    assert shared.item() == pytest.approx(apart.item(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def dialogues(small_corpora: Path) -> list[list[Sample]]:
+    """Two dialogues with photos in most of their turns."""
+    faces = small_corpora / "faces"
+    by_class: dict[str, list[str]] = {}
+    for face in read_faces(faces):
+        by_class.setdefault(face.face_class, []).append(face.file)
+    sources = list(read_esconv(small_corpora / "esconv" / "train.txt.gz", "train"))[:2]
+    return [
+        list(
+            build_samples(
+                [source],
+                by_class,
+                face_class_of(faces),
+                face_share=0.7,
+                history_characters=10_000,
+                seed=0,
+                told_share=1.0,
+            )
+        )
+        for source in sources
+    ]
+
+
+@pytest.fixture(scope="module")
+def photos(small_corpora: Path) -> dict[str, bytes]:
+    return {face.file: face.data for face in read_faces(small_corpora / "faces")}
+
+
+def test_photos_lie_in_the_branches_and_loss_and_gradients_are_those_of_one_by_one(
+    model, base, dialogues, photos
+):
+    reader = SampleReader(base, model, photos)
+    samples = [reader.read(sample) for sample in dialogues[0]]
+    assert len({sample.pixels is None for sample in samples}) == 2  # with a photo and without
+    row = shared_prefix_row(samples)
+    spared = sum(len(one.prompt) + len(one.completion) for one in samples) - row.tokens.shape[1]
+    assert spared > 0
+    # the trunk holds no picture
+    trunk = row.tokens[0, : row.branches.trunk]
+    assert not (trunk == model.config.image_token_id).any()
+
+    expected = gradients(model, one_by_one(model, samples))
+    found = gradients(model, together(model, samples))
+
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("model.visual") for name in found)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_other_image_tokens_may_stand_for_those_of_the_tower(model, base, dialogues, photos):
+    reader = SampleReader(base, model, photos)
+    row = shared_prefix_row([reader.read(sample) for sample in dialogues[0]])
+
+    with torch.no_grad():
+        own = torch.cat(model.model.get_image_features(row.pixels, row.grid).pooler_output)
+        seen, the_same = row_loss(model, row), row_loss(model, row, own)
+        blank = row_loss(model, row, torch.zeros_like(own))
+
+    assert the_same.item() == pytest.approx(seen.item(), rel=1e-6)
+    assert blank.item() != pytest.approx(seen.item(), rel=1e-6)
+
+
+def test_the_model_reads_what_the_page_would_give_it(model, base, dialogues, photos):
+    reader = SampleReader(base, model, photos)
+    lease = ModelPool().lease(str(base), None, None, "cpu")
+    chat: ChatModel = lease.chat
+    try:
+        for sample in (one for dialogue in dialogues for one in dialogue):
+            read = reader.read(sample)
+            encoded = chat.encode(policy_messages(sample.dialogue(photos), "trained"))
+
+            assert read.prompt == encoded.ids
+            if read.pixels is not None:
+                torch.testing.assert_close(read.pixels, encoded.inputs["pixel_values"])
+            written = reader.processor.tokenizer.decode(read.completion)
+            assert written == f"{sample.completion}<|im_end|>"
+            assert read.positions.shape == (3, len(read.prompt) + len(read.completion))
+    finally:
+        lease.release()
+
+
+def test_a_history_grows_from_turn_to_turn(model, base, dialogues, photos):
+    # otherwise the tests above would look at rows in which little is shared
+    reader = SampleReader(base, model, photos)
+    row = shared_prefix_row([reader.read(sample) for sample in dialogues[1]])
+
+    assert len(row.branches.shared) >= 3
+    assert all(before < after for before, after in pairwise(row.branches.shared))

@@ -1,0 +1,618 @@
+"""The handlers of the page, called as gradio calls them, without gradio."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import gradio as gr
+import numpy as np
+import PIL.Image
+import pytest
+
+from compeer_core.dialogue import Dialogue
+from compeer_core.safety import RiskKind, load_help_lines
+from compeer_core.turn import take_turn
+from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, make_services, pressed
+from ui_components.chat.steering import Steering
+from ui_components.shared.help import risk_card
+from ui_components.shared.services import Services
+from ui_components.shared.texts import LANGUAGES, load_texts
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Services:
+    return make_services(tmp_path)
+
+
+@pytest.fixture
+def anna(services: Services) -> Visitor:
+    return Visitor(services)
+
+
+def picture(folder: Path, name: str = "photo.png", size: tuple[int, int] = (60, 40)) -> Path:
+    path = folder / "upload" / name
+    path.parent.mkdir(exist_ok=True)
+    PIL.Image.new("RGB", size, "teal").save(path)
+    return path
+
+
+# --- saying something ----------------------------------------------------------------------------
+
+
+def test_a_message_gets_a_reply_with_three_steps_and_scores(anna):
+    asyncio.run(anna.send("I lost my job."))
+
+    assert REPLY in anna.screen["conversation"]
+    assert "Exploration · Anxiety 4/5 · Reflection of Feelings" in anna.screen["conversation"]
+    assert "+2 of 4" in anna.screen["inspector"]
+    assert anna.screen["error"] == ""
+
+
+def test_the_message_is_on_the_screen_before_there_is_a_reply(anna):
+    asyncio.run(anna.send("I lost my job, slowly."))
+    first = next(update["conversation"] for update in anna.updates if "conversation" in update)
+
+    assert "I lost my job, slowly." in first
+    assert REPLY not in first
+
+
+def test_the_reply_grows_on_the_screen(anna):
+    asyncio.run(anna.send("Slowly please"))
+    shown = [update["inspector"] for update in anna.updates if "inspector" in update]
+    states = ['data-part="emotion" data-state="writing"' in html for html in shown]
+
+    assert any(states)
+    assert not states[-1]
+
+
+def test_the_second_reply_knows_the_first(anna):
+    asyncio.run(anna.send("I lost my job."))
+    asyncio.run(anna.send("My father will be disappointed."))
+
+    assert SECOND_REPLY in anna.screen["conversation"]  # the script counts the replies it is shown
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "Please write something"),
+        (" \n\u200b", "Please write something"),
+        ("x" * 20_000, "20000 characters; 4000 is the most"),
+    ],
+)
+def test_a_message_that_cannot_be_sent_stays_in_the_box(anna, text, sentence):
+    asyncio.run(anna.send(text))
+
+    assert sentence in anna.error
+    assert "message" not in anna.screen  # the box was not touched
+    assert anna.session.turns == ()
+
+
+def test_an_unknown_model_is_refused_and_the_message_kept(anna):
+    asyncio.run(anna.send("hello", model="gone"))
+
+    assert "no model of that name" in anna.error
+
+
+@pytest.mark.parametrize("seed", ["-1", "1.5", "2147483648", "9" * 5000, "0" * 5000, "seven", "٣"])
+def test_a_seed_that_no_model_takes_is_refused(anna, seed):
+    asyncio.run(anna.send("hello", seed=seed))
+
+    assert "whole number from 0" in anna.error
+
+
+def test_a_chosen_seed_is_the_seed_of_the_record(anna):
+    asyncio.run(anna.send("hello", seed=" 17 "))
+
+    assert anna.session.turns[0].progress.record.seed == 17
+
+
+def test_nobody_judges_if_nobody_is_asked_to(anna):
+    asyncio.run(anna.send("hello", judge=""))
+
+    assert "no judge" in anna.screen["inspector"]
+
+
+def test_sentences_are_in_the_language_of_the_browser(services):
+    li = Visitor(services, language="zh-CN")
+    asyncio.run(li.send(""))
+
+    assert "请写点什么" in li.error
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_kept_in_memory_and_its_upload_deleted(anna, tmp_path):
+    path = anna.upload(picture(tmp_path))
+    asyncio.run(anna.send("", [path], alt="My desk"))
+    image = anna.session.turns[0].said.images[0]
+
+    assert (image.width, image.height, image.alt) == (60, 40, "My desk")
+    assert not anna.services.uploads.holds(path, anna.services.owner(anna.request))
+    assert not Path(path).parent.exists()
+    assert 'alt="My desk"' in anna.screen["conversation"]
+
+
+def test_several_pictures_may_come_with_any_message(anna, tmp_path):
+    asyncio.run(anna.send("first"))
+    paths = [picture(tmp_path, f"{number}.png") for number in range(3)]
+    asyncio.run(anna.send("second", paths))
+
+    assert len(anna.session.turns[1].said.images) == 3
+
+
+def test_bad_uploads_are_refused_by_name_and_nothing_is_sent(anna, tmp_path):
+    text = tmp_path / "notes.png"
+    text.write_text("no picture", encoding="utf-8")
+    cut = picture(tmp_path, "cut.png", (200, 200))
+    pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
+    PIL.Image.fromarray(pixels).save(cut)
+    cut.write_bytes(cut.read_bytes()[:2000])
+    sentences = {text: "notes.png is not a picture", cut: "cut.png cannot be opened"}
+
+    for path, sentence in sentences.items():
+        asyncio.run(anna.send("look", [path]))
+        assert sentence in anna.error
+    asyncio.run(anna.send("look", [tmp_path / "gone.png"]))
+    assert "no longer there" in anna.error
+    asyncio.run(anna.send("look", [picture(tmp_path, f"{number}.png") for number in range(5)]))
+    assert "at most 4 photos" in anna.error
+    assert anna.session.turns == ()
+
+
+def test_a_picture_of_a_hundred_megapixels_is_refused(anna, tmp_path):
+    path = tmp_path / "huge.png"
+    PIL.Image.new("1", (12_000, 9_000)).save(path)
+    asyncio.run(anna.send("look", [path]))
+
+    assert "12 million pixels are the most" in anna.error
+
+
+# --- stopping, trying again, changing ------------------------------------------------------------
+
+
+async def send_and_stop(visitor: Visitor, text: str) -> None:
+    sending = asyncio.create_task(visitor.send(text))
+    while "is-done" not in str(visitor.screen.get("conversation")):
+        await asyncio.sleep(0.01)
+    visitor.chat.stop(visitor.conversation_id, visitor.request)
+    await asyncio.wait_for(sending, 10)
+
+
+def test_stop_ends_the_reply_and_keeps_the_message(anna):
+    asyncio.run(send_and_stop(anna, "Write for ever"))
+
+    assert anna.session.turns[0].progress.outcome == "stopped"
+    assert "You stopped this reply" in anna.screen["conversation"]
+    assert "Try again" in anna.screen["conversation"]
+
+
+def test_a_failed_reply_keeps_everything_and_offers_another_try(anna):
+    asyncio.run(anna.send("Please fail"))
+
+    assert "The reply broke off. Your message is kept." in anna.screen["conversation"]
+    assert "Please fail" in anna.screen["conversation"]
+    asyncio.run(anna.ask_again(model="other"))
+    assert SECOND_REPLY in anna.screen["conversation"]
+
+
+def test_a_model_that_cannot_be_loaded_is_said_and_the_server_goes_on(anna):
+    asyncio.run(anna.send("hello", model="wrong"))
+    assert "could not be loaded" in anna.screen["conversation"]
+    asyncio.run(anna.ask_again())
+
+    assert REPLY in anna.screen["conversation"]
+
+
+def test_a_judge_that_cannot_be_loaded_costs_the_scores_only(anna):
+    asyncio.run(anna.send("hello", judge="wrong-judge"))
+
+    assert REPLY in anna.screen["conversation"]
+    assert "judge could not be loaded" in anna.screen["inspector"]
+
+
+def test_another_reply_replaces_the_last_one_and_can_be_taken_back(anna):
+    asyncio.run(anna.send("hello"))
+    asyncio.run(anna.ask_again(model="other"))
+    assert SECOND_REPLY in anna.screen["conversation"]
+    assert REPLY not in anna.screen["conversation"]
+    anna.see(anna.chat.undo(anna.conversation_id, anna.request))
+
+    assert REPLY in anna.screen["conversation"]
+    assert SECOND_REPLY not in anna.screen["conversation"]
+
+
+def test_only_the_last_message_can_have_another_reply(anna):
+    asyncio.run(anna.send("one"))
+    asyncio.run(anna.send("two"))
+    asyncio.run(anna.ask_again(index=0))
+
+    assert "no longer there" in anna.error
+    assert len(anna.session.turns) == 2
+
+
+def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_path):
+    asyncio.run(anna.send("one", [picture(tmp_path)]))
+    asyncio.run(anna.send("two"))
+    anna.see(
+        anna.chat.edit(
+            {"text": "half a thought", "files": []}, anna.conversation_id, anna.request, pressed(0)
+        )
+    )
+    assert anna.screen["message"]["text"] == "one"
+    assert "You are changing message 1" in anna.screen["conversation"]
+
+    asyncio.run(anna.send("one, but better"))
+
+    turns = anna.session.turns
+    assert [turn.said.text for turn in turns] == ["one, but better"]
+    assert len(turns[0].said.images) == 1  # the photo stays with its message
+    sent = next(update["message"] for update in anna.updates[::-1] if "conversation_id" in update)
+    assert sent.value["text"] == "half a thought"  # what was being typed comes back
+    anna.see(anna.chat.undo(anna.conversation_id, anna.request))
+    assert [turn.said.text for turn in anna.session.turns] == ["one", "two"]
+
+
+def test_a_change_can_be_left_alone(anna):
+    asyncio.run(anna.send("one"))
+    anna.chat.edit({"text": "draft", "files": []}, anna.conversation_id, anna.request, pressed(0))
+    anna.see(anna.chat.stop_edit({"text": "one!", "files": []}, anna.conversation_id, anna.request))
+
+    assert anna.screen["message"]["text"] == "draft"
+    assert anna.session.editing is None
+    asyncio.run(anna.send("two"))
+    assert len(anna.session.turns) == 2
+
+
+def test_clearing_can_be_taken_back_until_the_next_message(anna):
+    asyncio.run(anna.send("one"))
+    anna.see(anna.chat.clear(anna.conversation_id, anna.request))
+    assert "The conversation was cleared." in anna.screen["conversation"]
+    assert REPLY not in anna.screen["conversation"]
+    anna.see(anna.chat.undo(anna.conversation_id, anna.request))
+    assert REPLY in anna.screen["conversation"]
+
+    anna.chat.clear(anna.conversation_id, anna.request)
+    asyncio.run(anna.send("new"))
+    anna.see(anna.chat.undo(anna.conversation_id, anna.request))
+    assert "no longer be taken back" in anna.error
+    assert [turn.said.text for turn in anna.session.turns] == ["new"]
+
+
+def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken(anna):
+    async def scene() -> None:
+        sending = asyncio.create_task(anna.send("Write for ever"))
+        while not anna.services.writers.job(anna.key):
+            await asyncio.sleep(0.01)
+        anna.chat.clear(anna.conversation_id, anna.request)
+        await anna.send("And now?")
+        await asyncio.wait_for(sending, 10)
+
+    asyncio.run(scene())
+
+    assert [turn.said.text for turn in anna.session.turns] == ["And now?"]
+    assert anna.session.turns[0].progress.outcome == "finished"
+
+
+def test_a_second_message_waits_for_the_first_reply(anna):
+    async def scene() -> None:
+        sending = asyncio.create_task(anna.send("Write for ever"))
+        while not anna.services.writers.job(anna.key):
+            await asyncio.sleep(0.01)
+        other_tab = Visitor(anna.services, cookie=anna.cookie)
+        await other_tab.send("Me too")
+        assert "A reply is being written" in other_tab.error
+        anna.chat.stop(anna.conversation_id, anna.request)
+        await asyncio.wait_for(sending, 10)
+
+    asyncio.run(scene())
+    assert len(anna.session.turns) == 1
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+def test_a_page_that_comes_back_finds_its_conversation(anna):
+    asyncio.run(anna.send("I lost my job."))
+    again = Visitor(anna.services, cookie=anna.cookie)
+    asyncio.run(again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request)))
+
+    assert REPLY in again.screen["conversation"]
+    assert again.screen["conversation_id"] == anna.conversation_id
+
+
+@pytest.mark.parametrize("claimed", [None, "", 5, "x", "../../etc/passwd", "x" * 100])
+def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
+    asyncio.run(anna.watch(anna.chat.load("scripted-nano", claimed, anna.request)))
+
+    assert len(anna.screen["conversation_id"]) >= 32
+    assert anna.screen["conversation_id"] != claimed
+
+
+def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(anna):
+    async def scene() -> None:
+        sending = asyncio.create_task(anna.send("Write for ever"))
+        while not anna.services.writers.job(anna.key):
+            await asyncio.sleep(0.01)
+        job = anna.services.writers.job(anna.key)
+        again = Visitor(anna.services, cookie=anna.cookie)
+        loading = asyncio.create_task(
+            again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request))
+        )
+        while "conversation" not in again.screen or len(again.updates) < 3:
+            await asyncio.sleep(0.01)
+        sending.cancel()  # the first page is gone
+        await asyncio.gather(sending, return_exceptions=True)
+        await asyncio.sleep(2 * anna.services.grace_seconds)
+        assert not job.stop.is_set()
+        loading.cancel()  # and now the second
+        await asyncio.gather(loading, return_exceptions=True)
+
+    asyncio.run(scene())
+    eventually(lambda: anna.services.writers.job(anna.key) is None)
+    assert anna.session.turns[0].progress.outcome == "stopped"
+
+
+def test_two_visitors_never_meet(services):
+    anna, ben = Visitor(services), Visitor(services)
+    asyncio.run(anna.send("Only Anna knows this"))
+    asyncio.run(ben.watch(ben.chat.load("scripted-nano", anna.conversation_id, ben.request)))
+
+    assert "Only Anna knows this" not in str(ben.updates)
+    asyncio.run(ben.send("Ben here"))
+    assert [turn.said.text for turn in anna.session.turns] == ["Only Anna knows this"]
+    ben.chat.clear(anna.conversation_id, ben.request)
+    assert len(anna.session.turns) == 1
+
+
+def test_whoever_waits_sees_the_place_and_can_leave(services):
+    anna, ben = Visitor(services), Visitor(services)
+
+    async def scene() -> None:
+        first = asyncio.create_task(anna.send("Write for ever"))
+        while "is-done" not in str(anna.screen.get("conversation")):
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(ben.send("And me?"))
+        while "number 1 in line" not in str(ben.screen.get("conversation")):
+            await asyncio.sleep(0.01)
+        ben.chat.stop(ben.conversation_id, ben.request)
+        await asyncio.wait_for(second, 10)
+        anna.chat.stop(anna.conversation_id, anna.request)
+        await asyncio.wait_for(first, 10)
+
+    asyncio.run(scene())
+    assert ben.session.turns[0].progress.outcome == "stopped"
+    assert "And me?" in ben.screen["conversation"]
+
+
+def test_an_earlier_turn_can_be_picked(anna):
+    asyncio.run(anna.send("one"))
+    asyncio.run(anna.send("two"))
+    anna.see(anna.chat.pick(anna.conversation_id, anna.request, pressed(0)))
+    assert "Turn 1 of 2" in anna.screen["inspector"]
+    anna.see(anna.chat.pick(anna.conversation_id, anna.request, pressed(99)))
+    assert "Turn 1 of 2" in anna.screen["inspector"]
+    anna.see(anna.chat.pick(anna.conversation_id, anna.request, pressed(1)))
+    assert anna.session.selected is None
+
+
+def test_a_starter_is_offered_and_does_not_push_out_what_was_typed(anna):
+    empty, typed = {"text": "", "files": []}, {"text": "my own words", "files": []}
+    first = anna.chat.use_starter(empty, anna.request, pressed(1))["message"]["text"]
+    replaced = anna.chat.use_starter({"text": first}, anna.request, pressed(2))["message"]["text"]
+    kept = anna.chat.use_starter(typed, anna.request, pressed(1))["message"]["text"]
+
+    assert "position is being cut" in first
+    assert "closest friend" in replaced
+    assert "position" not in replaced
+    assert kept.startswith("my own words\n")
+
+
+# --- care ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[Dialogue]:
+    """The dialogues that reached a model."""
+    dialogues: list[Dialogue] = []
+
+    def watched(policy, judge, dialogue, *rest, **named):
+        dialogues.append(dialogue)
+        return take_turn(policy, judge, dialogue, *rest, **named)
+
+    monkeypatch.setattr("ui_components.shared.generation.take_turn", watched)
+    return dialogues
+
+
+@pytest.mark.parametrize("text", ["I want to kill myself", "I cut myself last night", "我割腕了"])
+def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_asked(
+    anna, asked, text
+):
+    anna.request.headers["accept-language"] = "en-GB"
+    asyncio.run(anna.send(text))
+    screen = anna.screen["conversation"]
+
+    assert text in screen
+    assert "116 123" in screen
+    assert "999" in screen
+    assert "988" not in screen  # the numbers of the country only
+    assert "No program answers this message" in screen
+    assert "Try again" not in screen
+    assert "Supporter" not in screen
+    assert "No reply is written to this message" in anna.screen["inspector"]
+    assert asked == []
+    assert anna.session.turns[0].progress is None
+    assert not anna.services.writers.count()
+    assert anna.screen["message"]._constructor_args[0]["submit_btn"] is True  # one can go on
+
+
+def test_the_card_comes_whatever_model_was_picked(anna):
+    asyncio.run(anna.send("I want to kill myself", model="gone", seed="seven"))
+
+    assert "988" in anna.screen["conversation"]
+    assert anna.error == ""
+
+
+def test_an_emergency_number_comes_first_where_minutes_count(anna):
+    asyncio.run(anna.send("I took 30 tylenol an hour ago"))
+    screen = anna.screen["conversation"]
+
+    assert "Please get help now" in screen
+    assert screen.index("tel:911") < screen.index("tel:988")
+    asyncio.run(anna.send("I want to die"))
+    suicide = anna.screen["conversation"].split("I want to die")[1]
+    assert suicide.index("tel:988") < suicide.index("tel:911")
+
+
+def test_there_is_no_way_round_the_card(anna, asked):
+    asyncio.run(anna.send("I want to kill myself"))
+    steering = Steering(anna.services, anna.chat._parts, anna.chat)
+    order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)
+    asyncio.run(anna.ask_again(0))
+    assert "lead to people" in anna.error
+    for handler, data in (
+        (steering.best_of, {"size": 2}),
+        (steering.try_strategy, {"turn": 0, "reply": 1, "strategy": "Question"}),
+        (steering.keep_step, {"turn": 0, "reply": 1, "part": "history"}),
+    ):
+        asyncio.run(anna.watch(handler(*order, gr.EventData(None, data))))
+    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.send("I will end my life tonight"))
+
+    assert asked == []
+    assert len(anna.session.turns) == 1
+    assert anna.session.turns[0].replies == ()
+
+
+def test_the_conversation_goes_on_and_the_model_then_knows_what_was_said(anna, asked):
+    asyncio.run(anna.send("I want to kill myself"))
+    asyncio.run(anna.send("I called somebody. I feel a little safer."))
+
+    assert REPLY in anna.screen["conversation"]
+    assert [utterance.text for utterance in asked[0]] == [
+        "I want to kill myself",
+        "I called somebody. I feel a little safer.",
+    ]
+
+
+def test_an_edited_message_without_a_sign_is_answered(anna):
+    asyncio.run(anna.send("I want to kill myself"))
+    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.send("I am very tired"))
+
+    assert REPLY in anna.screen["conversation"]
+    assert "988" not in anna.screen["conversation"]
+
+
+def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
+    async def two_at_once() -> None:
+        first = asyncio.create_task(anna.send("slowly, please"))
+        while anna.services.writers.job(anna.key) is None:
+            await asyncio.sleep(0.01)
+        await anna.send("I want to kill myself")
+        assert "Press Stop first" in anna.error
+        anna.chat.stop(anna.conversation_id, anna.request)
+        await anna.send("I want to kill myself")
+        await first
+
+    asyncio.run(two_at_once())
+
+    assert [turn.risk for turn in anna.session.turns] == [None, RiskKind.SUICIDE]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("My husband hits me", "Nobody has the right to hurt you"),
+        ("I want to kill someone", "Thoughts of hurting somebody"),
+        ("My brother wants to kill himself", "It is hard to fear for somebody"),
+    ],
+)
+def test_other_signs_get_a_card_of_their_own_and_a_reply(anna, text, sentence):
+    asyncio.run(anna.send(text))
+
+    assert sentence in anna.screen["conversation"]
+    assert "911" in anna.screen["conversation"]
+    assert REPLY in anna.screen["conversation"]
+
+
+def test_a_country_without_numbers_gets_no_emergency_number_of_another_one(anna):
+    anna.request.headers["accept-language"] = "en-ZA"
+    asyncio.run(anna.send("I want to kill myself"))
+    screen = anna.screen["conversation"]
+
+    assert "988 Suicide &amp; Crisis Lifeline (USA)" in screen
+    assert "911" not in screen
+    assert "Call the emergency number where you are" in screen
+
+
+def test_other_messages_get_no_card(anna):
+    asyncio.run(anna.send("My week was bad."))
+
+    assert "You matter more" not in anna.screen["conversation"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_sign_has_a_sentence_and_every_region_a_name(language):
+    texts = load_texts(language)
+    regions = {region for line in load_help_lines().lines for region in line.regions}
+
+    for kind in RiskKind:
+        assert risk_card(texts, kind).text
+    named = {region for region in regions if f"regions.{region}" in texts.words}
+    unnamed = regions - named
+    (europe,) = (line for line in load_help_lines().lines if "EU" in line.regions)
+    assert unnamed <= set(europe.regions)  # they go by the name of the union
+
+
+def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):
+    asyncio.run(anna.send("我很难过，不知道怎么办。"))
+
+    assert "Scripted nano was made for English" in anna.screen["conversation"]
+    assert REPLY in anna.screen["conversation"]
+
+
+def test_what_a_visitor_types_stays_text(anna):
+    asyncio.run(anna.send("<img src=x onerror=alert(1)> ${alert(2)} hostile"))
+
+    assert "<img" not in anna.screen["conversation"]
+    assert "&lt;img src=x" in anna.screen["conversation"]
+
+
+def test_the_log_of_a_failure_holds_no_words_of_the_visitor(anna, caplog, monkeypatch):
+    def break_down(policy: object, judge: object, dialogue: Dialogue, *_: object, **__: object):
+        raise RuntimeError(f"could not encode: {dialogue.utterances[0].text}")
+
+    monkeypatch.setattr("ui_components.shared.generation.take_turn", break_down)
+    asyncio.run(anna.send("my secret"))
+
+    assert "RuntimeError" in caplog.text
+    assert "my secret" not in caplog.text
+    assert "The reply broke off" in anna.screen["conversation"]
+
+
+def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
+    loaded = threading.Event()
+    load = anna.services.models.registry.policy
+
+    def slowly(name: str):
+        loaded.wait(10)
+        return load(name)
+
+    monkeypatch.setattr(anna.services.models.registry, "policy", slowly)
+
+    async def scene() -> None:
+        sending = asyncio.create_task(anna.send("hello"))
+        while "still being loaded" not in str(anna.screen.get("conversation")):
+            await asyncio.sleep(0.01)
+        note = anna.chat.choose_model("scripted-nano", anna.request)["note"]
+        assert "is being loaded" in note
+        loaded.set()
+        await asyncio.wait_for(sending, 10)
+
+    asyncio.run(scene())
+    assert REPLY in anna.screen["conversation"]
+    assert (
+        "not fit to support anyone" in anna.chat.choose_model("scripted-nano", anna.request)["note"]
+    )

@@ -1,0 +1,189 @@
+"""The inspector, drawn from records: every state has words, and a model's text stays text."""
+
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+
+from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer, ScriptedTurn
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.errors import BackendError
+from compeer_core.images import Image
+from compeer_core.policy import Controls, Policy
+from compeer_core.reasoning import Part, PartStarted
+from compeer_core.turn import take_turn
+from compeer_core.unifireward import Judge
+from tests.pages import BROKEN, COMPLETE, HOSTILE, SECOND
+from ui_components.chat.inspector import inspector_html
+from ui_components.chat.reply_words import signed
+from ui_components.shared.progress import Progress
+from ui_components.shared.session import Session, Turn
+from ui_components.shared.texts import load_texts
+
+ENGLISH = load_texts("en")
+SURE = Judge(
+    "judge", ScriptedScorer([{"True": 0.9, "False": 0.1}, "True", {"True": 0.3, "False": 0.7}])
+)
+BROKEN_JUDGE = Judge("judge", ScriptedScorer([BackendError("out of memory")]))
+
+
+def turn(text: str | ScriptedTurn, judge: Judge | None = SURE, stop_at: Part | None = None) -> Turn:
+    """A turn as the page would have folded it; cut off where a part begins, if asked to."""
+    policy = Policy("policy", ScriptedBackend([text]))
+    stop = threading.Event()
+    dialogue = Dialogue.from_messages([{"role": "user", "content": "I lost my job."}])
+    progress = Progress(model="policy", judge=judge.name if judge else None)
+    for event in take_turn(policy, judge, dialogue, Controls(), stop):
+        progress = progress.after(event)
+        if stop_at is not None and isinstance(event, PartStarted) and event.part is stop_at:
+            stop.set()
+    return Turn(Utterance(Speaker.SEEKER, "I lost my job."), progress)
+
+
+def drawn(*turns: Turn, language: str = "en", **session: object) -> str:
+    html = inspector_html(Session(turns=turns, **session), load_texts(language))  # type: ignore[arg-type]
+    return re.sub(r"\s+", " ", html)
+
+
+def words(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def test_without_a_turn_it_says_what_will_be_here():
+    assert "how a reply comes about" in drawn()
+
+
+def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
+    html = drawn(turn(COMPLETE))
+
+    assert html.count("<b>judged right</b>") == 2
+    assert html.count("<b>judged wrong</b>") == 1
+    assert [int(share) for share in re.findall(r"(\d+) % sure", html)] == [90, 90, 70]
+    # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
+    assert "steps +1 +1 −1 · reply n/a (no reference) · format +1" in words(html).replace("  ", " ")
+    assert "+2 of 4" in html
+
+
+def test_the_labels_are_shown_as_a_stepper_a_bar_and_one_of_eight():
+    html = drawn(turn(SECOND))
+
+    assert '<li class="is-past" >Exploration</li>' in html
+    assert '<li class="is-now" aria-current="step">Comforting</li>' in html
+    assert html.count('class="on"') == 3
+    assert "3 of 5" in html
+    assert html.count('class="is-other"') == 7
+    assert html.count('class="is-chosen"') == 1
+    assert html.count('data-strategy="Providing Suggestions"') == 1
+
+
+def test_a_turn_that_lacks_a_part_shows_its_text_what_is_missing_and_the_penalty():
+    html = drawn(turn(BROKEN))
+
+    assert "the part “strategy” is missing" in html
+    assert "Format −1" in html
+    assert "−4 of 4" in html
+    assert "The model wrote “Explore”" in html
+    assert "&lt;reply&gt;You have come a long way.&lt;/reply&gt;" in html
+
+
+@pytest.mark.parametrize("text", ["", "plain words", "<history>", "</reply>", "\x00"])
+def test_no_output_leaves_the_inspector_blank(text):
+    html = drawn(turn(text))
+
+    assert html.count("This part is missing.") == 3
+    assert "does not follow the format" in html
+
+
+def test_a_judge_that_fails_is_not_a_number():
+    html = drawn(turn(COMPLETE, BROKEN_JUDGE))
+
+    assert html.count("the judge failed on this part") == 3
+    assert "no total: a part could not be scored" in html
+
+
+def test_without_a_judge_nothing_is_scored_and_the_reason_is_given():
+    html = drawn(turn(COMPLETE, judge=None))
+
+    assert html.count("no judge") >= 3
+    assert "no total: nobody judges" in html
+
+
+def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
+    html = drawn(turn(COMPLETE, stop_at=Part.EMOTION))
+
+    assert "You stopped this reply" in html
+    assert "does not follow the format" not in html
+    assert "Format −1" not in html
+    assert "This part is missing" not in html
+    assert "gave no label" not in html
+    assert "the reply was not finished" in html
+
+
+def test_a_reply_that_broke_off_says_so_and_keeps_what_there_is():
+    html = drawn(turn(ScriptedTurn(text=COMPLETE[:70], ending="failed")))
+
+    assert "The reply broke off" in html
+    assert "The seeker lost a job" in html
+
+
+def test_a_part_that_is_written_has_a_verdict_on_its_way():
+    progress = Progress(model="m", judge="judge", phase="writing")
+    parts = {**progress.parts, Part.HISTORY: replace(progress.parts[Part.HISTORY], state="done")}
+    running = replace(progress, parts=parts)
+    html = drawn(Turn(Utterance(Speaker.SEEKER, "hello"), running))
+
+    assert "being judged" in html
+    assert html.count("Not written yet") == 2
+
+
+def test_what_a_model_writes_cannot_become_html_or_script():
+    html = drawn(turn(HOSTILE))
+
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<b>Hug</b>" not in html
+    assert "&lt;b&gt;Hug&lt;/b&gt;" in html
+
+
+def test_totals_over_the_turns_are_a_line_and_a_sentence():
+    html = drawn(turn(COMPLETE), turn(BROKEN), turn(COMPLETE, judge=None))
+
+    assert "turn 1: +2 of 4, turn 2: −4 of 4, turn 3: not scored" in html
+    assert html.count("<circle") == 2
+    assert "<svg" not in drawn(turn(COMPLETE))  # one point is no line
+
+
+def test_another_turn_can_be_looked_at():
+    html = drawn(turn(COMPLETE), turn(SECOND), selected=0)
+
+    assert "Turn 1 of 2" in html
+    assert "Reflection of Feelings</b>" in html
+
+
+def test_the_picture_that_was_used_stands_beside_the_emotion():
+    pictured = turn(COMPLETE)
+    pictured = replace(
+        pictured, said=replace(pictured.said, images=(Image(b"x", 1, 1, alt="A <wet> street"),))
+    )
+    html = drawn(pictured)
+
+    assert f'src="pictures/{pictured.key}/0" alt="A &lt;wet&gt; street"' in html
+
+
+def test_chinese_words_stand_around_english_labels():
+    html = drawn(turn(SECOND), language="zh")
+
+    assert "安抚" in html
+    assert "羞愧" in html
+    assert "肯定对方的优点和努力" in html
+    ours = re.sub(r"<pre.*?</pre>", "", html)  # without what the model wrote
+    assert not re.search(r"judged|Sentiment|Turn \d", ours)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(1.0, "+1"), (-1.0, "−1"), (0.0, "0"), (2.4, "+2.4"), (-0.126, "−0.126")],
+)
+def test_numbers_carry_a_sign_that_can_be_read(value, expected):
+    assert signed(value) == expected

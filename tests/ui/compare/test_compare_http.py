@@ -1,0 +1,257 @@
+"""Votes over plain HTTP, past the page: the server alone decides what is taken."""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from compeer_core.dialogue import Speaker, Utterance
+from compeer_core.taxonomy import Preference
+from tests.comparisons import MODELS, make
+from tests.pages import eventually
+from ui_components.compare.jobs import Wish
+from ui_components.server.app import build_server, serving
+from ui_components.shared.services import Services
+from ui_components.shared.session_store import SessionKey
+
+CONVERSATION = "comparison-" + "y" * 16
+ACKNOWLEDGED_SECONDS = 0.05
+
+# Gradio uses pandas in ways that pandas has come to dislike.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
+)
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
+    return make(tmp_path_factory.mktemp("models"), grace_seconds=20)
+
+
+@pytest.fixture(scope="module")
+def address(services: Services) -> Iterator[str]:
+    with serving(build_server(services)) as where:
+        yield where
+
+
+class Caller:
+    """A program that speaks gradio's own protocol."""
+
+    def __init__(self, address: str, services: Services) -> None:
+        self.services = services
+        self.http = httpx.Client(base_url=address, timeout=60)
+        self.page = self.http.get("/").text
+        self.config = self.http.get("/config").json()
+        self.visitor = services.visitors.read(dict(self.http.cookies))
+        self.key = SessionKey(self.visitor, CONVERSATION)
+
+    def index(self, element: str, event: str) -> int:
+        """The number of the handler that answers an event."""
+        (component,) = [
+            each["id"]
+            for each in self.config["components"]
+            if each["props"].get("elem_id") == element
+        ]
+        (found,) = [
+            each["id"]
+            for each in self.config["dependencies"]
+            if [component, event] in [list(target) for target in each["targets"]]
+        ]
+        return int(found)
+
+    def begin(self, text: str = "hello", *, wait: bool = True) -> str:
+        """Begin a round in the server, and return its battle."""
+        comparing = self.services.comparing
+        comparing.store.update(self.key, lambda _: type(comparing.store.get(self.key))())
+        wish = Wish(("maple-1", "cedar-2"), judge="oracle")
+        match = comparing.begin(self.key, Utterance(Speaker.SEEKER, text), wish, None)
+        if wait:
+            assert match.over.wait(30)
+        last = comparing.store.get(self.key).last
+        assert last is not None
+        return last.pairs[0].battle
+
+    def act(self, event: str, **data: Any) -> httpx.Response:
+        """Post an event of the ballot, as anybody could."""
+        body = {
+            "data": [CONVERSATION],
+            "fn_index": self.index("compare-ballot", event),
+            "session_hash": "anything",
+            "event_data": data,
+        }
+        return self.http.post("/gradio_api/run/predict", json=body)
+
+    def said(self, event: str, **data: Any) -> str:
+        """Post an event and return what stands at the place for refusals."""
+        answer = self.act(event, **data)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["data"][2])
+
+    def vote(self, battle: str, preference: str = "first", revision: int = 0) -> str:
+        return self.said("vote", battle=battle, preference=preference, revision=revision)
+
+
+@pytest.fixture
+def anna(address: str, services: Services) -> Caller:
+    return Caller(address, services)
+
+
+@pytest.fixture
+def ben(address: str, services: Services) -> Caller:
+    return Caller(address, services)
+
+
+def votes_of(caller: Caller, battle: str) -> list[Preference]:
+    return [row.preference for row in caller.services.votes.votes() if row.battle_id == battle]
+
+
+def test_one_vote_stands_whatever_is_posted(anna, ben):
+    battle = anna.begin()
+    assert "There is no vote of yours" in anna.said("reveal", battle=battle)
+    assert "There is no vote of yours" in anna.said("undo", battle=battle, revision=0)
+    assert "not yours" in ben.vote(battle)
+    assert "no such comparison" in anna.vote("b" + "f" * 32)
+    assert "no such comparison" in anna.vote("\x00")
+    assert "not one of the four" in anna.vote(battle, "best")
+    assert anna.vote(battle, "second") == ""
+    assert "voted on this already" in anna.vote(battle, "first")
+    assert anna.vote(battle, "second") == ""  # the same request once more
+
+    assert votes_of(anna, battle) == [Preference.SECOND]
+
+
+def test_many_at_once_leave_one_vote(anna):
+    battle = anna.begin()
+    choices = ["first", "second", "both", "neither"] * 5
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda choice: anna.vote(battle, choice), choices))
+
+    assert len(votes_of(anna, battle)) == 1
+    kept = votes_of(anna, battle)[0].value
+    assert {choice for choice, error in zip(choices, said, strict=True) if not error} == {kept}
+
+
+def test_an_unfinished_battle_takes_no_vote(anna, services):
+    battle = anna.begin("for ever", wait=False)
+    assert "still being written" in anna.vote(battle)
+    assert "no vote of yours" in anna.said("reveal", battle=battle)
+    services.comparing.stop(anna.key)
+    eventually(lambda: services.comparing.match(anna.key) is None)
+
+    assert votes_of(anna, battle) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"battle": None, "preference": "first"},
+        {"battle": ["b"], "preference": {"a": 1}, "revision": "x"},
+        {"battle": "b" * 100_000, "preference": "first"},
+        {
+            "battle": "'; drop table votes; --",
+            "preference": "\ud800".encode("utf-8", "replace").decode(),
+        },
+    ],
+)
+def test_nonsense_is_refused_with_a_sentence(anna, data):
+    assert "Nothing was recorded" in anna.said("vote", **data)
+
+
+def test_hostile_notes_come_back_as_text(anna):
+    battle = anna.begin()
+    assert anna.vote(battle) == ""
+    note = (
+        "<img src=x onerror=alert(1)> ![a](https://example.com/a.png) \u202eabc\u200b ${1+1}" * 50
+    )
+    answer = anna.act("explain", battle=battle, tags=["empathy"], note=note, token="a").json()[
+        "data"
+    ]
+    assert answer[2] == ""
+    assert "<img src=x" not in answer[1]
+    assert "&lt;img src=x" in answer[1]
+    assert "10000 is the most" in anna.said(
+        "explain", battle=battle, tags=[], note="x" * 10_001, token="b"
+    )
+    assert "not one of the reasons" in anna.said(
+        "explain", battle=battle, tags=["<b>"], note="", token="c"
+    )
+
+
+def test_no_payload_names_a_side_before_the_vote(anna):
+    """What a page is sent while a round is written, word for word."""
+    body = {
+        "data": [{"text": "slowly", "files": []}, "", "blind", [], False, False, CONVERSATION],
+        "fn_index": anna.index("compare-message", "submit"),
+        "session_hash": "stream",
+    }
+    joined = anna.http.post("/gradio_api/queue/join", json=body)
+    assert joined.status_code == 200, joined.text
+    streamed: list[str] = []
+    with anna.http.stream("GET", "/gradio_api/queue/data?session_hash=stream") as events:
+        for line in events.iter_lines():
+            streamed.append(line)
+            if '"process_completed"' in line:
+                break
+    text = "".join(streamed)
+    metrics = anna.http.get("/metrics").text
+
+    assert "hardest" in text
+    assert "You said" not in text
+    known = [*MODELS, *filter(None, MODELS.values()), "tokens", "judge says"]
+    assert [name for name in known if name in text] == []
+    assert 'status="finished"' in metrics
+    battle = json.loads(
+        json.dumps(anna.services.comparing.store.get(anna.key).rounds[-1].pairs[0].battle)
+    )
+    shown = anna.act("vote", battle=battle, preference="both", revision=0).text
+    assert [name for name in known if name in shown] == []
+    assert "Maple the First" in anna.act("reveal", battle=battle).text
+
+
+def test_turns_are_counted_when_both_sides_have_ended(anna, services):
+    """Else the public counters would tell which side is which."""
+
+    def counters() -> list[str]:
+        lines = anna.http.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("compeer_t")]
+
+    def over() -> int:
+        return sum(side.is_over for side in services.comparing.store.get(anna.key).rounds[-1].sides)
+
+    before = counters()
+    anna.begin("for ever", wait=False)
+    services.comparing.stop(anna.key, 0)
+    eventually(lambda: over() == 1)
+    assert counters() == before
+    services.comparing.stop(anna.key, 1)
+    eventually(lambda: services.comparing.match(anna.key) is None)
+
+    assert counters() != before
+
+
+def test_a_vote_costs_the_server_less_than_50_ms(anna, services):
+    """Of work, measured on this process: other programs on the machine do not count."""
+    battles = [anna.begin() for _ in range(12)]
+    index = anna.index("compare-ballot", "vote")
+    costs = []
+    for battle in battles:
+        body = {
+            "data": [CONVERSATION],
+            "fn_index": index,
+            "session_hash": "speed",
+            "event_data": {"battle": battle, "preference": "first", "revision": 0},
+        }
+        began = time.process_time()
+        answer = anna.http.post("/gradio_api/run/predict", json=body)
+        costs.append(time.process_time() - began)
+        assert answer.json()["data"][2] == ""
+
+    assert statistics.median(costs) < ACKNOWLEDGED_SECONDS, costs
+    assert threading.active_count() < 200

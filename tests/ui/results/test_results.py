@@ -1,0 +1,505 @@
+"""The results without a browser: what is kept, what is drawn, what can be downloaded."""
+
+import asyncio
+import html
+import json
+import random
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import insert, text
+
+from compeer_core.errors import InputError
+from compeer_core.registry import Registry
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.board import Board, Filters, Settings, Status, bradley_terry
+from compeer_core.votes.board_plot import to_svg
+from compeer_core.votes.board_text import to_csv
+from compeer_core.votes.database import default_url
+from compeer_core.votes.rows import VoteRow, read_votes
+from compeer_core.votes.schema import BattleRow, RevisionRow, SideRow, VoteRecord, VoterRow
+from compeer_core.votes.store import VoteStore
+from tests.pages import write_models
+from tests.voting import Clock, hold_votes, vote
+from ui_components.results.boards import KEEP_SECONDS, LOOK_SECONDS, MOST_WAITING, Boards
+from ui_components.results.filters import read_filters, write_filters
+from ui_components.results.screen import Results
+from ui_components.results.view import filters_html, results_html, sentence
+from ui_components.server.admission_queue import LineFullError
+from ui_components.server.api import Program
+from ui_components.server.app import build_server
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
+from ui_components.shared.texts import load_texts
+
+EN, ZH = load_texts("en"), load_texts("zh")
+SPITEFUL = "<img src=x onerror=alert(1)>"
+
+
+def services_in(folder, clock=None) -> Services:
+    models = Models(Registry.from_toml(write_models(folder)))
+    return Services(models, VoteStore(default_url(folder), clock=clock or Clock()))
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
+    """A server over 45 votes of eight people, and one vote that waits to be counted."""
+    clock = Clock()
+    made = services_in(tmp_path_factory.mktemp("votes"), clock)
+    hold_votes(made.votes, 45)
+    for number in range(6):
+        made.votes.set_group(f"voter-{number}", "counsellors" if number < 5 else "alone")
+    clock.forward(seconds=10)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(services: Services):
+    with warnings.catch_warnings(), TestClient(build_server(services)) as client:
+        yield client
+
+
+def board_of(services: Services, **filters: Any) -> Board:
+    return services.boards.current(Filters(**filters)).result(60).board
+
+
+def words(drawn: str) -> str:
+    """Return what a reader sees of HTML."""
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", drawn)))
+
+
+def made_board(*votes: tuple[str, str, Preference, int], raters: int = 6) -> Board:
+    rows = []
+    for left, right, preference, times in votes:
+        for _ in range(times):
+            number = len(rows)
+            rows.append(
+                VoteRow(
+                    battle_id=f"b{number}",
+                    voter=f"r{number % raters}",
+                    left=left,
+                    right=right,
+                    preference=preference,
+                    blind=True,
+                    language="en",
+                    at=Clock().time,
+                )
+            )
+    return bradley_terry(rows, settings=Settings(fits=60), as_of=Clock().time)
+
+
+FIRST, SECOND, BOTH, NEITHER = Preference
+
+
+# --- filters in an address -----------------------------------------------------------------------
+
+
+def test_filters_survive_the_way_through_an_address():
+    filters = Filters(
+        kind="any",
+        languages=("en", "zh"),
+        topics=("A & B=1",),
+        rater_groups=("",),
+        has_image=False,
+        with_reasoning=True,
+        admit=("leaked", "too_fast"),
+    )
+
+    assert read_filters(write_filters(filters)) == filters
+    assert write_filters(Filters()) == ""
+    assert read_filters("screen=results&language=&image=") == Filters()
+
+
+@pytest.mark.parametrize(
+    "query", ["kind=all", "image=yes", "reasoning=1", "admit=nothing", "topic=" + "x" * 3000]
+)
+def test_filters_that_cannot_be_are_refused(query):
+    with pytest.raises(InputError):
+        read_filters(query)
+
+
+# --- boards that are kept ------------------------------------------------------------------------
+
+
+def test_a_board_is_kept_until_votes_change(tmp_path):
+    clock, ticks = Clock(), [0.0]
+    with VoteStore(default_url(tmp_path), clock=clock) as store:
+        boards = Boards(store, Settings(fits=50), clock=lambda: ticks[0])
+
+        def board():
+            ticks[0] += 2 * LOOK_SECONDS
+            return boards.current(Filters()).result(60).board
+
+        assert boards.kept(Filters()) is None
+        empty = board()
+        assert boards.kept(Filters()).board is empty
+        clock.forward(minutes=1)
+        assert board() is empty  # nothing has changed, so it still holds
+        vote(store, "ann", "a", "b")
+        assert board() is empty  # the vote is too young
+        clock.forward(seconds=3)
+        assert board().votes == 1
+        ticks[0] += KEEP_SECONDS
+        assert board().votes == 1
+        assert boards.current(Filters(kind="any")).result(60).board.votes == 1
+        store.delete_voter("ann")
+        assert board().votes == 0
+        assert boards.kept(Filters(kind="any")) is None  # what was deleted is shown to nobody
+
+
+def test_for_a_moment_nobody_asks_the_database(tmp_path, monkeypatch):
+    ticks = [0.0]
+    with VoteStore(default_url(tmp_path), clock=Clock()) as store:
+        boards = Boards(store, clock=lambda: ticks[0])
+        first = boards.current(Filters()).result(60)
+        monkeypatch.setattr(store, "stamp", lambda *_: pytest.fail("asked"))
+        monkeypatch.setattr(store, "votes", lambda *_: pytest.fail("read"))
+
+        ticks[0] += LOOK_SECONDS / 2
+        assert boards.current(Filters()).result(60).board is first.board
+        assert boards.current(Filters(kind="any")).result(60).board.votes == 0
+
+
+def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch):
+    with VoteStore(default_url(tmp_path), clock=Clock()) as store:
+        boards = Boards(store)
+        gate, reads = threading.Event(), []
+        votes = store.votes
+
+        def slow(as_of):
+            reads.append(as_of)
+            gate.wait(30)
+            return votes(as_of)
+
+        monkeypatch.setattr(store, "votes", slow)
+        asked = [boards.current(Filters()) for _ in range(50)]
+        others = [boards.current(Filters(topics=(f"t{n}",))) for n in range(MOST_WAITING - 1)]
+        with pytest.raises(LineFullError):
+            boards.current(Filters(topics=("one too many",)))
+        gate.set()
+
+        assert len({id(each.result(60)) for each in asked}) == 1
+        assert len(reads) == 1
+        assert all(each.result(60).board.votes == 0 for each in others)
+        assert boards.current(Filters(topics=("one too many",))).result(60)
+
+
+def test_a_group_of_one_person_cannot_be_looked_at(services):
+    assert board_of(services, rater_groups=("counsellors",)).raters == 5
+    assert board_of(services, rater_groups=("",)).raters == 2
+    with pytest.raises(InputError, match="alone"):
+        board_of(services, rater_groups=("alone",))
+
+
+def test_a_moment_that_has_not_passed_is_refused(services):
+    with pytest.raises(InputError, match="not passed"):
+        services.boards.at(Filters(), services.votes.now()).result(60)
+
+
+def test_ten_thousand_battles_are_read_and_counted_in_less_than_five_seconds(tmp_path):
+    with VoteStore(default_url(tmp_path), clock=Clock()) as store:
+        write_many(store, battles=10_000, voters=200)
+        boards = Boards(store)
+
+        begun = time.process_time()  # of all threads; other programs do not count
+        board = boards.current(Filters()).result(300).board
+        taken = time.process_time() - begun
+
+        assert (board.status, board.settings.fits) == (Status.RANKED, 300)
+        assert (board.votes, board.raters, len(board.models)) == (10_000, 200, 10)
+        assert taken < 5
+
+        begun = time.process_time()
+        assert boards.current(Filters()).result(60).board is board
+        assert time.process_time() - begun < 0.05
+
+
+def write_many(store: VoteStore, battles: int, voters: int) -> None:
+    drawn = random.Random(1)
+    at = Clock().time.replace(hour=1)
+    reward = {"steps": [1.0, 1.0, 1.0], "response": None, "format": 1.0, "total": 1.0}
+    people = [
+        {"id": f"p{n}", "pseudonym": f"v{n}", "rater_group": "", "created_at": at}
+        for n in range(voters)
+    ]
+    tables: dict[Any, list[dict[str, Any]]] = {
+        VoterRow: people, BattleRow: [], SideRow: [], VoteRecord: [], RevisionRow: [],
+    }  # fmt: skip
+    for n in range(battles):
+        voter, battle = f"p{n % voters}", f"b{n}"
+        tables[BattleRow].append(
+            {
+                "id": battle, "voter_id": voter, "opened_at": at, "expires_at": at, "seed": n,
+                "blind": True, "with_reasoning": False, "language": "en", "topic": "",
+                "dialogue_id": "d", "imported": False, "verdict": drawn.choice(list(Preference)),
+            }
+        )  # fmt: skip
+        left, right = drawn.sample(range(10), 2)
+        for side, model in enumerate((left, right)):
+            tables[SideRow].append(
+                {
+                    "battle_id": battle, "side": side, "model": f"m{model}", "seed": n,
+                    "status": "finished", "reply_length": drawn.randrange(200), "reward": reward,
+                    "leaked": False,
+                }
+            )  # fmt: skip
+        tables[VoteRecord].append({"id": n + 1, "battle_id": battle, "voter_id": voter})
+        said = FIRST if drawn.random() < 0.5 + 0.04 * (right - left) else SECOND
+        tables[RevisionRow].append(
+            {
+                "vote_id": n + 1, "voter_id": voter, "number": 1, "at": at, "preference": said,
+                "tags": [], "note": "", "rate_limited": False, "after_reveal": False,
+            }
+        )  # fmt: skip
+    with store.database.writing() as session:
+        for table, rows in tables.items():
+            session.execute(insert(table), rows)
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def test_the_head_sentence_says_who_is_preferred_and_how_sure_that_is():
+    board = made_board(("urp", "base", FIRST, 60), ("base", "urp", FIRST, 6), raters=12)
+    told = sentence(board, EN, str.upper)
+
+    assert told == (
+        f"URP is preferred to BASE in 91 % of decided votes (95 % "
+        f"{round(board.headline.win_share.low * 100)}–{round(board.headline.win_share.high * 100)}, "
+        "66 votes, 12 raters)."
+    )
+    assert "urp 比 base 更受欢迎：在分出胜负的投票中赢得 91%" in sentence(board, ZH, str)
+    even = made_board(("urp", "base", FIRST, 13), ("base", "urp", FIRST, 12))
+    assert sentence(even, EN, str).endswith("That can be chance: the interval contains 50 %.")
+    ties = made_board(("urp", "base", BOTH, 25))
+    assert "urp" not in sentence(ties, EN, str) or ties.headline is not None
+
+
+@pytest.mark.parametrize(
+    ("votes", "raters", "told"),
+    [
+        ([], 6, "0 of 20 needed"),
+        ([("a", "b", FIRST, 7), ("a", "b", NEITHER, 30)], 6, "7 of 20 needed"),
+        ([("a", "b", FIRST, 25)], 3, "3 of 5 needed, with 25 votes"),
+        ([("a", "b", FIRST, 20), ("c", "d", FIRST, 20)], 6, "(a, b; c, d)"),
+    ],
+)
+def test_without_enough_votes_there_are_no_ranks_and_the_reason_is_named(
+    services, votes, raters, told
+):
+    board = made_board(*votes, raters=raters)
+    drawn = results_html(board, EN, services.models)
+
+    assert told in words(drawn)
+    assert "not ranked" in drawn
+    assert 'data-screen="compare"' in drawn
+    assert EN("results.ranks") not in drawn
+    assert "is-grey" in drawn
+    if not votes:  # who could be compared is named
+        assert "Scripted nano" in drawn
+
+
+def test_plot_and_table_hold_the_same_numbers(services):
+    board = board_of(services)
+    drawn = results_html(board, EN, services.models)
+    plot, table = drawn[: drawn.index("</svg>")], drawn[drawn.index('data-table="models"') :]
+
+    assert board.status is Status.RANKED
+    for row in board.models:
+        numbers = f"{row.score.low:.0f}–{row.score.high:.0f}"
+        assert f"{row.score.value:.0f} ({numbers})" in plot
+        assert f"<td>{row.score.value:.0f}</td><td>{numbers}</td>" in table
+        assert f"<td>{row.wins}</td><td>{row.losses}</td><td>{row.ties}</td>" in table
+    assert "Scripted nano" in words(table)  # by its title
+
+
+def test_pairs_judge_effects_and_what_is_left_out_are_shown(services):
+    board = board_of(services)
+    seen = words(results_html(board, EN, services.models))
+
+    pair = board.pairs[0]
+    assert f"{pair.wins} : {pair.losses}" in seen
+    assert f"{pair.losses} : {pair.wins}" in seen  # the mirror image
+    assert f"equal {pair.ties}, neither {pair.neither}" in seen
+    assert f"Kappa {board.judge.kappa.value:.2f}" in seen
+    assert "Of two equal replies the left one" in seen
+    assert "The longer reply won" in seen
+    assert board.influence is not None
+    assert f"{board.influence.largest_shift} points" in seen
+    assert board.left_out.flagged == board.flags["too_fast"] == 5
+    assert "given too fast to have read both replies 5" in seen
+    unacceptable = board.models[0].unacceptable_share
+    assert (
+        f"{round(unacceptable.value * 100)} % (" in seen[seen.index("Neither reply acceptable") :]
+    )
+    assert board.vote_set[:12] in seen
+    assert board.code in seen
+
+
+def test_names_from_elsewhere_are_text(services):
+    board = made_board((SPITEFUL, "b", FIRST, 30), ("b", SPITEFUL, FIRST, 5))
+
+    for texts in (EN, ZH):
+        drawn = results_html(board, texts, services.models)
+        assert "<img" not in drawn
+        assert SPITEFUL in words(drawn.replace("&lt;", "\0").replace("&gt;", "\1")).replace(
+            "\0", "<"
+        ).replace("\1", ">")
+
+
+def test_the_form_offers_what_there_is_and_nothing_else(services):
+    choices = services.boards.current(Filters()).result(60).choices
+    drawn = filters_html(choices, read_filters("topic=exam&admit=too_fast"), EN)
+
+    assert re.findall(r'name="(\w+)"', drawn) == [
+        "language", "image", "topic", "group", "reasoning", "kind", "admit",
+    ]  # fmt: skip
+    assert '<option value="exam" selected>' in drawn
+    assert "alone" not in drawn
+    assert re.search(r'value="too_fast" checked>.*<b>5</b>', drawn)
+    assert "<details open>" in drawn
+
+
+# --- the handler ---------------------------------------------------------------------------------
+
+
+def looked(services: Services, query: str = "", form: str = "") -> list[dict[str, str]]:
+    results = Results(services, SimpleNamespace(form="form", board="board"))  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(cookies={}, headers={"accept-language": "en"})
+    event = gr.EventData(None, {"query": query, "form": form})
+
+    async def updates():
+        return [update async for update in results.look(request, event)]
+
+    return asyncio.run(updates())
+
+
+def test_who_comes_first_sees_that_votes_are_counted_then_the_board(tmp_path):
+    services = services_in(tmp_path)
+
+    counting, shown = looked(services)
+    assert "Counting votes" in counting["board"]
+    assert "0 of 20 needed" in shown["board"]
+    key = html.unescape(re.search(r'data-key="([^"]*)"', shown["form"])[1])
+    # who comes later sees it at once, and a form that is there already is left alone
+    assert [list(update) for update in looked(services, form=key)] == [["board"]]
+
+
+def test_a_database_that_fails_is_told_in_words(tmp_path):
+    services = services_in(tmp_path)
+    with services.votes.database.writing() as session:
+        session.execute(text("ALTER TABLE vote_revisions RENAME TO lost"))
+
+    drawn = looked(services)[-1]["board"]
+    assert "could not be read" in drawn
+    assert "data-again" in drawn
+
+
+@pytest.mark.parametrize("query", ["image=maybe", "group=nobody"])
+def test_filters_that_cannot_be_are_told_in_words(services, query):
+    assert "cannot be used" in looked(services, query)[-1]["board"]
+
+
+# --- downloads -----------------------------------------------------------------------------------
+
+
+def test_the_command_on_the_page_writes_the_bytes_of_the_download(
+    services, client, tmp_path, repository
+):
+    for query in ("", "language=zh&admit=too_fast&topic=exam"):
+        page = looked(services, query)[-1]["board"]
+        command = html.unescape(re.search(r"<code>(.*?)</code>", page)[1])
+        link = html.unescape(re.search(r'href="(results/board.json[^"]*)"', page)[1])
+        written = tmp_path / "board.json"
+        words = shlex.split(command.replace("board.json", str(written)))
+        assert words[:4] == ["python", "-m", "compeer_core.votes", "board"]
+
+        where = ["--database-url", services.votes.database.name]
+        subprocess.run([sys.executable, *words[1:], *where], check=True, cwd=repository)
+
+        answer = client.get(f"/{link}")
+        assert answer.content == written.read_bytes()
+        assert answer.headers["content-type"] == "application/json"
+        assert "attachment" in answer.headers["content-disposition"]
+        board = Board.model_validate_json(answer.content)
+        assert board.filters == read_filters(query)
+        assert board.vote_set in page
+
+
+def test_a_link_of_an_earlier_moment_still_gives_the_board_of_then(tmp_path):
+    clock = Clock()
+    services = services_in(tmp_path, clock)
+    vote(services.votes, "ann", "a", "b")
+    clock.forward(seconds=10)
+    then = board_of(services)
+    vote(services.votes, "bob", "a", "b")
+    clock.forward(seconds=10)
+    later = Boards(services.votes)  # a server that was started since
+
+    assert later.current(Filters()).result(60).board.votes == 2
+    assert later.at(Filters(), then.as_of).result(60) == then
+
+
+def test_tables_and_plot_can_be_downloaded(services, client):
+    board = board_of(services, languages=("en",))
+    for table in ("models", "pairs", "judge"):
+        answer = client.get(f"/results/{table}.csv?language=en")
+        assert answer.text == to_csv(board, table)
+        assert answer.headers["content-type"].startswith("text/csv")
+    answer = client.get("/results/board.svg?language=en")
+    assert answer.text == to_svg(board)
+    assert answer.headers["content-type"] == "image/svg+xml"
+
+
+def test_the_file_of_votes_gives_the_same_numbers_and_names_nobody(services, client, tmp_path):
+    board = board_of(services)
+    answer = client.get("/results/votes.jsonl")
+    (tmp_path / "votes.jsonl").write_bytes(answer.content)
+    rows = list(read_votes(tmp_path / "votes.jsonl"))
+
+    again = bradley_terry(rows, as_of=board.as_of)
+    assert again.model_dump(exclude={"vote_set"}) == board.model_dump(exclude={"vote_set"})
+    assert len(rows) == 45
+    secret = [each.voter for each in services.votes.votes()]
+    secret += [each.battle_id for each in services.votes.votes()]
+    assert not [name for name in secret if name in answer.text]
+    assert "12:34" not in answer.text
+    assert {row.rater_group for row in rows} == {"", "counsellors"}
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("board.json?as_of=yesterday", 400),
+        ("board.json?as_of=2026-11-21T12:00:00", 400),
+        ("votes.jsonl?as_of=2999-01-01T00:00:00Z", 400),
+        ("board.svg?image=maybe", 400),
+        ("models.csv?group=alone", 400),
+        ("voters.csv", 404),
+    ],
+)
+def test_what_cannot_be_downloaded_is_one_sentence(client, path, status):
+    answer = client.get(f"/results/{path}")
+
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text.count("\n") == 1
+
+
+def test_programs_get_the_rows_with_their_intervals(services):
+    rows = Program(services).leaderboard()
+
+    assert [row["model"] for row in rows] == ["scripted-nano", "other"]
+    assert rows == json.loads(json.dumps(rows))
+    assert rows[0]["score"]["low"] < rows[0]["score"]["value"] < rows[0]["score"]["high"]
+    assert (rows[0]["rank"], rows[0]["rank_low"]) == (1, 1)

@@ -1,0 +1,389 @@
+"""Who is let in, and who is heard: an honest visitor beside somebody who asks for everything."""
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from compeer_core.backends.scripted import ScriptedScoring
+from tests.pages import COMPLETE, REPLY, eventually, make_services
+from tests.visitors import ELSEWHERE, HERE, Attack, Browser, Post, seconds_of
+from ui_components.server import admission
+from ui_components.server.app import build_server, serving
+from ui_components.server.visitors import COOKIE, NEW_VISITORS
+from ui_components.shared import generation as writing
+from ui_components.shared import session_store as keeping
+from ui_components.shared.services import Services
+from ui_components.shared.session_store import SessionKey
+
+# Gradio sets a pandas option that pandas has come to dislike.
+pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
+
+TURN_SECONDS = 0.8
+SLOWED_DOWN = 3.0
+TURNS: tuple[dict[str, Any], ...] = (
+    {"when": "for ever", "text": COMPLETE, "delay_seconds": 0.05, "ending": "endless"},
+    {"when": "quick", "text": COMPLETE, "chunk_characters": 1000},
+    {"text": COMPLETE, "first_delay_seconds": TURN_SECONDS, "chunk_characters": 100},
+)
+JOIN, CHAT, SCORE = "/gradio_api/queue/join", "/gradio_api/call/chat", "/gradio_api/call/score"
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Services:
+    return make_services(tmp_path, TURNS)
+
+
+@pytest.fixture
+def address(services: Services) -> Iterator[str]:
+    with serving(build_server(services)) as where:
+        yield where
+
+
+def asking(text: str = "hello") -> dict[str, Any]:
+    """What a program posts to /chat."""
+    return {"data": [text, [], None, "", None, -1]}
+
+
+def key_of(services: Services, browser: Browser, conversation: str = "") -> SessionKey:
+    visitor = services.visitors.read({COOKIE: browser.cookie})
+    return SessionKey(visitor, conversation or browser.conversation)
+
+
+def turns(services: Services, status: str) -> float:
+    """How many turns ended in that way, as the counters say."""
+    label = f'compeer_turns_total{{model="scripted-nano",status="{status}"}} '
+    lines = services.metrics.text().decode().splitlines()
+    return sum(float(line.removeprefix(label)) for line in lines if line.startswith(label))
+
+
+def is_busy(services: Services) -> bool:
+    """Whether anybody is served by the model, or waits for it."""
+    line = services.models.line("scripted-nano")
+    return bool(line._served or line._waiting)
+
+
+# --- an honest visitor beside an attack ----------------------------------------------------------
+
+
+def slowed_down(honest: Browser, attack: Attack) -> float:
+    """Return how many times as long as in quiet a reply takes at most, while an attack goes on."""
+    quiet = statistics.mean(seconds_of(honest.send) for _ in range(2))
+    with attack:
+        eventually(lambda: sum(attack.answers.values()) > 20)
+        attacked = max(seconds_of(honest.send) for _ in range(2))
+    return attacked / quiet
+
+
+@pytest.mark.parametrize("local", [HERE, ELSEWHERE])
+def test_beside_300_calls_of_chat(address, local):
+    honest = Browser(address)
+    attack = Attack(address, [Post(CHAT, asking())] * 300, local)
+
+    assert slowed_down(honest, attack) < SLOWED_DOWN
+    assert attack.answers[429] > 250
+
+
+@pytest.mark.parametrize("local", [HERE, ELSEWHERE])
+@pytest.mark.parametrize("cookies", ["one cookie", "a cookie each", "no cookie"])
+@pytest.mark.parametrize("count", [36, 2300])
+def test_beside_messages_that_nobody_listens_to(services, address, local, cookies, count):
+    honest, attacker = Browser(address), Browser(address, local)
+    network = services.visitors.network(local)
+    cookie_for = {
+        "one cookie": lambda: attacker.cookie,
+        "a cookie each": lambda: services.visitors.new_cookie(network),
+        "no cookie": lambda: "",
+    }[cookies]
+    posts = [
+        Post(
+            JOIN,
+            attacker.message("hello", f"conversation-{number:016}", f"session-{number}"),
+            cookie_for(),
+        )
+        for number in range(count)
+    ]
+    attack = Attack(address, posts, local)
+
+    assert slowed_down(honest, attack) < SLOWED_DOWN
+    assert services.store.get(key_of(services, honest)).turns
+    assert len(services.store) == 1  # what nobody listens to is not kept either
+
+
+def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
+    honest = Browser(address)
+    quiet = seconds_of(honest.send)
+    line = services.models.line("scripted-nano")
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=address, timeout=60) as program:
+            while not is_over.is_set():
+                event = program.post(CHAT, json=asking()).json()["event_id"]
+                assert "event: complete" in program.get(f"{CHAT}/{event}").text
+
+    with ThreadPoolExecutor(admission.PROGRAM.of_network) as pool:
+        programs = [pool.submit(ask) for _ in range(admission.PROGRAM.of_network)]
+        eventually(lambda: len(line) == admission.PROGRAM.of_network - 1)
+        attacked = max(seconds_of(honest.send) for _ in range(2))
+        is_over.set()
+
+    assert attacked / quiet < SLOWED_DOWN
+    for program in programs:
+        program.result()
+
+
+# --- what is refused, and how --------------------------------------------------------------------
+
+
+def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
+    anna, ben = Browser(address), Browser(address)
+    chinese = Browser(address, language="zh-CN")
+    for browser in (anna, chinese):
+        for number in range(admission.NEW.of_visitor):
+            joined = browser.join("hello", f"conversation-{number:016}", f"session-{number}")
+            assert joined.status_code == httpx.codes.OK
+    refused = anna.join("hello")
+
+    assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
+    assert int(refused.headers["retry-after"]) > 0
+    assert "too much on the way" in refused.json()["detail"]
+    assert "connect-src 'self'" in refused.headers["content-security-policy"]
+    assert "请稍等几秒再试" in chinese.join("hello").json()["detail"]
+    assert REPLY[:20] in ben.send("quick")
+
+
+def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
+    regular = Browser(address)
+    regular.send("quick")  # has a conversation, so newcomers do not keep it out
+    network = services.visitors.network(HERE)
+    body = regular.message("hello", session="nobody-listens")
+    posts = [Post(JOIN, body, services.visitors.new_cookie(network)) for _ in range(100)]
+    with Attack(address, posts, HERE) as attack:
+        pass
+    assert attack.answers == {200: admission.NEW.of_network, 429: 100 - admission.NEW.of_network}
+    refused = Browser(address).join("hello")
+
+    assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
+    assert "your network" in refused.json()["detail"]
+    assert REPLY[:20] in regular.send("quick")
+    assert REPLY[:20] in Browser(address, ELSEWHERE).send("quick")
+
+
+def test_all_programs_together_leave_the_page_alone(address):
+    per_network = admission.PROGRAM.of_network
+    networks = [f"127.0.1.{number}" for number in range(admission.PROGRAM.in_all // per_network)]
+    for local in networks:
+        with Attack(address, [Post(CHAT, asking())] * per_network, local) as attack:
+            pass
+        assert attack.answers == {200: per_network}
+    transport = httpx.HTTPTransport(local_address="127.0.2.1")
+    with httpx.Client(base_url=address, transport=transport) as one_more:
+        refused = one_more.post(CHAT, json=asking())
+
+    assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+    assert refused.headers["retry-after"]
+    assert REPLY[:20] in Browser(address).send("quick")
+
+
+def test_nothing_goes_past_the_queue(address):
+    """Gradio would answer a direct call in a thread of the server, in no line at all."""
+    with httpx.Client(base_url=address) as program:
+        for name in ("chat", "score"):
+            direct = program.post(f"/gradio_api/run/{name}", json={"data": asking()["data"]})
+            assert direct.status_code == httpx.codes.NOT_FOUND
+
+
+def test_what_is_refused_or_broken_takes_no_room(address):
+    browser = Browser(address)
+    for _ in range(2 * admission.NEW.of_visitor):
+        assert browser.http.post(JOIN, json={"data": []}).status_code >= 400
+        assert browser.http.post(JOIN, content=b"{").status_code >= 400
+    assert REPLY[:20] in browser.send("quick")
+
+
+def test_what_was_answered_takes_no_room(address):
+    browser = Browser(address)
+    for _ in range(2 * admission.NEW.of_visitor):
+        assert REPLY[:20] in browser.send("quick")
+        stop = browser.index("message", "stop")
+        pressed = {"data": [browser.conversation], "fn_index": stop, "session_hash": "page"}
+        assert browser.http.post("/gradio_api/run/predict", json=pressed).status_code == 200
+
+
+# --- who leaves, and who never listened ----------------------------------------------------------
+
+
+def test_a_program_that_leaves_stops_its_turn(services, address):
+    with httpx.Client(base_url=address, timeout=60) as program:
+        event = program.post(CHAT, json=asking("for ever")).json()["event_id"]
+        with program.stream("GET", f"{CHAT}/{event}"):
+            eventually(lambda: is_busy(services))
+        left = time.monotonic()
+        eventually(lambda: not is_busy(services))
+        stopped_after = time.monotonic() - left
+
+    assert stopped_after < 2, f"{stopped_after:.2f} s"
+    eventually(lambda: turns(services, "stopped") == 1)
+
+
+def test_a_client_that_leaves_stops_its_turn_too(services, address):
+    """As gradio_client asks: on the stream of a session."""
+    with httpx.Client(base_url=address, timeout=60) as program:
+        config = program.get("/config").json()["dependencies"]
+        index = next(each["id"] for each in config if each["api_name"] == "chat")
+        body = {**asking("for ever"), "fn_index": index, "session_hash": "mine"}
+        program.post(JOIN, json=body).raise_for_status()
+        with program.stream("GET", "/gradio_api/queue/data?session_hash=mine"):
+            eventually(lambda: is_busy(services))
+        left = time.monotonic()
+        eventually(lambda: not is_busy(services))
+
+    assert time.monotonic() - left < 2
+
+
+def test_a_session_has_a_few_streams_at_once(services, address):
+    with httpx.Client(base_url=address, timeout=60) as program, ExitStack() as streams:
+        config = program.get("/config").json()["dependencies"]
+        index = next(each["id"] for each in config if each["api_name"] == "chat")
+        body = {**asking("for ever"), "fn_index": index, "session_hash": "crowded"}
+        program.post(JOIN, json=body).raise_for_status()
+        path = "/gradio_api/queue/data?session_hash=crowded"
+        opened = [
+            streams.enter_context(program.stream("GET", path)) for _ in range(admission.STREAMS + 1)
+        ]
+
+        assert [answer.status_code for answer in opened] == [200] * admission.STREAMS + [429]
+
+
+def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
+    line = services.models.line("scripted-nano")
+    with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
+        event = program.post(CHAT, json=asking()).json()["event_id"]
+        with program.stream("GET", f"{CHAT}/{event}"):
+            eventually(lambda: len(line) == 1)
+        left = time.monotonic()
+        eventually(lambda: len(line) == 0)
+        assert time.monotonic() - left < 2
+
+    assert services.metrics.text().count(b"compeer_turns_total{") == 0
+
+
+def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, monkeypatch):
+    asked = []
+
+    def slowly(session: ScriptedScoring, text: str, labels: Any) -> tuple[float, ...]:
+        asked.append(text)
+        time.sleep(0.7)  # a judge that takes its time
+        return (1.0, 0.0)
+
+    monkeypatch.setattr(ScriptedScoring, "ask", slowly)
+    turn = {"data": [[{"role": "user", "content": "I lost my job."}], COMPLETE, None, ""]}
+    with httpx.Client(base_url=address) as program:
+        event = program.post(SCORE, json=turn).json()["event_id"]
+        with program.stream("GET", f"{SCORE}/{event}"):
+            eventually(lambda: asked)
+        left = time.monotonic()
+        eventually(lambda: not is_busy(services))
+
+    assert time.monotonic() - left < 2
+    assert len(asked) < 3
+
+
+def test_a_call_that_nobody_listens_to_is_never_begun(services, address, monkeypatch):
+    monkeypatch.setattr(admission, "HEARD_WITHIN_SECONDS", 4.0)
+    with httpx.Client(base_url=address) as program:
+        calls = [program.post(CHAT, json=asking()) for _ in range(admission.PROGRAM.of_network)]
+        assert program.post(CHAT, json=asking()).status_code == httpx.codes.TOO_MANY_REQUESTS
+        eventually(lambda: program.post(CHAT, json=asking()).status_code == httpx.codes.OK, 8)
+        late = program.get(f"{CHAT}/{calls[0].json()['event_id']}").text
+
+    assert "nobody listened" in late
+    assert services.metrics.text().count(b"compeer_turns_total{") == 0
+
+
+def test_a_program_may_listen_a_little_later(address):
+    with httpx.Client(base_url=address, timeout=60) as program:
+        event = program.post(CHAT, json=asking("quick")).json()["event_id"]
+        time.sleep(1.5)  # longer than who leaves is waited for
+        answer = program.get(f"{CHAT}/{event}").text
+
+    assert "event: complete" in answer
+    assert REPLY[:20] in answer
+
+
+def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address):
+    line = services.models.line("scripted-nano")
+    browser = Browser(address)
+    with line.place(SessionKey("somebody", "").caller):
+        browser.join("hello").raise_for_status()
+        with browser.listening() as events:
+            assert any("number 1 in line" in event for event in events)
+        left = time.monotonic()
+        eventually(lambda: len(line) == 0)
+        gone_after = time.monotonic() - left
+
+    # The watcher notices with its next heartbeat, and a page that is reloaded has a moment to return.
+    assert gone_after < services.grace_seconds + 2, f"{gone_after:.2f} s"
+    (reply,) = services.store.get(key_of(services, browser)).turns[0].replies
+    assert reply.outcome == "stopped"
+
+
+def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
+    line = services.models.line("scripted-nano")
+    browser = Browser(address)
+    with line.place(SessionKey("somebody", "").caller):
+        browser.join("hello").raise_for_status()
+        with browser.listening():
+            eventually(lambda: len(line) == 1)
+        eventually(lambda: len(line) == 0, writing.UNWATCHED_SECONDS + 2)
+
+
+def test_who_listens_late_is_answered_like_everybody_else(services, address):
+    """A page opens its stream when its message was taken, which takes as long as its line does."""
+    browser = Browser(address)
+    browser.join("quick").raise_for_status()
+    assert not services.store.get(key_of(services, browser)).turns
+    with browser.listening() as events:
+        assert any('"process_completed"' in line for line in events)
+
+    assert services.store.get(key_of(services, browser)).turns[0].progress.outcome == "finished"
+
+
+# --- what is kept --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cookies", ["one cookie", "no cookie"])
+def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, address, cookies):
+    room = keeping.OF_VISITOR if cookies == "one cookie" else keeping.OF_CROWD
+    honest, attacker = Browser(address), Browser(address)
+    if cookies == "no cookie":
+        attacker.http.cookies.clear()
+        attacker.cookie = ""
+    honest.send("quick")
+    for number in range(room.sessions + 5):
+        attacker.send("quick", f"conversation-{number:016}")
+
+    own = [key for key in services.store._kept if key.visitor == key_of(services, attacker).visitor]
+    assert len(own) == room.sessions
+    assert f"conversation-{0:016}" not in {key.conversation for key in own}
+    assert services.store.get(key_of(services, honest)).turns
+
+
+def test_the_page_marks_visitors_of_a_network_that_brings_too_many(services, address):
+    with httpx.Client(base_url=address) as many:
+        for number in range(NEW_VISITORS + 1):
+            cookie = many.get("/").cookies[COOKIE]
+            many.cookies.clear()
+            caller = SessionKey(services.visitors.read({COOKIE: cookie}), "").caller
+            assert caller.is_of_the_crowd == (number == NEW_VISITORS)
+    elsewhere = Browser(address, ELSEWHERE)
+
+    assert not key_of(services, elsewhere).caller.is_of_the_crowd

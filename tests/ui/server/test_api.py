@@ -1,0 +1,267 @@
+"""The endpoints as a program calls them: gradio_client against a server that runs."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import PIL.Image
+import pytest
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+
+from compeer_core.turn import take_turn
+from tests.pages import BROKEN, COMPLETE, REPLY, SECOND_REPLY, make_services
+from ui_components.server.app import build_server, serving
+
+# Gradio sets a pandas option that pandas has come to dislike.
+pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
+
+SEEKER = [{"role": "user", "content": "I lost my job."}]
+EXCHANGE = [*SEEKER, {"role": "assistant", "content": "I am sorry to hear that."}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory):
+    services = make_services(tmp_path_factory.mktemp("models"))
+    with serving(build_server(services, api_only=True)) as address:
+        yield Client(address, verbose=False, analytics_enabled=False)
+
+
+def test_chat_returns_the_reply_its_reasoning_and_the_reward(client):
+    answer = client.predict("I lost my job.", [], None, "", None, 7, api_name="/chat")
+
+    assert answer["reply"] == REPLY
+    assert answer["complete"] is True
+    assert answer["model"] == "scripted-nano"
+    assert answer["seed"] == 7
+    assert answer["seconds"] >= 0
+    assert answer["reasoning"]["history"]["stage"] == "Exploration"
+    assert answer["reasoning"]["emotion"] == {
+        "text": "There is fear of the next days.",
+        "sentiment": "Negative",
+        "emotion": "Anxiety",
+        "intensity": 4,
+    }
+    assert answer["reasoning"]["strategy"]["strategy"] == "Reflection of Feelings"
+    reward = answer["reward"]
+    assert [step["correct"] for step in reward["steps"]] == [True, True, False]
+    assert reward["steps"][2]["probability_correct"] == 0.34
+    assert (reward["response"], reward["format"], reward["total"], reward["maximum"]) == (
+        None,
+        1,
+        2,
+        4,
+    )
+
+
+def test_chat_takes_the_history_a_model_a_strategy_and_a_picture(client, tmp_path: Path):
+    PIL.Image.new("RGB", (40, 30), "olive").save(tmp_path / "photo.png")
+    second = client.predict("My father ...", EXCHANGE, api_name="/chat")
+    other = client.predict("hello", model="other", api_name="/chat")
+    forced = client.predict("hello", strategy="Question", api_name="/chat")
+    pictured = client.predict("", image=handle_file(tmp_path / "photo.png"), api_name="/chat")
+
+    assert second["reply"] == SECOND_REPLY
+    assert other["model"] == "other"
+    assert forced["reasoning"]["strategy"]["strategy"] == "Question"
+    assert pictured["reply"] == REPLY
+
+
+def test_a_reply_that_breaks_the_grammar_is_returned_as_it_is(client):
+    answer = client.predict("broken", api_name="/chat")
+
+    assert answer["complete"] is False
+    assert answer["reasoning"]["strategy"] is None
+    assert answer["reasoning"]["history"]["stage"] is None
+    assert answer["reward"]["total"] == -4
+    assert answer["problems"] == ["<strategy> is missing"]
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The last messages that reached a model."""
+    messages: list[str] = []
+
+    def watched(policy, judge, dialogue, *rest, **named):
+        messages.append(dialogue.utterances[-1].text)
+        return take_turn(policy, judge, dialogue, *rest, **named)
+
+    monkeypatch.setattr("ui_components.server.api.take_turn", watched)
+    return messages
+
+
+def test_where_a_person_is_needed_there_is_help_and_no_reply(client, asked):
+    answer = client.predict("I took 30 tylenol an hour ago", api_name="/chat")
+    risk = answer.pop("risk")
+
+    assert asked == []
+    assert answer == {
+        "reply": "",
+        "reasoning": {"history": None, "emotion": None, "strategy": None},
+        "complete": False,
+        "problems": [],
+        "reward": None,
+        "model": "scripted-nano",
+        "seed": None,
+        "seconds": 0.0,
+    }
+    assert (risk["kind"], risk["where"]) == ("medical_emergency", "message")
+    assert "call the emergency number now" in risk["sentence"]
+    assert risk["lines"][0] == {
+        "number": "911",
+        "name": "Ambulance, fire brigade and police",
+        "kind": "emergency",
+        "region": ["US", "CA"],
+    }
+    assert {line["kind"] for line in risk["lines"]} == {"crisis", "emergency"}
+
+
+def test_help_speaks_the_language_of_the_message(client):
+    risk = client.predict("我想死", api_name="/chat")["risk"]
+
+    assert risk["kind"] == "suicide"
+    assert "谢谢你愿意说出来" in risk["sentence"]
+    assert risk["lines"][0]["number"] == "12356"
+    assert risk["lines"][0]["name"] == "全国统一心理援助热线"
+
+
+def test_a_sign_that_a_program_may_answer_is_told_beside_the_reply(client):
+    answer = client.predict("My husband hits me", api_name="/chat")
+
+    assert answer["reply"] == REPLY
+    assert answer["risk"]["kind"] == "violence_suffered"
+
+
+def test_an_earlier_sign_is_told_and_does_not_stop_the_reply(client, asked):
+    earlier = [
+        {"role": "user", "content": "I want to kill myself"},
+        {"role": "assistant", "content": "I want to kill myself, you said."},
+    ]
+    after = client.predict("Thank you, I feel safer now.", earlier, api_name="/chat")
+    supporter = [SEEKER[0], {"role": "assistant", "content": "I want to kill myself"}]
+    only_the_supporter = client.predict("What?", supporter, api_name="/chat")
+
+    assert after["reply"]
+    assert (after["risk"]["kind"], after["risk"]["where"]) == ("suicide", "history")
+    assert only_the_supporter["risk"] is None
+    assert len(asked) == 2
+
+
+def test_earlier_messages_are_searched_from_the_newest_and_not_without_end(client):
+    long_ago = [{"role": "user", "content": "I want to die"}]
+    since = [{"role": "user", "content": "so it goes " * 1818}]
+
+    assert client.predict("hello", [*long_ago, *since], api_name="/chat")["risk"] is None
+    assert client.predict("hello", [*since, *long_ago], api_name="/chat")["risk"] is not None
+
+
+def test_other_messages_have_no_risk_field_set(client):
+    assert client.predict("I could kill for a coffee", api_name="/chat")["risk"] is None
+
+
+def test_score_judges_a_turn_with_or_without_a_reference(client):
+    alone = client.predict(SEEKER, COMPLETE, None, "", api_name="/score")
+    broken = client.predict(SEEKER, BROKEN, api_name="/score")
+    bare = client.predict(SEEKER, "I hear you.", api_name="/score")
+
+    assert [step["correct"] for step in alone["steps"]] == [True, True, False]
+    assert (alone["response"], alone["format"], alone["total"]) == (None, 1, 2)
+    assert (broken["steps"], broken["format"], broken["total"]) == (None, -1, -4)
+    assert (bare["steps"], bare["response"], bare["format"], bare["total"]) == (None,) * 4
+
+
+def test_score_compares_with_a_reference(client):
+    compared = client.predict(
+        SEEKER, "I hear you.", "Cheer up!", "failing-judge", api_name="/score"
+    )
+
+    assert compared["response"]["verdict"] == "both"
+    assert sum(compared["response"]["probabilities"].values()) == pytest.approx(1)
+    assert compared["steps"] is None
+
+
+def test_a_judge_that_fails_gives_no_number(client):
+    failed = client.predict(SEEKER, COMPLETE, None, "failing-judge", api_name="/score")
+
+    assert [step["correct"] for step in failed["steps"]] == [None] * 3
+    assert failed["total"] is None
+
+
+def test_models_lists_what_there_is_and_no_path(client):
+    models = client.predict(api_name="/models")
+
+    assert [model["name"] for model in models if model["default"]] == [
+        "scripted-nano",
+        "recorded-judge",
+    ]
+    assert "toml" not in str(models)
+
+
+BAD_CHATS = [
+    ({"message": ""}, "empty"),
+    ({"message": "x" * 20_000}, "at most 4000"),
+    ({"message": 5}, "message must be a string"),
+    ({"message": "x", "model": "gone"}, "unknown model 'gone'"),
+    ({"message": "x", "model": "wrong"}, "wrong.toml"),
+    ({"message": "x", "model": None}, "model must be a string"),
+    ({"message": "x", "strategy": "Hug"}, "strategy 'Hug'"),
+    ({"message": "x", "seed": -2}, "seed must be"),
+    ({"message": "x", "seed": "one"}, "seed must be"),
+    ({"message": "x", "history": "hello"}, "list of messages"),
+    ({"message": "x", "history": [{"role": "system", "content": "x"}]}, "unknown role 'system'"),
+    ({"message": "x", "history": [{"role": "user", "content": ["x"]}]}, "string as content"),
+    ({"message": "x", "history": SEEKER * 201}, "at most 200"),
+    ({"message": "x", "history": [{"role": "user", "content": "x" * 20_001}]}, "at most 20000"),
+    ({"message": "x", "image": "photo.png"}, "image must be a file"),
+    ({"message": "please fail"}, "failure"),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"), BAD_CHATS, ids=[sentence for _, sentence in BAD_CHATS]
+)
+def test_a_bad_value_gives_one_sentence(client, values, sentence):
+    with pytest.raises(AppError, match=sentence) as raised:
+        client.predict(api_name="/chat", **values)
+
+    assert "Traceback" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"history": [], "turn": "x"}, "must be the seeker's"),
+        ({"history": EXCHANGE, "turn": "x"}, "must be the seeker's"),
+        ({"history": SEEKER, "turn": " "}, "turn is empty"),
+        ({"history": SEEKER, "turn": "x" * 20_001}, "at most 20000"),
+        ({"history": SEEKER, "turn": "x", "judge": "scripted-nano"}, "unknown model"),
+        ({"history": SEEKER, "turn": "x", "reference": 3}, "reference must be a string"),
+    ],
+)
+def test_a_bad_value_for_score_gives_one_sentence_too(client, values, sentence):
+    with pytest.raises(AppError, match=sentence):
+        client.predict(api_name="/score", **values)
+
+
+def test_the_server_goes_on_after_a_bad_value(client):
+    with pytest.raises(AppError):
+        client.predict("", api_name="/chat")
+
+    assert client.predict("I lost my job.", api_name="/chat")["reply"] == REPLY
+
+
+def test_an_upload_that_is_no_picture_is_refused(client, tmp_path: Path):
+    (tmp_path / "notes.png").write_text("words", encoding="utf-8")
+
+    with pytest.raises(AppError, match="not a picture"):
+        client.predict("look", image=handle_file(tmp_path / "notes.png"), api_name="/chat")
+
+
+def test_where_nobody_has_voted_the_leaderboard_is_empty(client):
+    assert client.predict(api_name="/leaderboard") == []
+
+
+def test_several_programs_are_served_one_after_the_other(client):
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(client.predict, f"hello {n}", api_name="/chat") for n in range(4)]
+
+    assert [job.result()["reply"] for job in jobs] == [REPLY] * 4

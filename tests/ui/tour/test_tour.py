@@ -1,0 +1,352 @@
+"""The tour as the server renders it: both languages, what depends on the data, and its addresses."""
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from datetime import timedelta
+from html import unescape
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.reasoning import Part
+from compeer_core.taxonomy import Preference
+from compeer_core.tour.contents import Tour, load_tour
+from compeer_core.tour.plan import ASSETS
+from compeer_core.votes.battles import BattlePlan, SidePlan, SideResult, SideStatus
+from tests.pages import make_services
+from ui_components.server.app import build_server
+from ui_components.shared.services import Services
+from ui_components.shared.templating import render
+from ui_components.shared.texts import LANGUAGES, load_texts
+from ui_components.tour.routes import SERVED, print_html
+from ui_components.tour.screen import steps_in, tour_html
+
+HOSTILE = "<script>window.stolen(1)</script> ${window.stolen(2)} {{ 7 * 7 }}"
+
+
+@pytest.fixture
+def tour() -> Tour:
+    return load_tour()
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
+    return make_services(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def client(services: Services):
+    with warnings.catch_warnings(), TestClient(build_server(services)) as client:
+        yield client
+
+
+def words(html: str) -> str:
+    """The text that a reader sees, tags taken out."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
+
+
+def step(number: int, tour: Tour, language: str = "en", *, printed: bool = False) -> str:
+    values = steps_in(tour, load_texts(language), files="tour/files/", printed=printed)
+    return render(f"tour_{number}.html", **values)
+
+
+def with_recording(tour: Tour, case: str, stage: str, **changes: object) -> Tour:
+    changed = tour.recordings[case, stage].model_copy(update=changes)
+    return replace(tour, recordings={**tour.recordings, (case, stage): changed})
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_all_six_steps_are_there_in_every_language(language):
+    texts = load_texts(language)
+    html = tour_html(texts)
+
+    for number in range(1, 7):
+        assert f'data-step="{number}"' in html
+        assert texts(f"tour.head_{number}") in unescape(html)
+    assert html.count("<h2") == 7  # six steps and the list of keys
+    assert len(re.findall(r'class="t-slide"[^>]*hidden', html)) == 5
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_recorded_words_are_shown_letter_by_letter_and_marked_as_english(language, tour):
+    html = step(2, tour, language)
+
+    for case in tour.plan.cases:
+        recording = tour.recording(case, "sft")
+        assert recording.raw in unescape(html)
+        assert recording.model.short_hash in html
+        assert recording.date.isoformat() in html
+    assert 'lang="en"' in html
+    assert (load_texts("zh")("tour.english") in html) == (language == "zh")
+    if language == "zh":
+        note = tour.notes["job", "sft"]
+        assert note.summary.zh in unescape(html)
+        assert tour.plan.cases[0].said.zh in html
+
+
+def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
+    """The same tour, with another verdict on the step that is explained."""
+    judged = tour.recordings["friend", "sft"].judged
+    assert judged is not None
+    update = {"correct": correct, "probability_correct": probability}
+    steps = tuple(
+        one.model_copy(update=update) if one.part is Part.HISTORY else one for one in judged.steps
+    )
+    changed = judged.model_copy(update={"steps": steps})
+    return with_recording(tour, "friend", "sft", judged=changed)
+
+
+def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
+    missed = with_verdict(tour, correct=True, probability=0.78)
+    seen = words(step(3, missed))
+    counted = missed.tally("sft")
+
+    assert tour.notes["friend", "sft"].steps[0].why.en in seen
+    assert "78 % sure" in seen
+    assert "The judge has missed it." in seen
+    assert f"calls {counted.wrong} of the {counted.steps} recorded steps wrong" in seen
+    assert f"found {counted.noticed} of those" in seen
+
+
+def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
+    seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
+
+    assert "The judge has found it." in seen
+    assert "90 % sure" in seen
+    assert "The judge has missed it." not in seen
+
+
+@pytest.mark.parametrize(
+    ("low", "said", "not_said", "caveat"),
+    [
+        (45.0, "close to a guess", "better than a guess", "The score shows the form"),
+        (55.0, "better than a guess", "close to a guess", "Do not read the score as progress"),
+    ],
+)
+def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said, caveat):
+    figures = {
+        name: replace(figure, value=60.0, low=low, high=65.0)
+        if name.startswith("judge_order")
+        else figure
+        for name, figure in tour.figures.items()
+    }
+    changed = replace(tour, figures=figures)
+    seen = words(step(3, changed))
+
+    assert said in seen
+    assert not_said not in seen
+    assert f"60.0 % ({low}–65.0)" in seen
+    assert caveat in words(step(4, changed))
+
+
+def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_else(tour):
+    other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
+    unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
+
+    assert "Nobody has written down yet" in words(step(3, unread))
+    assert "In plain words" not in words(step(2, unread))
+
+
+def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
+    early = {
+        (case, stage): one
+        for (case, stage), one in tour.recordings.items()
+        if stage in {"base", "sft"}
+    }
+    assert len(early) == 6
+    tour = replace(tour, recordings=early)
+
+    def learnt(cases: list[str]) -> Tour:
+        made = {
+            (case, "ur"): tour.recordings[case, "sft"].model_copy(update={"stage": "ur"})
+            for case in cases
+        }
+        return replace(tour, recordings={**tour.recordings, **made})
+
+    some, every = learnt(["job"]), learnt([case.name for case in tour.plan.cases])
+
+    assert step(4, tour).count('class="t-stage"') == 6
+    assert "(UR)" in words(step(4, tour)).split("Not trained yet")[1]
+    assert step(4, some).count('class="t-stage"') == 6
+    assert step(4, every).count('class="t-stage"') == 9
+    assert "(UR)”" not in words(step(4, every)).split("Not trained yet")[1]
+
+
+def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring(tour):
+    result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
+    values = {(one["about"], one["of"], one["name"]): one for one in result["metrics"]}
+    reward = values["the judge", "urp", "reward"]["value"]
+    strategy = values["people's labels", "urp less sft", "strategy"]
+
+    seen = words(step(4, tour))
+
+    assert f"to +{reward:.1f}, of 5" in seen
+    low, high = (f"{strategy[end]:+.1f}".replace("-", "−") for end in ("low", "high"))
+    assert f"points [{low}, {high}]" in seen
+    assert seen.count("assets/results/grpo_nano.json") == 1
+
+
+def test_the_base_is_said_not_to_be_shipped(tour):
+    seen = words(step(4, tour))
+
+    assert seen.count("Recorded from the pre-trained base, which is not shipped.") == 3
+    assert seen.count("Recorded from weights that are no longer shipped.") == 3  # POR's
+    assert "the judge was not asked" in seen
+
+
+def test_the_papers_numbers_and_ours_share_no_table(tour):
+    everything = "".join(step(number, tour) for number in range(1, 7))
+    tables = re.findall(r"<table>.*?</table>", everything, re.DOTALL)
+
+    assert len(tables) == 3
+    for figure in tour.paper.values():
+        assert all(figure.value not in words(table).split() for table in tables)
+    for name in ("found_history", "sage_urp", "labels"):
+        value = tour.paper[name].value
+        asides = re.findall(r'<aside class="t-paper">.*?</aside>', everything, re.DOTALL)
+        assert any(value in words(aside) and "From the paper" in words(aside) for aside in asides)
+
+
+def test_hostile_words_of_a_model_stay_words(tour):
+    html = step(4, with_recording(tour, "job", "base", raw=HOSTILE))
+
+    assert "<script>" not in html
+    assert HOSTILE in unescape(html)
+
+
+def test_without_its_files_the_tour_says_so(monkeypatch):
+    def broken() -> Tour:
+        return load_tour(Path("nowhere"))
+
+    monkeypatch.setattr("ui_components.tour.screen.the_tour", broken)
+
+    assert "The tour cannot be shown" in tour_html(load_texts("en"))
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_claim_leads_to_a_file_that_is_served(client, language):
+    html = tour_html(load_texts(language))
+    named = set(re.findall(r'href="(tour/files/[^"]+)"', html))
+    assert len(named) >= 10
+
+    for address in named:
+        answer = client.get(f"/{address}")
+        path = ASSETS / address.removeprefix("tour/files/")
+        assert answer.status_code == 200, address
+        assert answer.content == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoints/compeer-nano/model.safetensors",
+        "../app.py",
+        "%2e%2e/app.py",
+        "results/../../app.py",
+        "texts/en/tour.toml",
+        "",
+        "/etc/passwd",
+    ],
+)
+def test_no_other_file_is_served(client, name):
+    answer = client.get(f"/tour/files/{name}")
+
+    assert answer.status_code == 404 or "gradio" in answer.text  # the page, for a path that left us
+    assert "import argparse" not in answer.text
+    assert not any("safetensors" in pattern for pattern in SERVED)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_to_print_needs_nothing_else(client, language):
+    answer = client.get("/tour/print", params={"lang": language})
+    html = answer.text
+    texts = load_texts(language)
+
+    assert answer.status_code == 200
+    assert f'<html lang="{"zh-CN" if language == "zh" else "en"}"' in html
+    assert all(texts(f"tour.head_{number}") in unescape(html) for number in range(1, 7))
+    assert "<script" not in html
+    assert "<button" not in html
+    assert not re.search(r"(src=|url\(|@import|<link)", html)
+    for address in re.findall(r'href="(files/[^"]+)"', html):
+        assert client.get(f"/tour/{address}").status_code == 200
+
+
+def test_the_page_to_print_speaks_the_visitors_language_where_none_is_asked_for(client):
+    client.cookies.clear()
+    chinese = client.get("/tour/print", headers={"accept-language": "zh-CN"}).text
+    odd = client.get("/tour/print", params={"lang": "xx"}, headers={"accept-language": "en"}).text
+
+    assert '<html lang="zh-CN"' in chinese
+    assert '<html lang="en"' in odd
+
+
+def test_no_model_is_loaded_for_any_of_it(tmp_path):
+    fresh = make_services(tmp_path)
+    with warnings.catch_warnings(), TestClient(build_server(fresh)) as client:
+        for path in ("/tour/print", "/tour/votes", "/tour/files/help_lines.toml"):
+            assert client.get(path).status_code == 200
+        tour_html(load_texts("en"))
+        assert not any(fresh.models.is_ready(one.name) for one in fresh.models.registry.entries)
+
+
+def test_without_votes_the_count_invites_to_the_first(client):
+    assert "No votes yet" in client.get("/tour/votes?lang=en").text
+    assert "还没有投票" in client.get("/tour/votes?lang=zh").text
+
+
+def test_votes_are_counted_as_they_stand(tmp_path):
+    fresh = make_services(tmp_path)
+    with warnings.catch_warnings(), TestClient(build_server(fresh)) as client:
+        for voter in ("anna", "ben"):
+            battle = fresh.votes.open_battle(
+                BattlePlan(
+                    voter=voter,
+                    dialogue=Dialogue((Utterance(Speaker.SEEKER, "I am sad."),)),
+                    sides=(SidePlan("a", 1), SidePlan("b", 2)),
+                    seed=0,
+                )
+            )
+            for side in (0, 1):
+                fresh.votes.finish_side(
+                    battle.id, side, SideResult(SideStatus.FINISHED, "x", "Hello.")
+                )
+            fresh.votes.cast(battle.id, voter, Preference.FIRST, dwell_ms=9000, both_seen=True)
+        later = fresh.votes.now() + timedelta(minutes=1)  # a board is made of settled votes
+        fresh.votes.now = lambda: later
+        seen = words(client.get("/tour/votes?lang=en").text)
+        printed = words(client.get("/tour/print?lang=en").text)
+
+    for text in (seen, printed):
+        assert re.search(r"votes 2 of them count 2 people, counted votes only 2", text)
+        assert "2 of 20" in text  # too few to rank anybody
+
+
+def test_a_database_that_fails_takes_the_count_and_not_the_page(tmp_path, monkeypatch):
+    from compeer_core.errors import StoreError
+
+    fresh = make_services(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise StoreError("locked")
+
+    monkeypatch.setattr(fresh.votes, "votes", fail)
+    with warnings.catch_warnings(), TestClient(build_server(fresh)) as client:
+        assert client.get("/tour/votes").status_code == 503
+        assert client.get("/tour/print").status_code == 200
+
+
+def test_the_printed_count_is_our_own_html(tour):
+    html = print_html(load_texts("en"), "<p>three</p>")
+
+    assert "<p>three</p>" in html

@@ -1,0 +1,585 @@
+"""Silver CER: verdicts on steps and replies by a published rule, against what people labelled.
+
+Nobody judged these turns. A model wrote them, so their mistakes are a model's own; the rule below
+compares them with the labels that a corpus has from people. It can be applied by hand. Numbers in
+brackets are the defaults of `StepSettings` and `ReplySettings`, words are those of
+``words.toml``. It reads English only.
+
+**Told.** The seeker has told something once they have said more than [6] words, or a word of a
+feeling or of a problem.
+
+**History step.** Right if both its issue and its stage are right.
+
+- Issue, before anything was told: right if the step says that the problem is not known; wrong if it
+  names or implies one.
+- Issue, later: right if the step, without its quotations, names the problem type of the dialogue, or
+  one that the seeker's own words show at least [3] times and more often than that one. A step that
+  says that the problem is not known is right up to [15] words of the seeker's, if none shows a
+  problem. A step that names no problem of the list ("a hard time") is right if at least half [0.5],
+  and at least [2], of the telling words of its quotation are the seeker's. Otherwise wrong. An
+  invented quotation alone does not make a step wrong; `quoted_share` can ask for that.
+- Stage: right if it is the stage of its third of the dialogue's rounds, give or take [0.15] of them,
+  or [0.25] if it is a usual stage of a strategy that the person used here; Exploration is right
+  until something was told.
+
+**Emotion step.** Right if the sentiment goes with the emotion, the words of the step do not name
+another family of emotions or the other end of the scale, and the emotion and its intensity fit what
+people labelled:
+
+- The label of the dialogue does not count in three cases. Before anything was told, only Neutral is
+  right. As long as no word of a feeling was said, Neutral is right too. Where the seeker gives thanks
+  or takes leave after [0.6] of the rounds, and their rating did not stay as it was or rise, Joy and
+  Neutral are right too. All of these need an intensity of at most [3].
+- Otherwise the emotion is the one labelled, or one of its family (worry: Anxiety, Nervousness,
+  Fear; sorrow: Sadness, Depression, Pain; anger: Anger, Disgust, Jealousy; shame: Shame, Guilt),
+  and the intensity is at most [1.5] from the straight line between the ratings before and after.
+- **Depends on the history step:** where that is not right, only the emotion labelled will do.
+
+**Strategy step.** Right if it is a strategy that the person used in this turn; or one that people
+used in at least [15 %] of the turns of the train split in the same situation: family of the
+emotion, third of the dialogue, and whether the supporter's last turn asked.
+
+- **Depends on both earlier steps:** where one of them is not right, only a strategy that the person
+  used will do.
+
+With ``chained = false`` the two dependences are left out: the control, in which no label is looked
+at for another.
+
+**Reply.** Two replies are compared, that of the corpus and the generated one, in random order.
+
+- The original is acceptable unless the seeker rated the support up to [2] of 5 right after it; or
+  the dialogue is one that failed and there is no rating from [4] on; or it says nothing (at most
+  [4] words, no question, no telling word, and nobody is closing the talk). The first two are
+  people's judgements, the third is the rule's.
+- The generated reply is acceptable if at most [1] of its steps is wrong; it has [3] to [120] words;
+  it is no near copy of an earlier turn and repeats no run of [3] words; it says something; at
+  least [20 %] of its telling words, if it has any, are the seeker's; it does not welcome thanks,
+  praise news or pity a trouble that were not there; and it shows the outer signs of the strategy
+  that it names (`compeer_core.consistency`). All of this is the rule's.
+- One acceptable: it is better. None: neither. Both: the better score wins, and both are equally good
+  if the scores differ by at most [0.2]. The score is the mean of two numbers in [0, 1]: telling
+  words shared with the seeker (full at [3]) and length (full at [12] words). A generated reply
+  loses [0.25] for each wrong step. An original gains [0.15] for having been written by a person for
+  this seeker, and gains or loses [0.125] for each point of the seeker's rating above or below 3.
+
+**Which rows are taken.** Labels of a small model are wrong far too often. Rows are drawn by the
+pattern of their three labels so that each step is wrong as often as `Settings.false_shares` says, for
+the train split `Settings.train_false_shares` (`training.cer.steps.raking`, which keeps the odds ratios of
+the rows that it draws from), for each split on its own. Before that, answers to a seeker who has
+told nothing yet are thinned out, to at most one in ten [0.1] of each pattern. All judged rows, taken
+or not, are written to a second file. A stated share of the rows taken, none by default, may be turns
+put together from the corpus's own labels (`faithful_turn`), which are right by construction.
+
+**What it cannot see.** Whether a sentence makes sense, whether a quotation was ever said, and
+whether a strategy that nobody used here would have been as good. The last makes the chained labels
+harsher than a reader: a fitting strategy after a wrong step counts as wrong.
+"""
+
+import hashlib
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from compeer_core.cer import SPLITS, Candidate, Case, CerRecord, DecidedBy, Split
+from compeer_core.config import FrozenModel
+from compeer_core.reasoning import STEPS, SupportTurn, read, render
+from compeer_core.taxonomy import Preference
+from training.cer.records import StepReport
+from training.cer.requests.engines import LOCAL, Engine
+from training.cer.requests.seeding import generator_for
+from training.cer.silver.faithful import faithful_turn
+from training.cer.silver.replies import (
+    Assessment,
+    ReplySettings,
+    assess_generated,
+    assess_original,
+    same_words,
+)
+from training.cer.silver.steps import (
+    Habits,
+    StepSettings,
+    StepVerdicts,
+    count_habits,
+    judge_steps,
+)
+from training.cer.silver.words import LANGUAGE, Heard, Words, words
+from training.cer.steps.generation import GeneratedTurn
+from training.cer.steps.raking import Pattern, Row, UnreachableError, choose, dependence
+from training.common.progress import count_lines, track
+from training.data.samples import read_records, write_records
+
+VERSION = "silver/1"
+CORPUS = "corpus"
+"""The author of what the supporter of the corpus said."""
+FAITHFUL = "corpus-wording"
+"""The author of turns that were put together from the corpus's labels."""
+
+Figures = dict[str, float | int | str | None]
+InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class Settings(FrozenModel):
+    """The rule's thresholds, and which rows are taken."""
+
+    steps: StepSettings = StepSettings()
+    """Of the rule for steps."""
+    replies: ReplySettings = ReplySettings()
+    """Of the rule for replies."""
+    false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
+    """How often the history, the emotion and the strategy step shall be wrong, each in (0, 1); None
+    takes all rows. The paper says 23 % over all; its Table 1 implies some 41, 18 and 20 %."""
+    train_false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = None
+    """The same for the train split alone; None: as `false_shares`. Where right and wrong steps are
+    equally frequent, a judge gains nothing from learning which is commoner."""
+    greeting_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """In each pattern, at most this share of the rows to take from may answer a seeker who has told
+    nothing yet. Such turns are easily right, and would else be most of what is right."""
+    faithful_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the rows taken that are put together from the corpus's labels. They give more rows,
+    but a judge may tell them by their quotations, which are real while a small model's are
+    invented; and three right steps each make the labels depend on each other, chained or not. So
+    measure without them, and leave them out of the control."""
+    faithful_splits: tuple[Split, ...] = ("train",)
+    """Where such rows are put."""
+    rows_per_case: int = Field(default=1, ge=1)
+    """At most so many generated turns of one history are taken."""
+    rows_per_split: int | None = Field(default=None, ge=1)
+    """At most so many rows of a split are taken; None takes as many as there are."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_wrong_steps(self) -> Self:
+        for split in self.faithful_splits:
+            shares = self.false_shares_in(split)
+            if shares is not None and max(shares) + self.faithful_share >= 1:
+                raise ValueError(
+                    f"with a share of {self.faithful_share} that is right, no step can be wrong in "
+                    f"{max(shares)} of the rows"
+                )
+        return self
+
+    def false_shares_in(self, split: Split) -> tuple[float, float, float] | None:
+        """How often each step shall be wrong in a split; None if all its rows are taken."""
+        if self.false_shares is None or split != "train":
+            return self.false_shares
+        return self.train_false_shares or self.false_shares
+
+
+class Reason(StrEnum):
+    """Why a generated turn is not judged."""
+
+    LANGUAGE = "no word lists for its language"
+    INCOMPLETE = "the turn is not complete"
+    REPEATED = "the same turn for the same history again"
+    UNLABELLED = "people labelled too little of its case"
+
+
+@dataclass(frozen=True)
+class Silver:
+    """What the rule says about one generated turn."""
+
+    steps: StepVerdicts
+    generated: Assessment
+    original: Assessment | None
+    """None where the corpus has no reply to compare with, or the very same one."""
+    preference: Preference | None
+    """With the original as the first reply."""
+
+
+def judge(
+    turn: SupportTurn, case: Case, habits: Habits, settings: Settings, lists: Words
+) -> Silver:
+    """Apply the rule to one turn."""
+    heard = Heard(case, lists)
+    greeting_words = settings.steps.greeting_words
+    steps = judge_steps(turn.reasoning, case, heard, habits, settings.steps, lists)
+    generated = assess_generated(
+        turn.reply,
+        turn.reasoning.strategy.strategy,
+        steps.wrong,
+        heard,
+        settings.replies,
+        greeting_words,
+        lists,
+    )
+    if not case.original or same_words(case.original, turn.reply):
+        return Silver(steps, generated, None, None)
+    original = assess_original(case.original, case, heard, settings.replies, greeting_words, lists)
+    return Silver(steps, generated, original, prefer(original, generated, settings.replies.margin))
+
+
+def prefer(first: Assessment, second: Assessment, margin: float) -> Preference:
+    """Compare two replies: by whether they are acceptable, then by score.
+
+    Example:
+        >>> good, better = Assessment((), 0.5, False), Assessment((), 0.8, False)
+        >>> prefer(good, better, 0.25).value, prefer(good, better, 0.5).value
+        ('second', 'both')
+    """
+    if not first.acceptable and not second.acceptable:
+        return Preference.NEITHER
+    if first.acceptable != second.acceptable:
+        return Preference.FIRST if first.acceptable else Preference.SECOND
+    if abs(first.score - second.score) <= margin:
+        return Preference.BOTH
+    return Preference.FIRST if first.score > second.score else Preference.SECOND
+
+
+def to_record(
+    generated: GeneratedTurn, turn: SupportTurn, found: Silver, settings: Settings, seed: int
+) -> CerRecord:
+    """Return the row of a judged turn; which reply is the first is drawn by seed and id."""
+    case = generated.case
+    kind = "chained" if settings.steps.chained else "not chained"
+    candidate = Candidate(
+        author=generated.author,
+        reply=turn.reply,
+        turn=generated.text.strip(),
+        steps=found.steps.labels,
+        steps_by=DecidedBy(kind="rule", name=f"{VERSION} steps, {kind}"),
+        reason=f"{found.steps.because}; reply {found.generated.because}",
+    )
+    if found.original is None or found.preference is None:
+        return CerRecord(id=generated.id, case=case, first=candidate)
+    original = Candidate(
+        author=CORPUS, reply=case.original or "", reason=f"reply {found.original.because}"
+    )
+    by = f"{VERSION} replies, {kind}"
+    if found.original.by_person:
+        by += ", with the seeker's rating or the corpus's list of failed dialogues"
+    swapped = generator_for(seed, "order", generated.id).random() < 0.5
+    return CerRecord(
+        id=generated.id,
+        case=case,
+        first=candidate if swapped else original,
+        second=original if swapped else candidate,
+        preference=found.preference.swapped() if swapped else found.preference,
+        preference_by=DecidedBy(kind="rule", name=by),
+    )
+
+
+# --- the step of the pipeline -----------------------------------------------------------------
+
+
+@dataclass
+class _Tally:
+    rows: list[Row] = field(default_factory=list)
+    greetings: set[str] = field(default_factory=set)
+    """Ids of rows whose seeker has told nothing yet."""
+    preferences: Counter[str] = field(default_factory=Counter)
+
+
+def label(
+    cases: Path,
+    turns: Path,
+    output: Path,
+    judged: Path,
+    settings: Settings,
+    seed: int = 0,
+    *,
+    engine: Engine = LOCAL,
+) -> StepReport:
+    """Judge generated turns and take those that give the wanted shares of wrong steps.
+
+    Args:
+        cases: `Case` rows: what people do is counted on those of the train split, and turns from
+            the corpus's own labels are made for them.
+        turns: `GeneratedTurn` rows.
+        output: Receives the `CerRecord` rows that are taken, whole or not at all.
+        judged: Receives all judged generated turns.
+        settings: See there.
+        seed: Draws the order of replies, the rows that are taken, and the faithful turns' words.
+        engine: Where turns are judged. What people do is counted, and rows are drawn, here.
+
+    Raises:
+        ConfigError: A file is missing or holds something else.
+    """
+    lists = words()
+    habits = count_habits(read_records(cases, Case), lists)
+    dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    tallies: dict[Split, _Tally] = {split: _Tally() for split in SPLITS}
+    judges = _Judges(habits, settings, seed)
+    written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
+    figures: Figures = {"judged": written}
+    taken: set[str] = set()
+    faithful: set[str] = set()
+    for split, tally in tallies.items():
+        share = settings.faithful_share if split in settings.faithful_splits else 0.0
+        shares = settings.false_shares_in(split)
+        chosen, note = _chosen(tally, shares, share, settings, seed)
+        taken |= chosen
+        rows = [row for row in tally.rows if row.id in chosen]
+        wanted = round(len(rows) * share / (1 - share))
+        shown = _faithful_cases(cases, split, wanted, settings, seed, engine)
+        faithful |= shown
+        figures |= _figures(f"{split}.raw", tally.rows)
+        figures |= _figures(f"{split}.selected", rows, faithful=len(shown))
+        figures |= {f"{split}.raw.preference.{k}": v for k, v in sorted(tally.preferences.items())}
+        if note:
+            figures[f"{split}.selected.note"] = note
+    count = write_records(output, _taken(cases, judged, taken, faithful, settings, lists, seed))
+    read_count = written + sum(sum(reasons.values()) for reasons in dropped.values())
+    left_out = written - len(taken)
+    return StepReport(
+        step="silver",
+        read=read_count,
+        written=count,
+        dropped={corpus: dict(reasons) for corpus, reasons in sorted(dropped.items())},
+        figures={**figures, "judged but not taken": left_out},
+    )
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A generated turn, and whether the same was generated for the same history before."""
+
+    generated: GeneratedTurn
+    repeated: bool
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A row, and what is counted about it."""
+
+    record: CerRecord
+    pattern: Pattern
+    is_greeting: bool
+    """The seeker has told nothing yet."""
+    outcome: str
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A turn that is not judged."""
+
+    corpus: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _Judges:
+    """Applies the rule to each turn."""
+
+    habits: Habits
+    settings: Settings
+    seed: int
+
+    def __call__(self, turns: Iterator[_Turn]) -> Iterator[_Judged | _Left]:
+        lists = words()
+        for turn in turns:
+            found = self._of(turn, lists)
+            if isinstance(found, Reason):
+                yield _Left(turn.generated.case.corpus, found)
+            else:
+                yield found
+
+    def _of(self, turn: _Turn, lists: Words) -> _Judged | Reason:
+        generated, case = turn.generated, turn.generated.case
+        if case.language != LANGUAGE:
+            return Reason.LANGUAGE
+        reading = read(generated.text)
+        if not reading.is_complete:
+            return Reason.INCOMPLETE
+        if turn.repeated:
+            return Reason.REPEATED
+        found = judge(reading.turn, case, self.habits, self.settings, lists)
+        if None in found.steps.labels:
+            return Reason.UNLABELLED
+        return _Judged(
+            to_record(generated, reading.turn, found, self.settings, self.seed),
+            _pattern(found.steps),
+            not Heard(case, lists).told(self.settings.steps.greeting_words),
+            _outcome(found.preference),
+        )
+
+
+def _judged(
+    turns: Path,
+    judges: _Judges,
+    engine: Engine,
+    dropped: Mapping[str, Counter[str]],
+    tallies: Mapping[Split, _Tally],
+) -> Iterator[CerRecord]:
+    found = engine.map(judges, _with_repetitions(read_records(turns, GeneratedTurn)))
+    for each in track(found, "silver", total=count_lines(turns), unit="turns"):
+        if isinstance(each, _Left):
+            dropped[each.corpus][each.reason] += 1
+            continue
+        record = each.record
+        tally = tallies[record.case.split]
+        tally.rows.append(Row(record.id, record.case.id, each.pattern))
+        if each.is_greeting:
+            tally.greetings.add(record.id)
+        tally.preferences[each.outcome] += 1
+        yield record
+
+
+def _with_repetitions(turns: Iterator[GeneratedTurn]) -> Iterator[_Turn]:
+    seen: set[bytes] = set()
+    for generated in turns:
+        text = f"{generated.case.id}\n{generated.text.strip()}"
+        key = hashlib.sha256(text.encode()).digest()
+        yield _Turn(generated, repeated=key in seen)
+        seen.add(key)
+
+
+def _pattern(steps: StepVerdicts) -> Pattern:
+    history, emotion, strategy = (label is True for label in steps.labels)
+    return history, emotion, strategy
+
+
+def _outcome(preference: Preference | None) -> str:
+    names = {
+        Preference.FIRST: "original better",
+        Preference.SECOND: "generated better",
+        Preference.BOTH: "both",
+        Preference.NEITHER: "neither",
+    }
+    return "none" if preference is None else names[preference]
+
+
+def _chosen(
+    tally: _Tally,
+    false_shares: tuple[float, float, float] | None,
+    faithful_share: float,
+    settings: Settings,
+    seed: int,
+) -> tuple[frozenset[str], str]:
+    """Return the ids of the rows that are taken, and what a reader should know about it."""
+    everything = frozenset(row.id for row in tally.rows)
+    if false_shares is None or not tally.rows:
+        return everything, ""
+    # Faithful rows have no wrong step, so the generated ones have to have more of them.
+    targets = [share / (1 - faithful_share) for share in false_shares]
+    at_most = settings.rows_per_split
+    if at_most is not None:
+        at_most = max(1, round(at_most * (1 - faithful_share)))
+    rows = _with_few_greetings(tally, settings.greeting_share, seed)
+    try:
+        chosen = choose(rows, targets, per_group=settings.rows_per_case, at_most=at_most, seed=seed)
+    except UnreachableError as error:
+        return everything, f"all rows are taken: {error}"
+    return chosen, ""
+
+
+def _with_few_greetings(tally: _Tally, share: float, seed: int) -> list[Row]:
+    if share == 1:
+        return tally.rows
+    told: Counter[Pattern] = Counter()
+    greetings: defaultdict[Pattern, list[Row]] = defaultdict(list)
+    for row in tally.rows:
+        if row.id in tally.greetings:
+            greetings[row.pattern].append(row)
+        else:
+            told[row.pattern] += 1
+    dropped: set[str] = set()
+    for pattern, rows in greetings.items():
+        most = int(told[pattern] * share / (1 - share))
+        rows.sort(key=lambda row: generator_for(seed, "greetings", row.id).random())
+        dropped |= {row.id for row in rows[most:]}
+    return [row for row in tally.rows if row.id not in dropped]
+
+
+def _figures(prefix: str, rows: Sequence[Row], *, faithful: int = 0) -> Figures:
+    """How often each step is wrong, and how the labels depend on each other.
+
+    Args:
+        prefix: Of the names.
+        rows: Generated turns.
+        faithful: How many rows without a wrong step there are beside them.
+    """
+    patterns = [row.pattern for row in rows] + [(True, True, True)] * faithful
+    figures: Figures = {f"{prefix}.rows": len(patterns), f"{prefix}.faithful": faithful}
+    if not patterns:
+        return figures
+    for number, part in enumerate(STEPS):
+        wrong = sum(not pattern[number] for pattern in patterns)
+        figures[f"{prefix}.wrong.{part}"] = round(wrong / len(patterns), 4)
+    for pattern, count in sorted(Counter(patterns).items(), reverse=True):
+        name = "".join("T" if right else "F" for right in pattern)
+        figures[f"{prefix}.pattern.{name}"] = count
+    for number in (1, 2):
+        found = dependence(patterns, number)
+        about = f"{prefix}.{STEPS[number]}"
+        figures[f"{about}.wrong_after_wrong"] = _rounded(found.wrong_after_wrong)
+        figures[f"{about}.wrong_after_right"] = _rounded(found.wrong_after_right)
+        figures[f"{about}.phi"] = _rounded(found.phi)
+        figures[f"{about}.bits"] = _rounded(found.bits)
+    return figures
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+# --- turns from the corpus's labels -----------------------------------------------------------
+
+
+def _faithful_cases(
+    cases: Path, split: str, count: int, settings: Settings, seed: int, engine: Engine
+) -> set[str]:
+    """Draw cases of a split for which a faithful turn can be made."""
+    if not count:
+        return set()
+    of_split = (case for case in read_records(cases, Case) if case.split == split)
+    drawn = (
+        (generator_for(seed, "faithful", id).random(), id)
+        for id in engine.map(_Wordable(settings, seed), of_split)
+    )
+    return {id for _, id in heapq.nsmallest(count, drawn)}
+
+
+@dataclass(frozen=True)
+class _Wordable:
+    """Finds the cases for which a faithful turn can be made, by id."""
+
+    settings: Settings
+    seed: int
+
+    def __call__(self, cases: Iterator[Case]) -> Iterator[str]:
+        lists = words()
+        for case in cases:
+            if _faithful(case, self.settings, lists, self.seed) is not None:
+                yield case.id
+
+
+def _faithful(case: Case, settings: Settings, lists: Words, seed: int) -> SupportTurn | None:
+    if case.language != LANGUAGE:
+        return None
+    rng = generator_for(seed, "faithful wording", case.id)
+    return faithful_turn(case, settings.steps, lists, rng)
+
+
+def _taken(
+    cases: Path,
+    judged: Path,
+    taken: set[str],
+    faithful: set[str],
+    settings: Settings,
+    lists: Words,
+    seed: int,
+) -> Iterator[CerRecord]:
+    for record in read_records(judged, CerRecord):
+        if record.id in taken:
+            yield record
+    for case in read_records(cases, Case):
+        turn = _faithful(case, settings, lists, seed) if case.id in faithful else None
+        if turn is not None:
+            by = DecidedBy(kind="rule", name=f"{VERSION} corpus wording")
+            yield CerRecord(
+                id=f"{case.id}/{FAITHFUL}",
+                case=case,
+                first=Candidate(
+                    author=FAITHFUL,
+                    reply=turn.reply,
+                    turn=render(turn),
+                    steps=(True, True, True),
+                    steps_by=by,
+                    reason="put together from what people labelled: right by construction",
+                ),
+            )

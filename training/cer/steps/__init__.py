@@ -1,0 +1,1 @@
+"""The steps from raw corpora to CER rows, a module each."""

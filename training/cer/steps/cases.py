@@ -1,0 +1,509 @@
+"""From dialogues to cases: which rounds are looked at, and what people said about them.
+
+Neighbouring utterances of one speaker (21 % of ESConv's) are joined by a line break, because a page
+shows them as one turn. A *round* is a turn of the supporter right after one of the seeker. Of each
+dialogue `Settings.rounds_per_dialogue` rounds are drawn by Eq. 1 (`training.cer.sampling`), in
+their original order, and each becomes a `Case`: the history, the supporter's own words, and the
+labels that people gave.
+
+Several rows can be the same dialogue in another layout, or a part of it. One of them yields cases,
+the layout that `Settings.layouts` names first, and among equals the longest. The others lend it the
+seeker's ratings (`Case.labels.feedback`), which only some layouts of ESConv have: a rating belongs
+to the turn of the seeker that has the same words at the same place, or nearly so
+(`LIKE_ENOUGH`), and is not used where there is none.
+
+Draws depend on the seed and the dialogue's id alone, so the order of the rows does not matter.
+"""
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from compeer_core.cer import SPLITS, Case, CaseUtterance, HumanLabels, Split
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from compeer_core.taxonomy import Emotion, Strategy
+from training.cer.records import SourceDialogue, SourceUtterance, StepReport
+from training.cer.requests.engines import LOCAL, Engine
+from training.cer.requests.seeding import generator_for
+from training.cer.sampling import sample_rounds
+from training.common.progress import count_lines, track
+from training.data.pictures import Pictures
+from training.data.samples import read_records, write_records
+
+LIKE_ENOUGH = 0.8
+"""Two turns with at least this share of letters in common, in order, are the same turn in two
+layouts (`difflib`'s ratio). Of ESConv's public layouts all rated turns have a ratio of 1."""
+
+_SPLITS: Mapping[str, Split] = {
+    "train": "train",
+    **dict.fromkeys(("valid", "validation", "dev", "val"), "valid"),
+    "test": "test",
+}
+
+
+class Settings(FrozenModel):
+    """Which rounds become cases, and how much of the dialogue goes with them."""
+
+    rounds_per_dialogue: Annotated[int, Field(ge=1)] | Literal["all"] = 4
+    """N_s of Eq. 1; the paper does not say how many. `all` takes every round."""
+    history_characters: int | None = Field(default=None, ge=1)
+    """Oldest turns are left out beyond this; the last turn always stays. None keeps all."""
+    history_turns: int | None = Field(default=None, ge=1)
+    """The same, counted in turns."""
+    layouts: Mapping[str, tuple[str, ...]] = {
+        "esconv": ("lines", "original", "multiesc", "windows"),
+        "escot": ("full",),
+        "mesc": ("csv", "json"),
+        "annomi": (),
+    }
+    """By corpus, the layouts (the second part of a dialogue's id) from the most to the least
+    wanted; those not named come last. Of the rows of one source only one yields cases. A corpus
+    that is not listed has one layout, and its rows are all different: several answers to one
+    question, for example."""
+    face_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Share of cases whose last seeker turn gets a photo of a face that fits the emotion; cases
+    without an emotion or with a picture of their own get none."""
+
+
+class Reason(StrEnum):
+    """Why a dialogue gives no cases."""
+
+    ANOTHER_LAYOUT = "the same dialogue in another layout"
+    REPEATED = "the same dialogue again"
+    NO_ROUND = "no turn of the supporter follows one of the seeker"
+
+
+def draw_cases(
+    source: Path,
+    output: Path,
+    settings: Settings,
+    pictures: Pictures | None = None,
+    seed: int = 0,
+    *,
+    lenders: Path | None = None,
+    engine: Engine = LOCAL,
+) -> StepReport:
+    """Write the cases of the dialogues, in the order of the rows.
+
+    Args:
+        source: `SourceDialogue` rows, each with a split.
+        output: Receives `Case` rows.
+        settings: See there.
+        pictures: Where photos come from; needed if `Settings.face_share` is not 0.
+        seed: Of the rounds and the photos.
+        lenders: `SourceDialogue` rows that may lend their ratings; by default those of `source`.
+            Worth naming where a filter has removed the other layouts.
+        engine: Where rounds are drawn and cases made. Layouts are compared and photos drawn here.
+
+    Raises:
+        ConfigError: A file is missing, a row has no split, or photos are wanted without a folder.
+    """
+    if settings.face_share and pictures is None:
+        raise ConfigError("face_share is not 0, but no folder of packed faces is named")
+    drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source, settings))
+    written = write_records(output, drawing.cases(source, engine))
+    return StepReport(
+        step="cases",
+        read=drawing.read,
+        written=written,
+        dropped={corpus: dict(reasons) for corpus, reasons in drawing.dropped.items()},
+        figures=dict(drawing.figures),
+    )
+
+
+# --- Turns ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run of utterances of one speaker, joined."""
+
+    speaker: Speaker
+    text: str
+    images: tuple[str, ...]
+    parts: tuple[SourceUtterance, ...]
+    """The utterances, those without a visible character left out."""
+
+    @property
+    def feedback(self) -> int | None:
+        """The seeker's first rating within the turn."""
+        ratings = (part.feedback for part in self.parts if self.speaker is Speaker.SEEKER)
+        return next((rating for rating in ratings if rating is not None), None)
+
+    @property
+    def emotion(self) -> Emotion | None:
+        """Of the last utterance that is labelled."""
+        return next((part.emotion for part in reversed(self.parts) if part.emotion), None)
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Without repetition, in order, that of the longest labelled utterance before the others."""
+        labelled = [part for part in self.parts if part.strategy is not None]
+        labelled.sort(key=lambda part: len(part.text), reverse=True)
+        inside = [part.strategy for part in (*labelled[:1], *self.parts)]
+        return tuple(dict.fromkeys(strategy for strategy in inside if strategy is not None))
+
+
+def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
+    r"""Join the runs of one speaker by a line break; what has no visible character is left out.
+
+    Example:
+        >>> said = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
+        >>> talk = SourceDialogue(
+        ...     id="a", source_id="a", corpus="a", language="en", split="train", licence="",
+        ...     utterances=[{"speaker": who, "text": text} for who, text in said],
+        ... )
+        >>> [turn.text for turn in turns_of(talk)]
+        ['Hi.\nI am lost.', 'Where are you?']
+    """
+    kept = [(part, text) for part in dialogue.utterances if (text := printable(part.text))]
+    return tuple(
+        Turn(
+            speaker,
+            "\n".join(text for _, text in run),
+            tuple(image for part, _ in run for image in part.images),
+            tuple(part for part, _ in run),
+        )
+        for speaker, group in groupby(kept, key=lambda each: each[0].speaker)
+        if (run := list(group))
+    )
+
+
+def rounds_of(turns: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the positions of the supporter's turns that follow one of the seeker."""
+    return tuple(
+        position
+        for position, turn in enumerate(turns)
+        if position and turn.speaker is Speaker.SUPPORTER
+    )
+
+
+def printable(text: str) -> str:
+    r"""Return a text without control characters and lone surrogates, "" if nothing is visible.
+
+    Line breaks become ``\n`` and tabs stay; white space around the text is dropped.
+
+    Example:
+        >>> printable(" I am \x00here.\r\nStill. "), printable("\u200b\x07")
+        ('I am here.\nStill.', '')
+    """
+    if text.isprintable():
+        kept = text.strip()
+    else:
+        unified = text.replace("\r\n", "\n").replace("\r", "\n")
+        kept = "".join(
+            character
+            for character in unified
+            if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
+        ).strip()
+    # Category Cf holds zero-width characters, which are no space and yet show nothing.
+    visible = any(not char.isspace() and unicodedata.category(char) != "Cf" for char in kept)
+    return kept if visible else ""
+
+
+# --- Which row of a dialogue, and who lends it ratings ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A turn of the seeker with a rating, as far as another layout can be compared with it."""
+
+    position: int
+    """Among the joined turns."""
+    letters: str
+    feedback: int
+
+
+@dataclass
+class _Survey:
+    """What must be known of all rows before the first case is made: ids and ratings only."""
+
+    chosen: dict[str, str] = field(default_factory=dict)
+    """The id of the row that yields cases, by source."""
+    ratings: dict[str, tuple[Rated, ...]] = field(default_factory=dict)
+    """Of the best layout that has any, by source."""
+
+
+def _survey(source: Path, lenders: Path, settings: Settings) -> _Survey:
+    if not settings.layouts:
+        return _Survey()
+    chosen: dict[str, tuple[tuple[int, int], str]] = {}
+    ratings: dict[str, tuple[int, tuple[Rated, ...]]] = {}
+    for path in dict.fromkeys((source, lenders)):
+        for row in track(
+            read_records(path, SourceDialogue), "comparing layouts", total=count_lines(path)
+        ):
+            if row.corpus not in settings.layouts:
+                continue
+            rank = _rank(row, settings)
+            if path == source:
+                order = (rank, -len(row.utterances))
+                if row.source_id not in chosen or order < chosen[row.source_id][0]:
+                    chosen[row.source_id] = order, row.id
+            if path == lenders and any(part.feedback for part in row.utterances):
+                rated = rated_turns(turns_of(row))
+                if rated and rank < ratings.get(row.source_id, (rank + 1, ()))[0]:
+                    ratings[row.source_id] = rank, rated
+    return _Survey(
+        {source_id: name for source_id, (_, name) in chosen.items()},
+        {source_id: rated for source_id, (_, rated) in ratings.items()},
+    )
+
+
+def _rank(row: SourceDialogue, settings: Settings) -> int:
+    layouts = settings.layouts[row.corpus]
+    layout = row.id.split("/", 2)[1] if "/" in row.id else ""
+    return layouts.index(layout) if layout in layouts else len(layouts)
+
+
+def rated_turns(turns: Sequence[Turn]) -> tuple[Rated, ...]:
+    """Return the turns of the seeker that have a rating."""
+    return tuple(
+        Rated(position, _letters(turn.text), rating)
+        for position, turn in enumerate(turns)
+        if (rating := turn.feedback) is not None
+    )
+
+
+def placed(rated: Sequence[Rated], turns: Sequence[Turn]) -> dict[int, int]:
+    """Return the ratings of another layout by the position of the turn that each belongs to.
+
+    A rating goes to the turn at the same place if its letters are alike (see `LIKE_ENOUGH`), else
+    to the nearest turn of the seeker of which that is true, and never before one that was placed
+    earlier. Ratings without such a turn are left out.
+    """
+    found: dict[int, int] = {}
+    after = -1
+    for each in rated:
+        near = sorted(range(after + 1, len(turns)), key=lambda at: abs(at - each.position))
+        for position in near:
+            turn = turns[position]
+            if turn.speaker is Speaker.SEEKER and _alike(each.letters, _letters(turn.text)):
+                found[position] = each.feedback
+                after = position
+                break
+    return found
+
+
+def _letters(text: str) -> str:
+    """Return letters and digits alone: layouts differ in space around punctuation and in case."""
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def _alike(first: str, second: str) -> bool:
+    if first == second:
+        return True
+    matcher = SequenceMatcher(None, first, second, autojunk=False)
+    return matcher.real_quick_ratio() >= LIKE_ENOUGH and (
+        matcher.quick_ratio() >= LIKE_ENOUGH and matcher.ratio() >= LIKE_ENOUGH
+    )
+
+
+# --- Cases ------------------------------------------------------------------------------------
+
+
+_FIGURES = (
+    *("dialogues", "rounds", "utterances unprintable", "ratings lent", "ratings placed"),
+    *(f"split {split}" for split in SPLITS),
+    *("with picture", "with strategy", "with emotion", "with problem"),
+    *("with intensity before", "with intensity after", "with feedback"),
+)
+"""Of the report, in its order: dialogues that gave cases, all their rounds, then counts of cases."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A row that gives no cases."""
+
+    corpus: str
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A row that may give cases."""
+
+    row: SourceDialogue
+    lent: tuple[Rated, ...]
+    """Ratings of another layout."""
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What was made of a row."""
+
+    cases: tuple[Case, ...]
+    figures: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Draws the rounds of each row and makes cases of them, without photos."""
+
+    settings: Settings
+    seed: int
+
+    def __call__(self, rows: Iterator[_Chosen | _Left]) -> Iterator[_Drawn | _Left]:
+        for each in rows:
+            yield each if isinstance(each, _Left) else self._drawn(each.row, each.lent)
+
+    def _drawn(self, row: SourceDialogue, lent: Sequence[Rated]) -> _Drawn | _Left:
+        turns = turns_of(row)
+        rounds = rounds_of(turns)
+        if not rounds:
+            return _Left(row.corpus, Reason.NO_ROUND)
+        feedback = {rated.position: rated.feedback for rated in rated_turns(turns)}
+        figures = {
+            "dialogues": 1,
+            "rounds": len(rounds),
+            "utterances unprintable": len(row.utterances) - sum(len(turn.parts) for turn in turns),
+        }
+        if lent and not feedback:
+            feedback = placed(lent, turns)
+            figures |= {"ratings lent": len(lent), "ratings placed": len(feedback)}
+        cases = tuple(
+            Case(
+                id=f"{row.id}#{number}",
+                dialogue_id=row.id,
+                source_id=row.source_id,
+                corpus=row.corpus,
+                language=row.language,
+                split=_split(row),
+                licence=row.licence,
+                round=number,
+                rounds=len(rounds),
+                history=self._history(turns[: rounds[number]]),
+                original=turns[rounds[number]].text,
+                labels=_labels(row, turns, rounds[number], feedback),
+            )
+            for number in self._numbers(row.id, len(rounds))
+        )
+        return _Drawn(cases, figures)
+
+    def _numbers(self, name: str, count: int) -> Sequence[int]:
+        wanted = self.settings.rounds_per_dialogue
+        if wanted == "all":
+            return range(count)
+        found: list[int] = sample_rounds(
+            count, wanted, generator_for(self.seed, "rounds", name)
+        ).tolist()
+        return found
+
+    def _history(self, turns: Sequence[Turn]) -> tuple[CaseUtterance, ...]:
+        characters, most = self.settings.history_characters, self.settings.history_turns
+        kept: list[CaseUtterance] = []
+        length = 0
+        for turn in reversed(turns):
+            length += len(turn.text)
+            too_long = characters is not None and length > characters
+            if kept and (too_long or len(kept) == most):
+                break
+            kept.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
+        return tuple(reversed(kept))
+
+
+class _Drawing:
+    """Hands out the rows of one file, adds photos to what comes back, and counts."""
+
+    def __init__(
+        self, settings: Settings, pictures: Pictures | None, seed: int, survey: _Survey
+    ) -> None:
+        self.read = 0
+        self.dropped: dict[str, Counter[str]] = {}
+        self.figures: Counter[str] = Counter(dict.fromkeys(_FIGURES, 0))
+        self._settings = settings
+        self._pictures = pictures
+        self._seed = seed
+        self._survey = survey
+        self._seen: set[bytes] = set()
+
+    def cases(self, source: Path, engine: Engine) -> Iterator[Case]:
+        made = engine.map(_Rounds(self._settings, self._seed), self._rows(source))
+        for each in track(made, "drawing rounds", total=count_lines(source)):
+            self.read += 1
+            if isinstance(each, _Left):
+                self.dropped.setdefault(each.corpus, Counter())[each.reason.value] += 1
+                continue
+            self.figures.update(each.figures)
+            for case in map(self._with_face, each.cases):
+                self._count(case)
+                yield case
+
+    def _rows(self, source: Path) -> Iterator[_Chosen | _Left]:
+        for row in read_records(source, SourceDialogue):
+            reason = self._passed_over(row)
+            if reason:
+                yield _Left(row.corpus, reason)
+            else:
+                yield _Chosen(row, self._survey.ratings.get(row.source_id, ()))
+
+    def _passed_over(self, row: SourceDialogue) -> Reason | None:
+        if self._survey.chosen.get(row.source_id, row.id) != row.id:
+            return Reason.ANOTHER_LAYOUT
+        # Case ids are made of it. A hash is kept and not the id: there can be millions.
+        key = hashlib.blake2b(row.id.encode(), digest_size=8).digest()
+        if key in self._seen:
+            return Reason.REPEATED
+        self._seen.add(key)
+        return None
+
+    def _with_face(self, case: Case) -> Case:
+        *before, last = case.history
+        emotion = case.labels.emotion
+        if self._pictures is None or not self._settings.face_share or emotion is None:
+            return case
+        rng = generator_for(self._seed, "face", case.id)
+        if last.images or rng.random() >= self._settings.face_share:
+            return case
+        photo = self._pictures.photo_for(emotion, case.split, rng)
+        if photo is None:
+            return case
+        shown = last.model_copy(update={"images": (photo,)})
+        return case.model_copy(update={"history": (*before, shown)})
+
+    def _count(self, case: Case) -> None:
+        labels = case.labels
+        self.figures[f"split {case.split}"] += 1
+        self.figures["with picture"] += any(said.images for said in case.history)
+        self.figures["with strategy"] += bool(labels.strategies)
+        self.figures["with emotion"] += labels.emotion is not None
+        self.figures["with problem"] += labels.problem is not None
+        self.figures["with intensity before"] += labels.intensity_before is not None
+        self.figures["with intensity after"] += labels.intensity_after is not None
+        self.figures["with feedback"] += labels.feedback is not None
+
+
+def _split(row: SourceDialogue) -> Split:
+    split = _SPLITS.get(row.split or "")
+    if split is None:
+        raise ConfigError(
+            f"dialogue {row.id}: its split is {row.split!r}, none of {', '.join(_SPLITS)}"
+        )
+    return split
+
+
+def _labels(
+    row: SourceDialogue, turns: Sequence[Turn], position: int, feedback: Mapping[int, int]
+) -> HumanLabels:
+    said = turns[position - 1].emotion
+    emotion = said or row.emotion
+    return HumanLabels(
+        strategies=turns[position].strategies,
+        emotion=emotion,
+        emotion_of=None if emotion is None else "utterance" if said else "dialogue",
+        problem=row.problem,
+        intensity_before=row.intensity_before,
+        intensity_after=row.intensity_after,
+        feedback=next((feedback[at] for at in sorted(feedback) if at > position), None),
+    )

@@ -1,0 +1,416 @@
+"""Supporter turns written by models: what a case could have been answered.
+
+The paper gives "the conversation history of sampled sentences" to GPT-4o and Qwen2.5-VL, which
+write three steps of reasoning and a reply. Any generator can do it here: one that was trained on
+the output grammar (`compeer_core.reasoning`) reads the history alone, any other is told the grammar
+by the policy's own prompt. Several generators either write a turn for each case each, or take turns
+(`Settings.share`).
+
+A turn is usable if it is complete, its labels are of the vocabularies, its reply is in the language
+of the case and is not the corpus's own sentence again. One that is not is asked for again, a few
+times (`training.cer.requests.asking`), then given up and counted. The silver edition keeps incomplete turns,
+since a model's real mistakes are what a judge has to find.
+
+Seeds depend on the run's seed, the generator, the case and the number of the sample, and what was
+answered lies in the generator's journal. So a run that was stopped goes on where it was, and writes
+the same file.
+"""
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from compeer_core.backends.protocol import Message
+from compeer_core.cer import Case
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Dialogue, language_of
+from compeer_core.errors import ConfigError
+from compeer_core.policy import Style
+from compeer_core.prompts import LANGUAGES, policy_messages
+from compeer_core.reasoning import read
+from training.cer.corpora.reading import text_key
+from training.cer.records import StepReport
+from training.cer.requests.asking import Answer, Asker, Counts, Question
+from training.cer.requests.generators import GeneratorSettings
+from training.cer.requests.seeding import generator_for, seed_for
+from training.data.pictures import Pictures
+from training.data.samples import read_records, write_records
+
+INCOMPLETE = "incomplete"
+UNREADABLE = "a label cannot be read"
+WRONG_LANGUAGE = "wrong language"
+REPEATED = "the original again"
+NO_TEXT = "the seeker's last turn has no text"
+
+_AHEAD = 256
+"""Answers of one generator that may wait for another's."""
+_LOOK_UP_SECONDS = 0.2
+_FEW_WORDS = 6
+"""Replies with fewer words do not tell one language in Latin letters from another."""
+_LATIN = ("en", "fr", "de", "es", "it", "pt", "nl")
+
+
+class Settings(FrozenModel):
+    """How many turns are written, by whom, and which of them are usable."""
+
+    samples_per_case: int = Field(default=1, ge=1)
+    """Turns for each case: from each generator (`each`) or in all (`in_turn`)."""
+    share: Literal["each", "in_turn"] = "each"
+    """`in_turn`: the generators take turns, beginning with one that is drawn for each case."""
+    keep_incomplete: bool = False
+    """Keep a turn that lacks a part, or has text outside its parts, as it is."""
+    keep_unreadable: bool = False
+    """Keep a turn with a label that is missing or outside its vocabulary."""
+
+
+class GeneratedTurn(FrozenModel):
+    """A turn that a generator wrote for a case."""
+
+    id: str
+    """`<case id>/<author>/<sample>`."""
+    case: Case
+    author: str
+    """The generator's name."""
+    sample: int = Field(ge=0)
+    """Which of the author's turns for this case it is; with `in_turn`, of all turns."""
+    seed: int
+    """What the generator was given; an endpoint may ignore it."""
+    text: str
+    """As it was written, reasoning and reply."""
+    reply: str | None
+    """None where the text has none."""
+    problems: tuple[str, ...] = ()
+    """Why the turn is not complete; empty where it is."""
+    pictures: int = 0
+    """How many pictures the generator was shown."""
+    tries: int = 1
+    """How often it was asked until the text was usable."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Author:
+    """What of a generator's settings decides what it reads."""
+
+    name: str
+    style: Style
+    sees_images: bool
+    reserved: tuple[str, ...] = ()
+    """Its special tokens, see `compeer_core.prompts.neutralise`."""
+
+    @classmethod
+    def of(cls, name: str, settings: GeneratorSettings, reserved: tuple[str, ...] = ()) -> Self:
+        return cls(name, settings.style, settings.sees_images, reserved)
+
+
+def generate(
+    source: Path,
+    output: Path,
+    settings: Settings,
+    askers: Mapping[str, Asker],
+    pictures: Pictures | None = None,
+    seed: int = 0,
+) -> StepReport:
+    """Write the generators' turns, in the order of the cases.
+
+    Args:
+        source: `Case` rows.
+        output: Receives `GeneratedTurn` rows, whole or not at all.
+        settings: See there.
+        askers: One for each generator, by the name that goes into the rows.
+        pictures: Where the pictures of the cases lie; needed if a case has any and a generator
+            sees them.
+        seed: Of the samples.
+
+    Raises:
+        ConfigError: A file or a picture is missing, or there is no generator.
+        BudgetSpentError: The run may ask no more; what was answered is kept.
+    """
+    if not askers:
+        raise ConfigError("no generator is named, so nobody can write a turn")
+    generating = _Generating(settings, askers, pictures, seed)
+    before = {name: asker.counts for name, asker in askers.items()}
+    written = write_records(output, generating.turns(source))
+    return StepReport(
+        step="generation",
+        read=generating.read,
+        written=written,
+        dropped={corpus: dict(reasons) for corpus, reasons in generating.dropped.items()},
+        figures={
+            **generating.figures,
+            **_retried(askers, before),
+            "unanswered": _unanswered(askers, before),
+            "pictures unreadable": len(pictures.unreadable) if pictures else 0,
+        },
+    )
+
+
+# --- What is asked ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One turn that is to be written."""
+
+    case: Case
+    author: str
+    sample: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The question's name in the journal, and all that `TurnCheck` needs to know of the case.
+
+        A case that changed, with a longer history for example, is another question.
+        """
+        original = _letters(self.case.original or "")
+        name = f"{self.case.id}/{self.sample}/{self.seed}/{text_key(self.case.model_dump_json())}"
+        return f"{name} {self.case.language} {text_key(original) if original else '-'}"
+
+
+def wanted(
+    cases: Iterable[Case], settings: Settings, authors: Sequence[str], seed: int
+) -> Iterator[Wanted]:
+    """Yield the turns to be written, in order; cases that cannot be answered have none."""
+    for case in cases:
+        if not case.history[-1].text.strip():
+            continue
+        if settings.share == "each":
+            shares = [(name, n) for name in authors for n in range(settings.samples_per_case)]
+        else:
+            first = int(generator_for(seed, "author", case.id).integers(len(authors)))
+            shares = [
+                (authors[(first + n) % len(authors)], n) for n in range(settings.samples_per_case)
+            ]
+        for name, sample in shares:
+            yield Wanted(case, name, sample, seed_for(seed, "turn", name, case.id, str(sample)))
+
+
+def questions(
+    source: Path,
+    settings: Settings,
+    authors: Sequence[str],
+    author: Author,
+    pictures: Pictures | None = None,
+    seed: int = 0,
+) -> Iterator[Question]:
+    """Yield what one of the generators is asked. Asks nobody: an estimate can count with it.
+
+    Args:
+        source: `Case` rows.
+        settings: See there.
+        authors: The names of all generators, in their order.
+        author: The one whose questions are wanted.
+        pictures: See `generate`.
+        seed: See `generate`.
+    """
+    for want in wanted(read_records(source, Case), settings, authors, seed):
+        if want.author == author.name:
+            yield Question(
+                key=want.key, messages=_messages(want.case, author, pictures), seed=want.seed
+            )
+
+
+def _messages(case: Case, author: Author, pictures: Pictures | None) -> tuple[Message, ...]:
+    shown = None
+    if author.sees_images and any(said.images for said in case.history):
+        if pictures is None:
+            raise ConfigError(f"case {case.id} has pictures, but no folder of pictures is named")
+        shown = pictures.shown(case.history)
+    dialogue = case.dialogue(shown)
+    said = tuple(each for each in dialogue if each.text.strip() or each.images)
+    language = case.language if case.language in LANGUAGES else "en"
+    return policy_messages(Dialogue(said, dialogue.id), author.style, language, author.reserved)
+
+
+# --- What is usable ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TurnCheck:
+    """Says why a text is no usable turn, or None. What it must know of the case is in the key."""
+
+    keep_incomplete: bool = False
+    keep_unreadable: bool = False
+
+    def __call__(self, key: str, text: str) -> str | None:
+        _, language, original = key.rsplit(" ", 2)
+        reading = read(text)
+        if not reading.is_complete and not self.keep_incomplete:
+            return INCOMPLETE
+        if reading.unreadable and not self.keep_unreadable:
+            return UNREADABLE
+        if reading.reply and speaks_another(reading.reply, language):
+            return WRONG_LANGUAGE
+        if reading.reply and text_key(_letters(reading.reply)) == original:
+            return REPEATED
+        return None
+
+
+def speaks_another(reply: str, language: str) -> bool:
+    """Whether a reply is plainly in another language than the case.
+
+    Only English and Chinese cases can be checked: `compeer_core.dialogue.language_of` knows them.
+
+    Example:
+        >>> [speaks_another(reply, "en") for reply in ("No.", "我在这里。", "What happened then?")]
+        [False, True, False]
+    """
+    found = language_of(reply)
+    if language not in LANGUAGES or found in (language, "und"):
+        return False
+    return not (language in _LATIN and found in _LATIN and len(reply.split()) < _FEW_WORDS)
+
+
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+# --- All generators, side by side -------------------------------------------------------------
+
+
+class _Generating:
+    """Takes the answers of all generators in the order of the cases, and counts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        askers: Mapping[str, Asker],
+        pictures: Pictures | None,
+        seed: int,
+    ) -> None:
+        self.read = 0
+        self.dropped: dict[str, Counter[str]] = {}
+        self.figures: Counter[str] = Counter({"complete": 0, "incomplete": 0})
+        self._settings = settings
+        self._askers = askers
+        self._names = tuple(askers)
+        self._authors = {
+            name: Author.of(name, asker.settings, asker.reserved) for name, asker in askers.items()
+        }
+        self._pictures = pictures
+        self._seed = seed
+
+    def turns(self, source: Path) -> Iterator[GeneratedTurn]:
+        check = TurnCheck(self._settings.keep_incomplete, self._settings.keep_unreadable)
+        with ExitStack() as stack:
+            answers = {}
+            for name in self._names:
+                asked = self._ask(name, source, check)
+                alone = closing(asked) if len(self._names) == 1 else _ahead(asked)
+                answers[name] = stack.enter_context(alone)
+            for want in wanted(self._counted(source), self._settings, self._names, self._seed):
+                answer = next(answers[want.author])
+                if answer.key != want.key:
+                    raise RuntimeError(f"{want.author} answered {answer.key}, not {want.key}")
+                turn = self._turn(want, answer)
+                if turn is not None:
+                    yield turn
+
+    def _ask(self, name: str, source: Path, check: TurnCheck) -> Generator[Answer, None, None]:
+        settings = self._settings
+        total = None
+        if settings.share == "each":
+            with source.open("rb") as file:
+                total = sum(1 for _ in file) * settings.samples_per_case
+        asked = questions(
+            source, settings, self._names, self._authors[name], self._pictures, self._seed
+        )
+        yield from self._askers[name].ask(asked, check, label="turns", total=total)
+
+    def _counted(self, source: Path) -> Iterator[Case]:
+        for case in read_records(source, Case):
+            self.read += 1
+            if not case.history[-1].text.strip():
+                self._drop(case, NO_TEXT)
+            yield case
+
+    def _turn(self, want: Wanted, answer: Answer) -> GeneratedTurn | None:
+        self.figures[f"asked of {want.author}"] += 1
+        if answer.text is None:
+            self._drop(want.case, answer.problem or "no answer")
+            return None
+        reading = read(answer.text)
+        names = [name for said in want.case.history for name in said.images]
+        seen = self._seen(names) if self._authors[want.author].sees_images else 0
+        self.figures["complete" if reading.is_complete else INCOMPLETE] += 1
+        self.figures["pictures left out"] += len(names) - seen
+        return GeneratedTurn(
+            id=f"{want.case.id}/{want.author}/{want.sample}",
+            case=want.case,
+            author=want.author,
+            sample=want.sample,
+            seed=want.seed,
+            text=answer.text,
+            reply=reading.reply,
+            problems=tuple(map(str, reading.problems)),
+            pictures=seen,
+            tries=answer.tries,
+        )
+
+    def _seen(self, names: Sequence[str]) -> int:
+        unreadable = self._pictures.unreadable if self._pictures else {}
+        return sum(name not in unreadable for name in names)
+
+    def _drop(self, case: Case, reason: str) -> None:
+        self.dropped.setdefault(case.corpus, Counter())[reason] += 1
+
+
+@contextmanager
+def _ahead(answers: Generator[Answer, None, None]) -> Iterator[Iterator[Answer]]:
+    """Take answers in a thread of their own: no generator waits while another one is waited for."""
+    taken: queue.Queue[Answer] = queue.Queue(_AHEAD)
+    over = threading.Event()
+
+    def take() -> None:
+        with closing(answers):
+            for answer in answers:
+                while not over.is_set():
+                    with suppress(queue.Full):
+                        taken.put(answer, timeout=_LOOK_UP_SECONDS)
+                        break
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(1, "answers") as pool:
+        done = pool.submit(take)
+
+        def given() -> Iterator[Answer]:
+            while not (done.done() and taken.empty()):
+                with suppress(queue.Empty):
+                    yield taken.get(timeout=_LOOK_UP_SECONDS)
+            done.result()  # raises what ended the thread
+
+        try:
+            yield given()
+        finally:
+            over.set()
+
+
+def _unanswered(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> int:
+    """Return how many questions of this step got no text at all; the next start asks them again."""
+    return sum(
+        sum(asker.counts.unanswered.values()) - sum(before[name].unanswered.values())
+        for name, asker in askers.items()
+    )
+
+
+def _retried(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> dict[str, int]:
+    """Return how often each generator was asked again in this step, by reason."""
+    return {
+        f"asked {name} again: {reason}": count - before[name].retried.get(reason, 0)
+        for name, asker in askers.items()
+        for reason, count in sorted(asker.counts.retried.items())
+        if count > before[name].retried.get(reason, 0)
+    }

@@ -1,0 +1,583 @@
+"""What people have judged already: public corpora with several answers to one post, as rows of CER.
+
+Nobody was asked our four questions there. What was asked is turned into a preference by a rule,
+one for each corpus, and every row names the corpus:
+
+- **empathy_ratings** (Welivita and Pu 2024): three replies to each post, each rated by people as bad
+  (1), okay (2) or good (3). The higher rating is preferred. Two good ones and two okay ones are
+  `both`: okay is acceptable, and the paper's wording is "almost good". Two bad ones are `neither`.
+- **pair** (Min et al. 2022): reflections of high, medium and low quality. The higher tier is
+  preferred. The two high ones are `both`. The five low ones are "examples of what not to say" in the
+  words of the data set, so two of them are `neither`: one such pair for each prompt, which is drawn.
+- **counselchat**: therapists' answers to one question. The one with more votes is preferred, if it
+  has `Settings.votes_margin` more. Weak evidence: most answers have no vote at all, and those with
+  votes stand above those without. A question is listed once for each of its topics, with the same
+  answers: they count once.
+- **epitome** (Sharma et al. 2020): levels of 0 to 2 for three mechanisms of empathy. A reply is
+  preferred if no level of it is lower and one is higher. Few posts have two replies; the levels
+  themselves are more, see `empathy_levels`.
+- **ed_pairs**: a person's reply beside the output of a weak model or a person's reply to something
+  else. Nobody compared them: that the first is better is a rule, and the rows say so.
+- **esconv_sra** (ESConv-SRA): two replies by models that were told a strategy; two people placed each
+  pair on a scale of -4 to 4. Signs are compared, as the authors do: negative prefers the first (which
+  their file does not say; read off from examples). Pairs are dropped where the two people differ. So
+  is 0 and 0, which does not say whether both are good or neither is. Three in four histories are
+  from ESConv's training split, most from the middle of a dialogue: no test for what has learnt it.
+
+Which reply stands first is drawn for each pair. All pairs on one post are in one split.
+"""
+
+import html
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import Field
+
+from compeer_core.annotation.agreement import measure_agreement
+from compeer_core.cer import (
+    Candidate,
+    Case,
+    CaseUtterance,
+    CerRecord,
+    DecidedBy,
+    HumanLabels,
+    Split,
+)
+from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker
+from compeer_core.errors import ConfigError
+from compeer_core.taxonomy import Preference
+from training.cer.corpora import LOADERS
+from training.cer.corpora.answers import PAIR_TIERS, RATED_REPLIES
+from training.cer.corpora.reading import Row, converted, json_array, opening_key, text_key
+from training.cer.records import Dropped, SourceDialogue, SourceUtterance, StepReport
+from training.cer.requests.seeding import generator_for
+from training.cer.steps.ingest import drawn_split
+from training.common.progress import track
+from training.data.samples import write_records
+
+SAME_REPLY = "the same reply twice"
+VOTES_TOO_CLOSE = "votes too close"
+NOT_DOMINATED = "levels equal, or higher on one side and lower on the other"
+LABELLED_TWICE = "labelled twice, differently"
+PEOPLE_DIFFER = "two people differ, and nobody decided"
+TIE = "a tie, which does not say whether both are good"
+UNPAIRED = "without its counterpart"
+
+Name = Literal["empathy_ratings", "pair", "counselchat", "epitome", "ed_pairs", "esconv_sra"]
+
+
+class JudgedCorpus(FrozenModel):
+    """A corpus, and what its judgements are for."""
+
+    name: Name
+    paths: tuple[str, ...] = Field(min_length=1)
+    """Below the folder of corpora. Of epitome three: emotional reactions, interpretations and
+    explorations, in this order."""
+    use: Literal["train", "evaluate"] = "evaluate"
+    """`evaluate`: all of it is for testing. Weights that are passed on may only learn from corpora
+    that state a licence: of these, epitome and counselchat."""
+
+
+class Settings(FrozenModel):
+    """Choices within the rules."""
+
+    votes_margin: int = Field(default=1, ge=1)
+    """How many votes more the preferred answer of counselchat has."""
+
+
+def judgements(
+    corpora: Sequence[JudgedCorpus],
+    data_dir: Path,
+    output: Path,
+    settings: Settings | None = None,
+    *,
+    seed: int,
+) -> StepReport:
+    """Write the pairs of replies that people have judged, with the preference.
+
+    The corpora are small, and are held in memory one after the other.
+
+    Args:
+        corpora: Each at most once.
+        data_dir: The folder of corpora.
+        output: Receives `CerRecord` rows.
+        settings: See there.
+        seed: Of the orders, the splits and what is drawn.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or a corpus is named twice.
+    """
+    names = [corpus.name for corpus in corpora]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"judged corpora: one is named twice: {', '.join(names)}")
+    tally = _Tally()
+    written = write_records(
+        output, _records(corpora, data_dir, settings or Settings(), tally, seed)
+    )
+    return StepReport(
+        step="human",
+        read=tally.read,
+        written=written,
+        dropped=tally.dropped,
+        figures=dict(sorted(tally.figures.items())),
+    )
+
+
+# --- From a judged pair to a row ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: the last utterance of a dialogue whose others are the history."""
+
+    source: SourceDialogue
+    author: str = "corpus"
+
+    @property
+    def text(self) -> str:
+        return self.source.utterances[-1].text
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Two replies to the same history, in the order of the corpus."""
+
+    one: Reply
+    other: Reply
+    preference: Preference
+    by: DecidedBy
+    original: str | None = None
+    """Where one reply is that of the dialogue, and others were made for it."""
+
+
+@dataclass
+class _Tally:
+    read: int = 0
+    dropped: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    figures: dict[str, float | int | str | None] = field(default_factory=dict)
+
+    def count(self, name: str) -> None:
+        before = self.figures.get(name)
+        self.figures[name] = (before if isinstance(before, int) else 0) + 1
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the rules of a corpus know."""
+
+    name: Name
+    paths: Sequence[Path]
+    settings: Settings
+    tally: _Tally
+    seed: int
+    claimed: dict[str, set[str]] = field(default_factory=dict)
+    """The corpus's own splits of each source, by whatever row of it."""
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        self.tally.dropped[self.name][reason] += count
+
+    def load(self, loader: str, path: Path) -> Iterator[SourceDialogue]:
+        dropped = Dropped()
+        for dialogue in LOADERS[loader](path, dropped, None):
+            self.tally.read += 1
+            if dialogue.split is not None:
+                self.claimed.setdefault(dialogue.source_id, set()).add(dialogue.split)
+            yield dialogue
+        for reason, count in dropped.reasons.items():
+            self.drop(reason, count)
+
+
+def _records(
+    corpora: Iterable[JudgedCorpus], data_dir: Path, settings: Settings, tally: _Tally, seed: int
+) -> Iterator[CerRecord]:
+    for corpus in corpora:
+        paths = [data_dir / path for path in corpus.paths]
+        reading = _Reading(corpus.name, paths, settings, tally, seed)
+        pairs: dict[str, list[Judged]] = {}
+        for pair in track(_RULES[corpus.name](reading), f"reading {corpus.name}", unit="pairs"):
+            tally.count(f"{corpus.name}, in the corpus's order: {pair.preference}")
+            pairs.setdefault(pair.one.source.source_id, []).append(pair)
+        for source_id, judged in pairs.items():
+            split = _split(corpus, source_id, reading.claimed.get(source_id, set()), seed)
+            for pair in judged:
+                record = _record(pair, split, seed)
+                tally.count(f"{corpus.name} {split}: {record.preference}")
+                yield record
+
+
+def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Split:
+    """Return the split of all pairs on one post: the strictest of the corpus's own, else drawn."""
+    if corpus.use == "evaluate":
+        return "test"
+    strictest: tuple[Split, ...] = ("test", "valid", "train")
+    return next((split for split in strictest if split in own), drawn_split(source_id, seed))
+
+
+def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
+    record_id = f"{pair.one.source.id}+{pair.other.source.id}"
+    first, second, preference = pair.one, pair.other, pair.preference
+    if generator_for(seed, "order", record_id).random() < 0.5:
+        first, second, preference = second, first, preference.swapped()
+    return CerRecord(
+        id=record_id,
+        case=_case(pair, split),
+        first=Candidate(author=first.author, reply=first.text),
+        second=Candidate(author=second.author, reply=second.text),
+        preference=preference,
+        preference_by=pair.by,
+    )
+
+
+def _case(pair: Judged, split: Split) -> Case:
+    source = pair.one.source
+    history: list[CaseUtterance] = []
+    for said in source.utterances[:-1]:
+        text = said.text
+        if history and history[-1].speaker is said.speaker:
+            text = f"{history.pop().text}\n{text}"
+        history.append(CaseUtterance(speaker=said.speaker, text=text))
+    # A source may have several posts, as the talk grows or a question is asked in other words.
+    dialogue_id = f"{source.source_id}/{text_key(chr(0).join(said.text for said in history))}"
+    number = sum(
+        a.speaker is Speaker.SEEKER and b.speaker is Speaker.SUPPORTER for a, b in pairwise(history)
+    )
+    return Case(
+        id=f"{dialogue_id}#{number}",
+        dialogue_id=dialogue_id,
+        source_id=source.source_id,
+        corpus=source.corpus,
+        language=source.language,
+        split=split,
+        licence=source.licence,
+        round=number,
+        rounds=number + 1,
+        history=tuple(history),
+        original=pair.original,
+        labels=HumanLabels(problem=source.problem),
+    )
+
+
+def _same(one: str, other: str) -> bool:
+    return "".join(one.lower().split()) == "".join(other.lower().split())
+
+
+def _higher(one: int, other: int) -> Preference:
+    return Preference.FIRST if one > other else Preference.SECOND
+
+
+# --- A rule for each corpus -----------------------------------------------------------------------
+
+_TIED_RATING = {1: Preference.NEITHER, 2: Preference.BOTH, 3: Preference.BOTH}
+_RATED_AUTHORS = {"human": "corpus"}
+
+
+def _empathy_ratings(reading: _Reading) -> Iterator[Judged]:
+    by = DecidedBy(kind="person", name="empathy_ratings: each reply rated 1 to 3")
+    for replies in _by_post(reading, "empathy_ratings").values():
+        known = sorted(replies, key=lambda reply: RATED_REPLIES.index(reply.labels["reply_of"]))
+        original = next(
+            (each.utterances[-1].text for each in known if each.labels["reply_of"] == "human"), None
+        )
+        for one, other in combinations(known, 2):
+            a, b = int(one.labels["rating"]), int(other.labels["rating"])
+            if a == b == 2:
+                reading.tally.count("empathy_ratings: both rated 2")
+            authors = [
+                _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (one, other)
+            ]
+            yield Judged(
+                Reply(one, authors[0]),
+                Reply(other, authors[1]),
+                _TIED_RATING[a] if a == b else _higher(a, b),
+                by,
+                original,
+            )
+
+
+def _pair(reading: _Reading) -> Iterator[Judged]:
+    by = DecidedBy(kind="person", name="pair: written as high, medium or low quality")
+    rank = {"hq": 2, "mq": 1, "lq": 0}
+    for post, replies in _by_post(reading, "pair").items():
+        known = sorted(replies, key=lambda reply: PAIR_TIERS.index(reply.labels["tier"]))
+        low: list[Judged] = []
+        for one, other in combinations(known, 2):
+            if _same(one.utterances[-1].text, other.utterances[-1].text):
+                reading.drop(SAME_REPLY)
+                continue
+            a, b = (rank[each.labels["tier"][:2]] for each in (one, other))
+            if a != b:
+                yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+            elif a == rank["hq"]:
+                yield Judged(Reply(one), Reply(other), Preference.BOTH, by)
+            else:
+                low.append(Judged(Reply(one), Reply(other), Preference.NEITHER, by))
+        if low:
+            yield low[int(generator_for(reading.seed, "low pair", *post).integers(len(low)))]
+
+
+def _counselchat(reading: _Reading) -> Iterator[Judged]:
+    margin = reading.settings.votes_margin
+    for answers in _by_post(reading, "counselchat").values():
+        distinct: dict[str, SourceDialogue] = {}
+        for answer in answers:
+            key = text_key("".join(answer.utterances[-1].text.split()))
+            if key in distinct:
+                reading.drop(SAME_REPLY)
+            elif answer.labels.get("upvotes", "").isdigit():
+                distinct[key] = answer
+        for one, other in combinations(distinct.values(), 2):
+            a, b = int(one.labels["upvotes"]), int(other.labels["upvotes"])
+            if abs(a - b) < margin:
+                reading.drop(VOTES_TOO_CLOSE)
+                continue
+            by = DecidedBy(
+                kind="people" if abs(a - b) > 1 else "person", name="counselchat: more votes"
+            )
+            yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+
+
+class EmpathyLevels(FrozenModel):
+    """A reply to a post, and how strongly it shows each mechanism of empathy (EPITOME).
+
+    Three judgements of one reply by people: as near as public data comes to labels of steps.
+    """
+
+    source: SourceDialogue
+    """The post and the reply."""
+    emotional_reactions: int = Field(ge=0, le=2)
+    interpretations: int = Field(ge=0, le=2)
+    explorations: int = Field(ge=0, le=2)
+    rationales: tuple[str, str, str]
+    """The parts of the reply that show each, as the corpus has them; empty where none does."""
+
+    @property
+    def levels(self) -> tuple[int, int, int]:
+        return (self.emotional_reactions, self.interpretations, self.explorations)
+
+
+def empathy_levels(paths: Sequence[Path]) -> Iterator[EmpathyLevels]:
+    """Yield the replies of EPITOME's three files that have one level for each mechanism.
+
+    Args:
+        paths: Emotional reactions, interpretations, explorations.
+
+    Raises:
+        ConfigError: A file is missing, or there are not three.
+    """
+    return _empathy_levels(_Reading("epitome", paths, Settings(), _Tally(), 0))
+
+
+def _empathy_levels(reading: _Reading) -> Iterator[EmpathyLevels]:
+    if len(reading.paths) != 3:
+        raise ConfigError(
+            "epitome has three files (emotional reactions, interpretations, explorations), got "
+            f"{len(reading.paths)}"
+        )
+    found: dict[tuple[str, str], list[list[SourceDialogue]]] = {}
+    for mechanism, path in enumerate(reading.paths):
+        for reply in reading.load("epitome", path):
+            key = (reply.source_id, reply.labels["rp_id"])
+            found.setdefault(key, [[], [], []])[mechanism].append(reply)
+    for of_mechanisms in found.values():
+        if not all(of_mechanisms):
+            reading.drop(UNPAIRED)
+            continue
+        levels = [{int(reply.labels["level"]) for reply in each} for each in of_mechanisms]
+        if any(len(each) > 1 for each in levels):
+            reading.drop(LABELLED_TWICE)
+            continue
+        emotional, interpreting, exploring = (each[0] for each in of_mechanisms)
+        yield EmpathyLevels(
+            source=emotional,
+            emotional_reactions=min(levels[0]),
+            interpretations=min(levels[1]),
+            explorations=min(levels[2]),
+            rationales=(
+                emotional.labels["rationales"],
+                interpreting.labels["rationales"],
+                exploring.labels["rationales"],
+            ),
+        )
+
+
+def _epitome(reading: _Reading) -> Iterator[Judged]:
+    by = DecidedBy(kind="person", name="epitome: no level lower, one higher")
+    posts: dict[str, list[EmpathyLevels]] = {}
+    for reply in _empathy_levels(reading):
+        posts.setdefault(reply.source.source_id, []).append(reply)
+    for replies in posts.values():
+        for one, other in combinations(replies, 2):
+            differences = {a - b for a, b in zip(one.levels, other.levels, strict=True)}
+            if min(differences) >= 0 and max(differences) > 0:
+                preference = Preference.FIRST
+            elif max(differences) <= 0 and min(differences) < 0:
+                preference = Preference.SECOND
+            else:
+                reading.drop(NOT_DOMINATED)
+                continue
+            yield Judged(Reply(one.source), Reply(other.source), preference, by)
+
+
+def _ed_pairs(reading: _Reading) -> Iterator[Judged]:
+    by = DecidedBy(kind="rule", name="ed_pairs: a person's reply before a made or misplaced one")
+    for path in reading.paths:
+        waiting: SourceDialogue | None = None
+        for reply in reading.load("ed_pairs", path):
+            # Files count their rows alike.
+            named = reply.model_copy(update={"id": f"{reply.id}@{path.name.split('.')[0]}"})
+            if named.labels["label"] == "0":
+                if waiting is not None:
+                    reading.drop(UNPAIRED)
+                waiting = named
+                continue
+            if waiting is None or waiting.utterances[0].text != named.utterances[0].text:
+                reading.drop(UNPAIRED)
+            elif _same(waiting.utterances[-1].text, named.utterances[-1].text):
+                reading.drop(SAME_REPLY)
+            else:
+                yield Judged(
+                    Reply(waiting),
+                    Reply(named, "negative"),
+                    Preference.FIRST,
+                    by,
+                    waiting.utterances[-1].text,
+                )
+            waiting = None
+        if waiting is not None:
+            reading.drop(UNPAIRED)
+
+
+def _by_post(reading: _Reading, loader: str) -> Mapping[tuple[str, str], Sequence[SourceDialogue]]:
+    """Return the answers to each post, by its source and its words."""
+    posts: dict[tuple[str, str], list[SourceDialogue]] = {}
+    for path in reading.paths:
+        for answer in reading.load(loader, path):
+            key = (answer.source_id, text_key(answer.utterances[0].text))
+            posts.setdefault(key, []).append(answer)
+    return posts
+
+
+# --- ESConv-SRA -----------------------------------------------------------------------------------
+
+_SPOKEN = re.compile(r"(?:<br>)?<b>(seeker|supporter)</b>: ?")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What one person said about one pair."""
+
+    annotator: str
+    sign: int
+    """-1: the first is better; 1: the second; 0: neither."""
+
+
+def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
+    pairs: dict[str, tuple[SourceDialogue, SourceDialogue]] = {}
+    placed: dict[str, list[_Placed]] = {}
+    dropped = Dropped()
+    for path in reading.paths:
+
+        def convert(row: Row) -> SourceDialogue:
+            value = row.value
+            place = int(value["model-preference"])
+            sign = (place > 0) - (place < 0)
+            both = _sra_replies(value)
+            pairs.setdefault(value["conv_id"], both)
+            placed.setdefault(value["conv_id"], []).append(_Placed(str(value["annotator"]), sign))
+            return both[0]
+
+        for _ in converted(json_array(path, dropped), convert, path, dropped):
+            reading.tally.read += 1
+    for reason, count in dropped.reasons.items():
+        reading.drop(reason, count)
+    _note_agreement(reading, placed.values())
+    for pair_id, (one, other) in pairs.items():
+        signs = [each.sign for each in placed[pair_id]]
+        if len(set(signs)) > 1:
+            reading.drop(PEOPLE_DIFFER)
+        elif signs[0] == 0:
+            reading.drop(TIE)
+        else:
+            by = DecidedBy(
+                kind="people" if len(signs) > 1 else "person", name="esconv_sra: placed -4 to 4"
+            )
+            preference = Preference.FIRST if signs[0] < 0 else Preference.SECOND
+            yield Judged(
+                Reply(one, one.labels["author"]),
+                Reply(other, other.labels["author"]),
+                preference,
+                by,
+            )
+
+
+def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDialogue]:
+    """Return both replies.
+
+    Raises:
+        ValueError: The history has nothing that is said, or does not end with the seeker.
+    """
+    _, *parts = _SPOKEN.split(str(value["history"]))
+    said = [
+        SourceUtterance(speaker=Speaker(speaker), text=text)
+        for speaker, part in zip(parts[::2], parts[1::2], strict=True)
+        if (text := html.unescape(part).strip())
+    ]
+    if not said or said[-1].speaker is not Speaker.SEEKER:
+        raise ValueError("the history does not end with the seeker")
+    files = value["file_names"]
+    if not isinstance(files, list):
+        raise ValueError("file_names is no list")
+    one, other = (
+        SourceDialogue(
+            id=f"esconv_sra/{value['conv_id']}/{number}",
+            # the dialogues are ESConv's, and are known by how they open
+            source_id=f"esconv/{opening_key(each.text for each in said)}",
+            corpus="esconv_sra",
+            language="en",
+            split=None,
+            licence="none stated (of ESConv: CC BY-NC 4.0)",
+            utterances=(
+                *said,
+                SourceUtterance(
+                    speaker=Speaker.SUPPORTER, text=str(value[f"model{number}_response"]).strip()
+                ),
+            ),
+            labels={
+                "strategy": str(value["strategy"]),
+                "author": str(files[number - 1]).split("/")[2],
+            },
+        )
+        for number in (1, 2)
+    )
+    return one, other
+
+
+def _note_agreement(reading: _Reading, placed: Iterable[Sequence[_Placed]]) -> None:
+    found = measure_agreement(
+        [{each.annotator: each.sign for each in pair} for pair in placed],
+        (-1, 0, 1),
+        seed=reading.seed,
+    )
+    for name in ("raw", "alpha", "ac1"):
+        measure = getattr(found, name)
+        figure = None if measure is None else measure.value
+        reading.tally.figures[f"esconv_sra: {name} agreement of signs"] = figure
+
+
+_RULES: Mapping[str, Callable[[_Reading], Iterator[Judged]]] = MappingProxyType(
+    {
+        "empathy_ratings": _empathy_ratings,
+        "pair": _pair,
+        "counselchat": _counselchat,
+        "epitome": _epitome,
+        "ed_pairs": _ed_pairs,
+        "esconv_sra": _esconv_sra,
+    }
+)

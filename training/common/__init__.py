@@ -1,0 +1,1 @@
+"""What every stage uses: run directories, JSON lines, progress, several processes, results."""

@@ -1,0 +1,1 @@
+"""Rows, histories and pictures as training stages read them."""

@@ -1,0 +1,1 @@
+"""What fine-tuning has in common: bases, adapters, trl, rows with a shared prefix."""

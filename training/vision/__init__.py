@@ -1,0 +1,1 @@
+"""The image tower of the small models learns facial expressions."""

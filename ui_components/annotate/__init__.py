@@ -1,0 +1,1 @@
+"""The annotation desk in the browser."""

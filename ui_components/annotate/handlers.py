@@ -1,0 +1,253 @@
+"""What happens at the annotation desk: what is asked for, checked, saved and shown.
+
+`Annotating` answers requests that have been read already, for somebody who has come in. It knows
+nothing of HTTP; `annotate_routes` does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS
+from compeer_core.annotation.desk import Annotator, Desk, Work
+from compeer_core.annotation.report import Report
+from compeer_core.config import FrozenModel
+from compeer_core.errors import InputError
+from compeer_core.images import Image
+from compeer_core.reasoning import STEPS, Part
+from compeer_core.taxonomy import Preference
+from ui_components.annotate import view
+from ui_components.shared.texts import Texts
+
+Place = Literal["work", "conflicts", "agreement"]
+MAX_SECONDS = 7 * 24 * 3600.0
+
+
+class Form(FrozenModel):
+    """What a person has filled in, whole or in part."""
+
+    model_config = ConfigDict(strict=True)
+
+    steps: list[bool | None] = Field(default=[None] * 3, min_length=3, max_length=3)
+    preference: Literal["first", "second", "both", "neither"] | None = None
+    """In the order in which the person sees the replies."""
+    confidence: int | None = Field(default=None, ge=1, le=5)
+    note: str = ""
+    seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
+
+
+class Asked(FrozenModel):
+    """What a page asks for."""
+
+    place: Place = "work"
+    item: str | None = None
+    tab: str = Field(min_length=1, max_length=100)
+    token: str = Field(default="", max_length=100)
+    form: Form = Form()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows next."""
+
+    html: str
+    said: str = ""
+    """For the line of status, and for screen readers."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"html": self.html, "said": self.said}
+
+
+def read_asked(body: Mapping[str, Any]) -> Asked:
+    """Read what a page asks for.
+
+    Raises:
+        InputError: ``request_unusable``, or ``note_too_long``.
+    """
+    try:
+        asked = Asked.model_validate(body)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        place = ".".join(map(str, detail["loc"]))
+        raise InputError(f"{place}: {detail['msg']}", "request_unusable") from error
+    if len(asked.form.note) > MAX_NOTE_CHARACTERS:
+        raise InputError(
+            "the note is too long",
+            "note_too_long",
+            {"length": len(asked.form.note), "limit": MAX_NOTE_CHARACTERS},
+        )
+    return asked
+
+
+class Annotating:
+    """The desk as a person at the page sees it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    # --- what is shown --------------------------------------------------------------------------
+
+    def look(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
+        """Show a place of the desk, or an item that was given before.
+
+        Raises:
+            InputError: See `Desk.open_item`.
+        """
+        if asked.item is not None:
+            work = self._desk.open_item(annotator, asked.item, asked.tab)
+            return self._with_item(annotator, asked, work, texts)
+        if asked.place == "agreement":
+            return self._with_agreement(annotator, texts)
+        wants_conflicts = asked.place == "conflicts" and annotator.may_adjudicate
+        next_work = self._desk.next_item(annotator, asked.tab, conflicts=wants_conflicts)
+        if next_work is None:
+            return self._with_nothing(annotator, asked.place, texts)
+        return self._with_item(annotator, asked, next_work, texts)
+
+    def report(self, annotator: Annotator) -> Report | None:
+        """Return how well people agree, to those who may know it.
+
+        Whoever decides conflicts may see it at any time; it is about items that two have answered.
+        All others see it when everything is done.
+        """
+        if not annotator.may_adjudicate and not self._desk.progress(annotator).is_over:
+            return None
+        return self._desk.report()
+
+    def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
+        """Return a picture of an item that somebody was given.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        return self._desk.picture(annotator, item_id, index)
+
+    def _with_item(self, annotator: Annotator, asked: Asked, work: Work, texts: Texts) -> Shown:
+        conflict = None
+        if work.decides:
+            conflict = self._desk.conflict(annotator, work.item.id)
+        place: Place = "conflicts" if work.decides else "work"
+        return Shown(
+            view.frame(
+                self._around(annotator, place, texts, opened=work.item.id),
+                view.item(work, conflict, texts),
+                texts,
+            )
+        )
+
+    def _with_nothing(self, annotator: Annotator, place: Place, texts: Texts) -> Shown:
+        around = self._around(annotator, place, texts)
+        return Shown(view.frame(around, view.nothing(around, texts), texts))
+
+    def _with_agreement(self, annotator: Annotator, texts: Texts) -> Shown:
+        around = self._around(annotator, "agreement", texts)
+        found = self.report(annotator)
+        return Shown(view.frame(around, view.agreement(found, around, texts), texts))
+
+    def _around(
+        self, annotator: Annotator, place: Place, texts: Texts, opened: str = ""
+    ) -> view.Around:
+        return view.Around(
+            annotator=annotator,
+            place=place,
+            progress=self._desk.progress(annotator),
+            begun=self._desk.begun(annotator),
+            opened=opened,
+        )
+
+    # --- what is saved --------------------------------------------------------------------------
+
+    def save_draft(self, annotator: Annotator, asked: Asked) -> dict[str, str]:
+        """Keep what somebody has filled in so far; return when.
+
+        Raises:
+            InputError: See `Desk.save_draft`.
+        """
+        saved = self._desk.save_draft(
+            annotator, _item(asked), asked.tab, asked.form.model_dump(mode="json")
+        )
+        return {"saved": saved.isoformat()}
+
+    def hold(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
+        """Say that a tab still has its item open; return whether it may write.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        return {"may_write": self._desk.hold(annotator, _item(asked), asked.tab)}
+
+    def leave(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
+        """Say that a tab is closed.
+
+        Raises:
+            InputError: ``item_not_yours``.
+        """
+        self._desk.release(annotator, _item(asked), asked.tab)
+        return {}
+
+    def save(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
+        """Save an answer and show what comes next.
+
+        Raises:
+            InputError: ``answer_incomplete``, ``reason_missing``, or see `Desk.answer`.
+        """
+        item_id = _item(asked)
+        work = self._desk.open_item(annotator, item_id, asked.tab)
+        form = asked.form
+        open_questions = self._questions(annotator, work)
+        given = {
+            **dict(zip(STEPS, form.steps, strict=True)),
+            Part.REPLY: None if form.preference is None else Preference(form.preference),
+        }
+        missing = [part for part in open_questions if given[part] is None]
+        if missing:
+            raise InputError("questions are open", "answer_incomplete", {"count": len(missing)})
+        if work.decides and not form.note.strip():
+            raise InputError("a decision needs a reason", "reason_missing")
+        history, emotion, strategy = (
+            form.steps[number] if part in open_questions else None
+            for number, part in enumerate(STEPS)
+        )
+        self._desk.answer(
+            annotator,
+            item_id,
+            steps=(history, emotion, strategy),
+            preference=form.preference if Part.REPLY in open_questions else None,
+            confidence=form.confidence,
+            note=form.note,
+            seconds=form.seconds,
+            token=asked.token,
+            tab=asked.tab,
+        )
+        place: Place = "conflicts" if work.decides else "work"
+        shown = self.look(annotator, Asked(place=place, tab=asked.tab), texts)
+        return Shown(shown.html, texts("annotate.said_saved", number=work.number))
+
+    def take_back(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
+        """Take the last answer back and show it again.
+
+        Raises:
+            InputError: See `Desk.take_back`.
+        """
+        item_id = self._desk.take_back(annotator)
+        work = self._desk.open_item(annotator, item_id, asked.tab)
+        shown = self._with_item(annotator, asked, work, texts)
+        return Shown(shown.html, texts("annotate.said_back", number=work.number))
+
+    def _questions(self, annotator: Annotator, work: Work) -> list[Part]:
+        """Return what somebody is asked about an item; the third only what the two differ on."""
+        asked = [
+            part for part in QUESTIONS if part is not Part.REPLY or work.item.replies is not None
+        ]
+        if not work.decides:
+            return asked
+        one, other = self._desk.conflict(annotator, work.item.id)
+        return [part for part in asked if view.differs(one, other, part)]
+
+
+def _item(asked: Asked) -> str:
+    if asked.item is None:
+        raise InputError("no item is named", "request_unusable")
+    return asked.item

@@ -1,0 +1,355 @@
+"""The annotation desk as it is drawn, out of values alone, so that it can be tested without a browser."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from compeer_core.annotation.agreement import Agreement, Coefficient
+from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS, Annotation
+from compeer_core.annotation.desk import Annotator, Begun, Progress, Work
+from compeer_core.annotation.report import Question, Report
+from compeer_core.cer import CaseUtterance
+from compeer_core.reasoning import LABELS, STEPS, Part
+from compeer_core.taxonomy import ESCONV_STRATEGIES, Preference, Stage
+from ui_components.shared.templating import render
+from ui_components.shared.texts import Texts
+
+FAST_SECONDS = 5.0
+"""An answer that took no longer is pointed out to whoever decides."""
+LISTED = 30
+"""So many drafts and answers of one's own are listed."""
+_STEP_KEYS = ("Q", "W", "E")
+_VOCABULARIES = {
+    "stage": "stages",
+    "sentiment": "sentiments",
+    "emotion": "emotions",
+    "strategy": "strategies",
+}
+_LABEL_LINE = re.compile(r"\s*([A-Za-z]+)\s*[:：]\s*(.*?)\s*")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around an item: who it is, where they are, how far they are."""
+
+    annotator: Annotator
+    place: str
+    progress: Progress
+    begun: Sequence[Begun]
+    opened: str = ""
+    """The item that is open."""
+
+
+def frame(around: Around, content: str, texts: Texts) -> str:
+    """Draw the desk around what is open. The guideline stands beside an item, else below."""
+    progress = around.progress
+    own = progress.done + progress.to_do
+    return render(
+        "annotate.html",
+        t=texts,
+        person=around.annotator,
+        place=around.place,
+        progress=progress,
+        share=round(100 * progress.done / own) if own else 0,
+        own=own,
+        begun=around.begun[:LISTED],
+        more=max(0, len(around.begun) - LISTED),
+        opened=around.opened,
+        content=content,
+        guideline="" if around.opened else _guideline(texts),
+    )
+
+
+def _guideline(texts: Texts) -> str:
+    return render(
+        "annotate_guideline.html",
+        t=texts,
+        strategies=[
+            {
+                "name": texts.label("strategies", entry.name),
+                "definition": entry.definition(texts.language),
+            }
+            for entry in ESCONV_STRATEGIES.entries
+        ],
+        stages=[
+            {"name": texts.label("stages", stage), "definition": texts(f"annotate.stage_{number}")}
+            for number, stage in enumerate(Stage, start=1)
+        ],
+    )
+
+
+def outside(texts: Texts, *, said: str = "") -> str:
+    """Draw what somebody sees who has not come in, or not any more."""
+    return render("annotate_outside.html", t=texts, said=said)
+
+
+def nothing(around: Around, texts: Texts) -> str:
+    """Draw that there is nothing to do here, and why."""
+    progress = around.progress
+    if not progress.items:
+        kind = "empty"
+    elif around.place == "conflicts":
+        kind = "no_conflicts"
+    elif progress.is_over:
+        kind = "over"
+    else:
+        kind = "waiting"
+    return render("annotate_nothing.html", t=texts, kind=kind, progress=progress)
+
+
+# --- an item -------------------------------------------------------------------------------------
+
+
+def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Texts) -> str:
+    """Draw an item: the conversation, and what is asked about it.
+
+    Args:
+        work: The item before somebody.
+        conflict: What the first two said, where this person is to decide.
+        texts: The words.
+    """
+    form = _filled_in(work)
+    preference = form.get("preference")
+    steps = [
+        {
+            "part": part.value,
+            "number": number + 1,
+            "key": _STEP_KEYS[number],
+            "text": work.item.steps[number],
+            **_step_words(part, work.item.steps[number], texts),
+            "chosen": _step_of(form, number),
+            "said": None if conflict is None else _said(conflict, part, work, texts),
+        }
+        for number, part in enumerate(STEPS)
+    ]
+    replies = work.item.replies
+    return render(
+        "annotate_item.html",
+        t=texts,
+        work=work,
+        history=_history(work, texts),
+        steps=steps,
+        replies=_in_order(replies, work) if replies else None,
+        preferences=[
+            {"value": value.value, "key": number, "words": texts(f"annotate.prefer_{value.value}")}
+            for number, value in enumerate(Preference, start=1)
+        ],
+        preference=preference,
+        reply_said=None
+        if conflict is None or replies is None
+        else _said(conflict, Part.REPLY, work, texts),
+        confidence=form.get("confidence"),
+        note=form.get("note") or "",
+        seconds=form.get("seconds") or 0,
+        saved=work.saved_at.isoformat() if work.saved_at else "",
+        conflict=None if conflict is None else [_answer(each, texts) for each in conflict],
+        limit=MAX_NOTE_CHARACTERS,
+        guideline=_guideline(texts),
+    )
+
+
+def differs(one: Annotation, other: Annotation, question: Part) -> bool:
+    """Whether two people gave a question two answers."""
+    return one.answer(question) != other.answer(question)
+
+
+def _filled_in(work: Work) -> Mapping[str, Any]:
+    if work.draft is not None:
+        return work.draft
+    if work.answered is not None:
+        return work.answered.model_dump(mode="json")
+    return {}
+
+
+def _step_of(form: Mapping[str, Any], number: int) -> bool | None:
+    steps = form.get("steps")
+    found = steps[number] if isinstance(steps, list) and len(steps) > number else None
+    return found if isinstance(found, bool) else None
+
+
+def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
+    """Return a step's free text, and its labels in the words of whoever reads."""
+    free: list[str] = []
+    labels: dict[str, str] = {}
+    for line in text.splitlines():
+        found = _LABEL_LINE.fullmatch(line)
+        name = found[1].lower() if found else ""
+        if found and name in LABELS[part]:
+            labels[name] = found[2]
+        else:
+            free.append(line)
+    titles = {"emotion": "feeling", "strategy": "chosen"}
+    return {
+        "free": "\n".join(free).strip(),
+        "labels": [
+            {
+                "name": texts(f"inspector.{titles.get(name, name)}"),
+                "value": _label_value(name, value, texts),
+            }
+            for name, value in labels.items()
+        ],
+    }
+
+
+def _label_value(name: str, value: str, texts: Texts) -> str:
+    if name == "intensity" and value in {"1", "2", "3", "4", "5"}:
+        return texts("inspector.intensity_of", value=value)
+    return texts.label(_VOCABULARIES.get(name, name), value)
+
+
+def _history(work: Work, texts: Texts) -> list[dict[str, object]]:
+    count = 0
+    turns: list[dict[str, object]] = []
+    for said in work.item.history:
+        turns.append(
+            {
+                "speaker": said.speaker.value,
+                "who": texts(f"annotate.{said.speaker.value}"),
+                "text": said.text,
+                "pictures": _pictures(said, count, work, texts),
+            }
+        )
+        count += len(said.images)
+    return turns
+
+
+def _pictures(said: CaseUtterance, before: int, work: Work, texts: Texts) -> list[dict[str, str]]:
+    return [
+        {
+            "address": f"desk/picture?{urlencode({'item': work.item.id, 'number': number})}",
+            "alt": texts("annotate.picture", number=number + 1),
+        }
+        for number in range(before, before + len(said.images))
+    ]
+
+
+def _in_order(replies: tuple[str, str], work: Work) -> tuple[str, str]:
+    return replies if work.shown_first == "first" else (replies[1], replies[0])
+
+
+def _said(
+    conflict: tuple[Annotation, Annotation], part: Part, work: Work, texts: Texts
+) -> dict[str, object]:
+    """Return what the first two answered to a question, as the third sees the replies."""
+    return {
+        "differs": differs(*conflict, part),
+        "answers": [_answer_words(each, part, work, texts) for each in conflict],
+    }
+
+
+def _answer_words(annotation: Annotation, part: Part, work: Work, texts: Texts) -> dict[str, str]:
+    answer = annotation.answer(part)
+    if answer is None:
+        return {"kind": "open", "words": texts("annotate.left_open")}
+    if isinstance(answer, bool):
+        kind = "right" if answer else "wrong"
+        return {"kind": kind, "words": texts(f"annotate.{kind}")}
+    shown = answer if work.shown_first == "first" else answer.swapped()
+    return {"kind": "preference", "words": texts(f"annotate.prefer_{shown.value}")}
+
+
+def _answer(annotation: Annotation, texts: Texts) -> dict[str, object]:
+    seconds = annotation.seconds
+    return {
+        "confidence": annotation.confidence,
+        "note": annotation.note,
+        "seconds": "" if seconds is None else texts("annotate.took", seconds=round(seconds)),
+        "fast": seconds is not None and seconds <= FAST_SECONDS,
+    }
+
+
+# --- how well people agree ------------------------------------------------------------------------
+
+
+def agreement(found: Report | None, around: Around, texts: Texts) -> str:
+    """Draw how well people agree; None is that this person may not know it yet."""
+    return render(
+        "annotate_agreement.html",
+        t=texts,
+        found=found,
+        person=around.annotator,
+        progress=around.progress,
+        questions=[] if found is None else [_question(p, found, texts) for p in QUESTIONS],
+        skewed=[] if found is None else _skewed(found, texts),
+        pairs=[]
+        if found is None or not around.annotator.may_adjudicate
+        else [
+            {
+                "names": pair.names,
+                "cells": [_measures(pair.questions[part], texts) for part in QUESTIONS],
+            }
+            for pair in found.pairs
+        ],
+        titles=[_title(part, texts) for part in QUESTIONS],
+        dropped=[]
+        if found is None
+        else [
+            {
+                "number": each.number,
+                "question": _title(each.question, texts),
+                "answers": texts.listed([_label(answer, texts) for answer in each.answers]),
+            }
+            for each in found.dropped
+        ],
+    )
+
+
+def _title(part: Part, texts: Texts) -> str:
+    return texts("annotate.replies") if part is Part.REPLY else texts(f"inspector.{part}")
+
+
+def _label(answer: str, texts: Texts) -> str:
+    kinds = {"True": "right", "False": "wrong"}
+    return texts(f"annotate.{kinds.get(answer, f'item_{answer}')}")
+
+
+def _question(part: Part, found: Report, texts: Texts) -> dict[str, object]:
+    question: Question = found.questions[part]
+    return {
+        "title": _title(part, texts),
+        "question": question,
+        **_measures(question.agreement, texts),
+    }
+
+
+def _measures(measured: Agreement, texts: Texts) -> dict[str, object]:
+    return {
+        "items": measured.n_items,
+        "raw": _coefficient(measured.raw, texts, percent=True),
+        "alpha": _coefficient(measured.alpha, texts),
+        "ac1": _coefficient(measured.ac1, texts),
+    }
+
+
+def _coefficient(
+    found: Coefficient | None, texts: Texts, *, percent: bool = False
+) -> dict[str, str]:
+    if found is None:
+        return {"value": "–", "interval": texts("annotate.undefined")}
+    value, low, high = (_number(each, percent) for each in (found.value, found.low, found.high))
+    return {"value": value, "interval": texts("annotate.interval", low=low, high=high)}
+
+
+def _number(value: float, percent: bool) -> str:
+    return f"{100 * value:.0f} %" if percent else f"{value:.2f}".replace("-", "−")
+
+
+def _skewed(found: Report, texts: Texts) -> list[str]:
+    return [
+        texts(
+            "annotate.skewed",
+            question=_title(part, texts),
+            answer=_label(question.skewed, texts),
+            percent=round(100 * question.agreement.shares[question.skewed]),
+        )
+        for part, question in found.questions.items()
+        if question.skewed is not None
+    ]
+
+
+def as_json(found: Report) -> str:
+    """Write a report as a file for programs, the same bytes for the same report."""
+    return json.dumps(found.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"

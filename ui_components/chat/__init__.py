@@ -1,0 +1,1 @@
+"""The chat screen with its inspector."""

@@ -1,0 +1,150 @@
+"""The replies to one message as they are drawn: which there are, and how two of them differ."""
+
+from compeer_core.reasoning import LABELS, STEPS, Part
+from compeer_core.unifireward import StepVerdict
+from ui_components.chat.diff import words_diff
+from ui_components.chat.reply_words import (
+    readable,
+    reward_of,
+    signed,
+    status_line,
+    total_in_words,
+)
+from ui_components.shared.progress import Progress
+from ui_components.shared.session import Session, Turn
+from ui_components.shared.texts import Texts
+
+SNIPPET = 90
+"""Letters of a reply that its line in the list shows."""
+LABEL_TABLES = {
+    "stage": "stages",
+    "sentiment": "sentiments",
+    "emotion": "emotions",
+    "strategy": "strategies",
+}
+
+
+def reply_name(progress: Progress, texts: Texts) -> str:
+    """Say which reply it is: its number, and how it came to be asked for."""
+    origin = progress.origin
+    name = texts("steering.reply", number=progress.number)
+    match origin.kind:
+        case "strategy":
+            strategy = texts.label("strategies", origin.strategy)
+            how = texts("steering.by_strategy", strategy=strategy)
+        case "edited" | "kept":
+            step = texts(f"inspector.part_{origin.part}")
+            how = texts(f"steering.by_{origin.kind}", step=step)
+        case "first":
+            return name
+        case kind:
+            how = texts(f"steering.by_{kind}")
+    return texts("steering.reply_how", reply=name, how=how)
+
+
+def branches_view(session: Session, index: int, texts: Texts) -> dict[str, object] | None:
+    """Return the list of replies to a message, None where there is but one."""
+    turn = session.turns[index]
+    if len(turn.replies) < 2:
+        return None
+    shown = turn.progress
+    compared = turn.reply(session.compared)
+    is_over = not session.is_writing
+    below = set(turn.best_of.numbers if turn.best_of else ())
+    listed = [
+        reply
+        for reply in turn.replies
+        if reply is shown or reply is compared or reply.number not in below
+    ]
+    return {
+        "rows": [_row(reply, turn, compared, index, texts) for reply in listed],
+        "below": texts("steering.below", title=texts("steering.best_of"))
+        if len(listed) < len(turn.replies)
+        else "",
+        "can_switch": is_over,
+        "comparison": _comparison(compared, shown, texts)
+        if is_over and shown and compared and compared is not shown
+        else None,
+    }
+
+
+def _row(
+    reply: Progress, turn: Turn, compared: Progress | None, index: int, texts: Texts
+) -> dict[str, object]:
+    is_shown = reply is turn.progress
+    behind = next((len(one.after) for one in turn.aside if one.progress is reply), 0)
+    words = reply.reply.strip()
+    reward = reward_of(reply)
+    return {
+        "turn": index,
+        "number": reply.number,
+        "name": reply_name(reply, texts),
+        "is_shown": is_shown,
+        "is_compared": reply is compared,
+        "words": words if len(words) <= SNIPPET else f"{words[:SNIPPET].rstrip()}…",
+        "status": status_line(reply, texts),
+        "total": total_in_words(reply, texts) if reward and reward.total is not None else "",
+        "behind": texts("steering.behind", count=behind) if behind else "",
+    }
+
+
+def _comparison(one: Progress, other: Progress, texts: Texts) -> dict[str, object]:
+    """Two replies beside each other: verdicts on the steps, rewards, and the words that differ."""
+    pieces = words_diff(one.reply.strip(), other.reply.strip())
+    sides = [
+        [piece for piece in pieces if piece.kind in {"same", mine}] for mine in ("removed", "added")
+    ]
+    return {
+        "names": [texts("steering.reply", number=reply.number) for reply in (one, other)],
+        "titles": [reply_name(reply, texts) for reply in (one, other)],
+        "rows": [
+            *(_step_row(part, one, other, texts) for part in STEPS),
+            {
+                "name": texts("inspector.total"),
+                "cells": [
+                    {"words": total_in_words(reply, texts), "verdict": ""} for reply in (one, other)
+                ],
+                "differs": total_in_words(one, texts) != total_in_words(other, texts),
+            },
+        ],
+        "notes": [
+            texts("steering.incomplete", reply=texts("steering.reply", number=reply.number))
+            for reply in (one, other)
+            if (record := reply.record) and record.judgement and not record.judgement.is_complete
+        ],
+        "sides": sides,
+        "is_same": all(piece.kind == "same" for piece in pieces),
+    }
+
+
+def _step_row(part: Part, one: Progress, other: Progress, texts: Texts) -> dict[str, object]:
+    cells = [_step_cell(part, reply, texts) for reply in (one, other)]
+    return {
+        "name": texts(f"inspector.part_{part}"),
+        "cells": cells,
+        "differs": cells[0]["words"] != cells[1]["words"],
+    }
+
+
+def _step_cell(part: Part, reply: Progress, texts: Texts) -> dict[str, str]:
+    now = reply.parts[part]
+    labels = [_label(name, readable(now.labels.get(name)), texts) for name in LABELS[part]]
+    verdict = now.verdict
+    cell = {"words": texts.listed([label for label in labels if label]) or "–", "verdict": ""}
+    if isinstance(verdict, StepVerdict):
+        word = texts("inspector.right" if verdict.correct else "inspector.wrong")
+        cell |= {
+            "verdict": word,
+            "kind": "right" if verdict.correct else "wrong",
+            "sign": "✓" if verdict.correct else "✗",
+            "value": signed(1.0 if verdict.correct else -1.0),
+        }
+    return cell
+
+
+def _label(name: str, value: str | int | None, texts: Texts) -> str:
+    if value is None:
+        return ""
+    if name == "intensity":
+        return texts("inspector.intensity_of", value=value)
+    return texts.label(LABEL_TABLES[name], str(value))

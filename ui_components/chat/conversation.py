@@ -1,0 +1,154 @@
+"""The conversation as it is drawn: messages, replies as they grow, and what one may do with them.
+
+`build_conversation` lays it out. `conversation_html` draws a `Session` alone, so that it can be tested
+without a browser.
+"""
+
+import gradio as gr
+
+from compeer_core.reasoning import Part
+from compeer_core.safety import forbids_reply
+from ui_components.chat.inspector import picture_address
+from ui_components.chat.reply_words import reward_of, status_line, summary, total_in_words
+from ui_components.shared.help import risk_card
+from ui_components.shared.models import Models
+from ui_components.shared.progress import Progress
+from ui_components.shared.session import Session, Turn
+from ui_components.shared.templating import render
+from ui_components.shared.texts import ASSETS, Texts
+
+
+def build_conversation() -> gr.HTML:
+    """Lay out the conversation. What it triggers is listed in its script."""
+    return gr.HTML(
+        elem_id="conversation",
+        js_on_load=(ASSETS / "style" / "conversation.js").read_text(encoding="utf-8"),
+        apply_default_css=False,
+    )
+
+
+def conversation_html(
+    session: Session,
+    texts: Texts,
+    models: Models,
+    *,
+    keep_seconds: float,
+    now: float,
+) -> str:
+    """Draw the conversation.
+
+    Args:
+        session: What there is.
+        texts: The words.
+        models: To say where a model does not know a language.
+        keep_seconds: How long conversations are kept, to say so.
+        now: The monotonic time, to say how long a model has been loading.
+    """
+    last = len(session.turns) - 1
+    turns = [
+        _turn(index, turn, session, texts, models, is_last=index == last, now=now)
+        for index, turn in enumerate(session.turns)
+    ]
+    running = session.is_writing
+    editing = session.editing
+    announced_key, announced = "", ""
+    if session.turns and not running:
+        announced_key, announced = _announced(session.turns[-1], texts)
+    return render(
+        "conversation.html",
+        t=texts,
+        turns=turns,
+        running=running,
+        undo=_undo(session, texts),
+        editing=editing,
+        editing_pictures=editing is not None and bool(session.turns[editing].said.images),
+        hours=round(keep_seconds / 3600),
+        announced_key=announced_key,
+        announced=announced,
+    )
+
+
+def _turn(
+    index: int,
+    turn: Turn,
+    session: Session,
+    texts: Texts,
+    models: Models,
+    *,
+    is_last: bool,
+    now: float,
+) -> dict[str, object]:
+    progress = turn.progress
+    outcome = progress.outcome if progress else "none"
+    words = summary(progress, texts) if progress else []
+    if progress and progress.record and not words:
+        words = [texts("chat.how")]
+    reward = reward_of(progress)
+    seconds = now - progress.since if progress else 0.0
+    return {
+        "index": index,
+        "shown": session.shown == index,
+        "last": is_last,
+        "said": turn.said.text,
+        "pictures": [
+            {
+                "address": picture_address(turn.key, position),
+                "alt": image.alt or texts("chat.photo", number=position + 1),
+                "width": image.width,
+                "height": image.height,
+            }
+            for position, image in enumerate(turn.said.images)
+        ],
+        "risk": risk_card(texts, turn.risk) if turn.risk else None,
+        "notice": _language_notice(turn, texts, models),
+        "outcome": outcome,
+        "broken": progress is None
+        or outcome in {"stopped", "failed"}
+        or not progress.reply.strip(),
+        "reply": progress.reply if progress else "",
+        "writing": bool(progress and progress.writing is Part.REPLY),
+        "steps": _steps(progress, texts),
+        "status": status_line(progress, texts, seconds),
+        "summary": " · ".join(words),
+        "look": texts("chat.look", number=index + 1, summary=texts.listed(words)) if words else "",
+        "total": total_in_words(progress, texts) if reward and reward.total is not None else "",
+    }
+
+
+def _steps(progress: Progress | None, texts: Texts) -> list[dict[str, str]]:
+    if progress is None:
+        return []
+    return [
+        {"part": part.value, "name": texts(f"inspector.part_{part}"), "state": now.state}
+        for part, now in progress.parts.items()
+    ]
+
+
+def _language_notice(turn: Turn, texts: Texts, models: Models) -> str:
+    if turn.progress is None:
+        return ""
+    entry = models.entry("policy", turn.progress.model)
+    if entry is None or entry.speaks(turn.language):
+        return ""
+    names = [texts.label("languages", language) for language in entry.languages]
+    return texts(
+        "model.language_notice", model=entry.title or entry.name, languages=texts.listed(names)
+    )
+
+
+def _undo(session: Session, texts: Texts) -> str:
+    if session.undo is None:
+        return ""
+    return texts(f"chat.{session.undo.kind}", number=session.undo.number)
+
+
+def _announced(turn: Turn, texts: Texts) -> tuple[str, str]:
+    """What a screen reader says of the newest turn, and a key that changes when it does."""
+    words = [risk_card(texts, turn.risk).spoken] if turn.risk else []
+    if forbids_reply(turn.risk):
+        return f"{turn.key}-risk", " ".join([*words, texts("help.no_reply")])
+    progress = turn.progress
+    if progress is None:
+        return "", ""
+    words.append(f"{progress.reply} {status_line(progress, texts)}".strip())
+    return f"{turn.key}-{progress.key}", " ".join(words)

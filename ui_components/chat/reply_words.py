@@ -1,0 +1,93 @@
+"""The state of a reply in words: what both the conversation and the inspector say of it."""
+
+from compeer_core.reasoning import LabelValue, Part, Unreadable
+from compeer_core.unifireward import Reward
+from ui_components.shared.progress import Progress
+from ui_components.shared.texts import Texts
+
+
+def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -> str:
+    """Return one calm sentence on how a reply stands; empty if it is there and whole."""
+    if progress is None:
+        return texts("status.unfinished")
+    if progress.outcome == "running":
+        return _running_line(progress, texts, seconds)
+    if progress.outcome == "stopped":
+        return texts("status.stopped")
+    if progress.outcome == "failed":
+        if progress.failure == "model":
+            return texts("model.failed", model=progress.model)
+        if progress.failure == "line":
+            return texts("errors.too_many_waiting")
+        if progress.failure == "places":
+            return texts("errors.too_many_of_yours")
+        return texts("status.failed")
+    return "" if progress.reply.strip() else texts("status.empty_reply")
+
+
+def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
+    if progress.phase == "waiting":
+        if progress.place:
+            return texts("status.waiting", place=progress.place)
+        return texts("status.waiting_first")
+    if progress.phase == "loading":
+        return texts("status.loading", model=progress.model, seconds=round(seconds))
+    if progress.phase == "judging":
+        return texts("status.judging")
+    if progress.writing is not None:
+        return texts(f"status.{progress.writing}")
+    done = [part for part, now in progress.parts.items() if now.state == "done"]
+    if not done:
+        return texts("status.thinking")
+    if progress.judge is not None and progress.parts[done[-1]].verdict is None:
+        return texts("status.judging")
+    ahead = [part for part, now in progress.parts.items() if now.state == "ahead"]
+    return texts(f"status.{ahead[0]}" if ahead else "status.thinking")
+
+
+def summary(progress: Progress, texts: Texts) -> list[str]:
+    """Return the labels of a reply in a few words, for the chip under it."""
+    words: list[str] = []
+    stage = readable(progress.parts[Part.HISTORY].labels.get("stage"))
+    emotion = readable(progress.parts[Part.EMOTION].labels.get("emotion"))
+    intensity = readable(progress.parts[Part.EMOTION].labels.get("intensity"))
+    strategy = readable(progress.parts[Part.STRATEGY].labels.get("strategy"))
+    if stage is not None:
+        words.append(texts.label("stages", str(stage)))
+    if emotion is not None:
+        word = texts.label("emotions", str(emotion))
+        words.append(word if intensity is None else f"{word} {intensity}/5")
+    if strategy is not None:
+        words.append(texts.label("strategies", str(strategy)))
+    return words
+
+
+def reward_of(progress: Progress | None) -> Reward | None:
+    """Return what a reply is worth, None where nobody judged it."""
+    if progress is None or progress.record is None or progress.record.judgement is None:
+        return None
+    return progress.record.judgement.reward()
+
+
+def total_in_words(progress: Progress | None, texts: Texts) -> str:
+    """Return the total with its maximum, or that there is none."""
+    reward = reward_of(progress)
+    if reward is None or reward.total is None:
+        return texts("inspector.not_scored")
+    return texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign, a real minus sign among them.
+
+    Example:
+        >>> signed(1.0), signed(-4.0), signed(0.0), signed(0.25)
+        ('+1', '−4', '0', '+0.25')
+    """
+    if value == 0:
+        return "0"
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def readable(value: LabelValue | None) -> str | int | None:
+    return None if isinstance(value, Unreadable) else value

@@ -1,0 +1,103 @@
+"""The chat: conversation, message box and inspector side by side, and which handler answers what."""
+
+import gradio as gr
+
+from ui_components.chat.conversation import build_conversation
+from ui_components.chat.handlers import Chat, ChatParts, build_message
+from ui_components.chat.inspector import build_inspector
+from ui_components.chat.steering import Steering
+from ui_components.shared.events import on
+from ui_components.shared.models import Models
+from ui_components.shared.services import Services
+
+STORAGE_KEY = "compeer-conversation"
+
+
+def build_chat(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
+    """Lay out the chat and wire it."""
+    # The secret keeps nothing secret; without one the entry would be unreadable after a restart.
+    conversation_id = gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
+    with gr.Row(elem_id="main", equal_height=False):
+        with gr.Column(scale=6, min_width=320, elem_id="left"):
+            note = gr.HTML(elem_id="note", js_on_load=None, apply_default_css=False)
+            conversation = build_conversation()
+            message, alt, error = build_message(i18n)
+            policy, judge, seed = _build_pickers(services.models, i18n)
+        with gr.Column(scale=5, min_width=320, elem_id="right"):
+            inspector = build_inspector()
+    parts = ChatParts(
+        conversation, inspector, message, alt, error, policy, judge, seed, note, conversation_id
+    )
+    chat = Chat(services, parts)
+    _wire(page, chat, parts)
+    _wire_steering(Steering(services, parts, chat), parts)
+
+
+def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropdown, gr.Textbox]:
+    policies = [(entry.title or entry.name, entry.name) for entry in models.entries("policy")]
+    judges = [(entry.title or entry.name, entry.name) for entry in models.entries("judge")]
+    nobody = (str(i18n("model.no_judge")), "")
+    with gr.Row(elem_id="pickers"):
+        policy = gr.Dropdown(
+            policies,
+            value=models.default("policy"),
+            label=i18n("model.policy"),
+            elem_id="policy",
+            min_width=140,
+            filterable=False,
+        )
+        judge = gr.Dropdown(
+            [*judges, nobody],
+            value=models.default("judge"),
+            label=i18n("model.judge"),
+            elem_id="judge",
+            min_width=140,
+            filterable=False,
+        )
+    with gr.Accordion(i18n("model.settings"), open=False, elem_id="settings"):
+        # A number field would turn "nothing" into 0.
+        seed = gr.Textbox(
+            label=i18n("model.seed"), info=i18n("model.seed_info"), max_lines=1, elem_id="seed"
+        )
+    return policy, judge, seed
+
+
+def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
+    order = [parts.policy, parts.judge, parts.seed, parts.conversation_id]
+    everything = [
+        parts.conversation,
+        parts.inspector,
+        parts.message,
+        parts.alt,
+        parts.error,
+        parts.note,
+        parts.conversation_id,
+    ]
+    message, talk, conversation = parts.message, parts.conversation, parts.conversation_id
+    with_message = [message, conversation]
+    on(message.submit, chat.send, [message, parts.alt, *order], everything, streams=True)
+    on(talk.ask_again, chat.ask_again, order, everything, streams=True)
+    on(page.load, chat.load, [parts.policy, conversation], everything, streams=True)
+    on(message.stop, chat.stop, [conversation], [])
+    on(message.change, chat.attach, [message], [parts.alt])
+    on(parts.policy.change, chat.choose_model, [parts.policy], [parts.note])
+    on(talk.edit_turn, chat.edit, with_message, everything)
+    on(talk.stop_edit, chat.stop_edit, with_message, everything)
+    on(talk.clear_all, chat.clear, [conversation], everything)
+    on(talk.undo_last, chat.undo, [conversation], everything)
+    on(talk.pick_turn, chat.pick, [conversation], everything)
+    on(talk.use_starter, chat.use_starter, [message], [message])
+    on(parts.inspector.pick_turn, chat.pick, [conversation], everything)
+
+
+def _wire_steering(steering: Steering, parts: ChatParts) -> None:
+    inspector, conversation = parts.inspector, parts.conversation_id
+    order = [parts.policy, parts.judge, parts.seed, conversation]
+    drawn = [parts.conversation, inspector, parts.error]
+    streamed = [*drawn, parts.message]
+    on(inspector.edit_step, steering.edit_step, order, streamed, streams=True)
+    on(inspector.keep_step, steering.keep_step, order, streamed, streams=True)
+    on(inspector.try_strategy, steering.try_strategy, order, streamed, streams=True)
+    on(inspector.best_of, steering.best_of, order, streamed, streams=True)
+    on(inspector.switch_reply, steering.switch, [conversation], drawn)
+    on(inspector.compare_reply, steering.compare, [conversation], drawn)

@@ -1,0 +1,1 @@
+"""The screen that compares models blind and takes votes."""

@@ -1,0 +1,225 @@
+"""Comparisons of one visitor, kept in memory: rounds, the sides of each, and what was voted.
+
+A round is one message and the replies to it, by two to four models. Each pair of sides that somebody
+is asked about is a battle of `compeer_core.votes`, which keeps the vote; what is kept here is what
+the screen draws. As with `ui_components.shared.session`, nothing of it is written to disk or to a log, and
+it is found again only by cookie and conversation id.
+"""
+
+import random
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.images import Image
+from compeer_core.safety import RiskKind
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.battles import Reveal, SidePlan, VoteReceipt
+from ui_components.shared.progress import Progress
+
+LETTERS = "ABCD"
+"""What the page calls the sides; their number is the most that can be compared at once."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One reply of a round."""
+
+    plan: SidePlan
+    progress: Progress = field(repr=False)
+    reply: str = field(default="", repr=False)
+    """What is compared, once the side has ended; the same as the battle keeps."""
+    leaked: bool | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be written."""
+        return self.progress.outcome != "running"
+
+    @property
+    def has_failed(self) -> bool:
+        """It ended without a reply that could be compared."""
+        return self.is_over and (self.progress.outcome == "failed" or not self.reply.strip())
+
+    @property
+    def words(self) -> str:
+        """What there is to read so far."""
+        return self.reply or self.progress.reply
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What the person said about a pair."""
+
+    receipt: VoteReceipt | None = None
+    """None where there is no vote, or it was taken back."""
+    revision: int = 0
+    """How often something was said, taking back included."""
+    tags: tuple[str, ...] = ()
+    note: str = field(default="", repr=False)
+    undo_until: float = 0.0
+    """On the clock of `Comparisons`."""
+    reveal: Reveal | None = field(default=None, repr=False)
+    seen_names: bool = False
+    """The names have been shown once; they cannot be forgotten by taking the vote back."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides that the person is asked about."""
+
+    battle: str
+    sides: tuple[int, int]
+    verdict: Preference | None = None
+    judged: bool = False
+    """The judge has said what it has to say, which may be nothing."""
+    ballot: Ballot = Ballot()
+
+
+@dataclass(frozen=True)
+class Round:
+    """One message, and the replies to it."""
+
+    said: Utterance = field(repr=False)
+    sides: tuple[Side, ...]
+    pairs: tuple[Pair, ...]
+    blind: bool
+    with_reasoning: bool
+    keep_words: bool
+    seed: int
+    language: str = "und"
+    judge: str = ""
+    ended_at: float | None = None
+    """When the last side ended, on the clock of `Comparisons`."""
+    chosen: int | None = None
+    """The side from which the person wants to go on; None follows the votes."""
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    """Names the round in addresses of its pictures; nobody can guess it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every side has ended."""
+        return all(side.is_over for side in self.sides)
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether something was voted that stands."""
+        return any(pair.ballot.receipt is not None for pair in self.pairs)
+
+    @property
+    def active(self) -> Pair | None:
+        """The pair that is asked about now, or was voted on and still waits for its names."""
+        for pair in self.pairs:
+            if pair.ballot.reveal is None and not any(self.sides[n].has_failed for n in pair.sides):
+                return pair
+        return None
+
+    @property
+    def goes_on(self) -> int | None:
+        """The side whose reply the conversation goes on from, None before a vote.
+
+        It is the one that won most often; among equals the round's seed decides.
+        """
+        if not self.has_vote:
+            return None
+        if self.chosen is not None:
+            return self.chosen
+        wins = [0] * len(self.sides)
+        for pair in self.pairs:
+            preference = pair.ballot.receipt and pair.ballot.receipt.preference
+            if preference is Preference.FIRST:
+                wins[pair.sides[0]] += 1
+            elif preference is Preference.SECOND:
+                wins[pair.sides[1]] += 1
+        able = [n for n, side in enumerate(self.sides) if not side.has_failed]
+        best = [n for n in able if wins[n] == max(wins[each] for each in able)]
+        return random.Random(self.seed).choice(best)
+
+    @property
+    def was_drawn(self) -> bool:
+        """Whether chance decided `goes_on`, since no reply was preferred."""
+        preferred = {Preference.FIRST, Preference.SECOND}
+        return self.chosen is None and not any(
+            pair.ballot.receipt and pair.ballot.receipt.preference in preferred
+            for pair in self.pairs
+        )
+
+    def with_side(self, number: int, side: Side) -> "Round":
+        """Return the round with one side replaced."""
+        return replace(self, sides=(*self.sides[:number], side, *self.sides[number + 1 :]))
+
+    def names_of(self, number: int) -> bool:
+        """Whether the person may know who writes on that side."""
+        return not self.blind or any(
+            number in pair.sides and pair.ballot.reveal is not None for pair in self.pairs
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One conversation with several models. It never changes; the store holds the newest."""
+
+    rounds: tuple[Round, ...] = field(default=(), repr=False)
+    risk: RiskKind | None = None
+    """What a phrase of the last message points to; there are no rounds any more."""
+    id: str = field(default_factory=lambda: f"c{secrets.token_hex(12)}", compare=False)
+    """What the battles of the conversation have in common; it leads nobody to the visitor."""
+
+    @property
+    def last(self) -> Round | None:
+        """The newest round."""
+        return self.rounds[-1] if self.rounds else None
+
+    def dialogue(self, said: Utterance) -> Dialogue:
+        """What was said so far, with the replies that the conversation went on from, and `said`."""
+        utterances: list[Utterance] = []
+        for earlier in self.rounds:
+            utterances.append(earlier.said)
+            number = earlier.goes_on
+            if number is not None:
+                utterances.append(Utterance(Speaker.SUPPORTER, earlier.sides[number].reply))
+        return Dialogue((*utterances, said), id=self.id)
+
+    def with_round(self, changed: Round) -> "Comparison":
+        """Return the comparison with the round of the same key replaced."""
+        rounds = tuple(changed if one.key == changed.key else one for one in self.rounds)
+        return replace(self, rounds=rounds)
+
+    def with_pair(self, changed: Pair) -> "Comparison":
+        """Return the comparison with the pair of the same battle replaced."""
+
+        def within(one: Round) -> Round:
+            pairs = (changed if pair.battle == changed.battle else pair for pair in one.pairs)
+            return replace(one, pairs=tuple(pairs))
+
+        return replace(self, rounds=tuple(map(within, self.rounds)))
+
+    def found(self, battle: str) -> "tuple[Round, Pair] | None":
+        """Return the pair of a battle and its round."""
+        for one in self.rounds:
+            for pair in one.pairs:
+                if pair.battle == battle:
+                    return one, pair
+        return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was compared, and nothing asked for a person."""
+        return not self.rounds and self.risk is None
+
+    def aged(self, now: float) -> "Comparison":
+        """Return the same: no part of a comparison expires before the whole."""
+        return self
+
+    def picture(self, key: str, index: int) -> Image | None:
+        """Return a picture of a round's message."""
+        for one in self.rounds:
+            if one.key == key and 0 <= index < len(one.said.images):
+                return one.said.images[index]
+        return None
+
+    def pictures(self) -> Iterator[Image]:
+        """Every picture that is held."""
+        for one in self.rounds:
+            yield from one.said.images

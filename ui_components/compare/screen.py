@@ -1,0 +1,501 @@
+"""The screen Compare: one message, two to four replies side by side, one vote.
+
+Handlers change what `Comparing` holds and draw it. While a round is on its way, the handler that began
+it (or that of a page that was reloaded) watches all its sides and yields at most `UPDATES_PER_SECOND`
+times: one generator for all sides, because a browser would play two of them one after the other.
+
+Nothing that a page sends is believed: which battle a vote is for, whose it is and whether it may be
+voted on is decided by the store.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from compeer_core.dialogue import Speaker, Utterance, check_message
+from compeer_core.errors import InputError, StoreError
+from compeer_core.safety import find_risk
+from ui_components.chat.handlers import (
+    HEARTBEAT_SECONDS,
+    OVER_SECONDS,
+    UPDATES_PER_SECOND,
+    Update,
+    error_line,
+    message_box,
+)
+from ui_components.chat.starters import with_starter
+from ui_components.compare.comparison import LETTERS, Comparison
+from ui_components.compare.jobs import Comparing, Match, Wish
+from ui_components.compare.view import ballot_html, talk_html
+from ui_components.server.visitors import address_of, conversation_of
+from ui_components.shared.events import on
+from ui_components.shared.services import Services
+from ui_components.shared.session_store import SessionKey
+from ui_components.shared.texts import ASSETS, Texts
+
+logger = logging.getLogger(__name__)
+
+STORAGE_KEY = "compeer-comparison"
+BLIND, NAMED = "blind", "named"
+FEWEST, MOST = 2, len(LETTERS)
+
+
+# --- the parts of the screen ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompareParts:
+    """The components that the handlers read and fill."""
+
+    talk: gr.HTML
+    ballot: gr.HTML
+    error: gr.HTML
+    message: gr.MultimodalTextbox
+    alt: gr.Textbox
+    mode: gr.Radio
+    models: gr.CheckboxGroup
+    with_reasoning: gr.Checkbox
+    keep_words: gr.Checkbox
+    conversation_id: gr.BrowserState
+
+
+def remember_comparison() -> gr.BrowserState:
+    """Add what holds the id in the browser.
+
+    It belongs outside of the tabs: within one that was not opened yet it would have read nothing
+    from the browser's storage when the page asks for it.
+    """
+    # The secret keeps nothing secret; without one the entry would be unreadable after a restart.
+    return gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
+
+
+def build_compare(
+    services: Services, i18n: gr.I18n, page: gr.Blocks, conversation_id: gr.BrowserState
+) -> None:
+    """Lay out the screen and wire it."""
+    policies = [
+        (entry.title or entry.name, entry.name) for entry in services.models.entries("policy")
+    ]
+    enough = len(policies) >= FEWEST
+    with gr.Column(elem_id="compare"):
+        talk = gr.HTML(
+            elem_id="compare-talk",
+            js_on_load=(ASSETS / "style" / "compare.js").read_text(encoding="utf-8"),
+            apply_default_css=False,
+        )
+        ballot = gr.HTML(
+            elem_id="compare-ballot",
+            js_on_load=(ASSETS / "style" / "compare_ballot.js").read_text(encoding="utf-8"),
+            apply_default_css=False,
+        )
+        error = gr.HTML(elem_id="compare-error", js_on_load=None, apply_default_css=False)
+        with gr.Column(elem_id="compare-ask", visible=enough):
+            alt, message = message_box(i18n, "compare.message", "compare-")
+            with gr.Accordion(i18n("compare.settings"), open=True, elem_id="compare-settings"):
+                mode = gr.Radio(
+                    [(str(i18n("compare.blind")), BLIND), (str(i18n("compare.named")), NAMED)],
+                    value=BLIND,
+                    label=i18n("compare.mode"),
+                    elem_id="compare-mode",
+                )
+                models = gr.CheckboxGroup(
+                    policies,
+                    label=i18n("compare.models"),
+                    info=i18n("compare.models_info"),
+                    elem_id="compare-models",
+                )
+                with gr.Row():
+                    with_reasoning = gr.Checkbox(
+                        label=i18n("compare.with_reasoning"),
+                        info=i18n("compare.with_reasoning_info"),
+                        elem_id="compare-with-reasoning",
+                        min_width=280,
+                    )
+                    keep_words = gr.Checkbox(
+                        label=i18n("compare.keep_words"),
+                        info=i18n("compare.keep_words_info"),
+                        elem_id="compare-keep-words",
+                        min_width=280,
+                    )
+    parts = CompareParts(
+        talk, ballot, error, message, alt, mode, models, with_reasoning, keep_words, conversation_id
+    )
+    _wire(page, Compare(services, parts), parts)
+
+
+def _wire(page: gr.Blocks, compare: "Compare", parts: CompareParts) -> None:
+    talk, ballot, conversation = parts.talk, parts.ballot, parts.conversation_id
+    wish = [parts.mode, parts.models, parts.with_reasoning, parts.keep_words, conversation]
+    everything = [talk, ballot, parts.error, parts.message, parts.alt, conversation]
+    drawn = [talk, ballot, parts.error]
+    on(
+        parts.message.submit,
+        compare.send,
+        [parts.message, parts.alt, *wish],
+        everything,
+        streams=True,
+    )
+    on(talk.draw_again, compare.draw_again, wish, everything, streams=True)
+    on(page.load, compare.load, [conversation], everything, streams=True)
+    on(parts.message.change, compare.attach, [parts.message], [parts.alt])
+    on(parts.message.stop, compare.stop_all, [conversation], [])
+    on(talk.stop_side, compare.stop_side, [conversation], [])
+    on(talk.use_starter, compare.use_starter, [parts.message], [parts.message])
+    on(talk.choose_side, compare.choose_side, [conversation], drawn)
+    on(talk.clear_all, compare.clear, [conversation], drawn)
+    on(ballot.stop_all, compare.stop_all, [conversation], [])
+    on(ballot.vote, compare.vote, [conversation], drawn)
+    on(ballot.undo, compare.undo, [conversation], drawn)
+    on(ballot.explain, compare.explain, [conversation], drawn)
+    on(ballot.reveal, compare.reveal, [conversation], drawn)
+
+
+# --- handlers ------------------------------------------------------------------------------------
+
+
+class Compare:
+    """The handlers of the screen."""
+
+    def __init__(self, services: Services, parts: CompareParts) -> None:
+        self._services = services
+        self._parts = parts
+
+    @property
+    def _comparing(self) -> Comparing:
+        return self._services.comparing
+
+    # --- rounds ---
+
+    async def send(
+        self,
+        message: Mapping[str, Any] | None,
+        alt: str | None,
+        mode: str,
+        models: Sequence[str] | None,
+        with_reasoning: bool,
+        keep_words: bool,
+        conversation_id: str | None,
+        request: gr.Request,
+    ) -> AsyncIterator[Update]:
+        """Open a round for a message, then show how its replies come."""
+        texts, parts = self._services.texts(request), self._parts
+        conversation = conversation_of(conversation_id)
+        key = self._services.key(request, conversation)
+        files = [str(path) for path in (message or {}).get("files") or ()]
+        uploads, owner = self._services.uploads, self._services.owner(request)
+        try:
+            wish = self._wish(key, mode, models, with_reasoning, keep_words)
+            images = await uploads.read(files, owner, alt or "")
+            said = check_message((message or {}).get("text") or "", bool(images))
+            sign = find_risk(said)
+            if sign is not None:
+                await asyncio.to_thread(self._comparing.end_for_risk, key, sign.kind)
+            else:
+                utterance = Utterance(Speaker.SEEKER, said, images)
+                await self._begin(
+                    key, lambda: self._comparing.begin(key, utterance, wish, address_of(request))
+                )
+        except (InputError, StoreError) as error:
+            yield {parts.error: refusal_html(error, texts)}
+            return
+        for path in files:
+            uploads.forget(path, owner)
+        yield {
+            parts.conversation_id: conversation,
+            parts.message: gr.MultimodalTextbox(
+                value={"text": "", "files": []}, submit_btn=sign is not None, stop_btn=sign is None
+            ),
+            parts.alt: gr.Textbox(value="", visible=False),
+            parts.error: "",
+        }
+        async for update in self._watch(key, texts):
+            yield update
+
+    async def draw_again(
+        self,
+        mode: str,
+        models: Sequence[str] | None,
+        with_reasoning: bool,
+        keep_words: bool,
+        conversation_id: str | None,
+        request: gr.Request,
+    ) -> AsyncIterator[Update]:
+        """Open another round for the last message."""
+        texts, parts = self._services.texts(request), self._parts
+        key = self._services.key(request, conversation_of(conversation_id))
+        try:
+            wish = self._wish(key, mode, models, with_reasoning, keep_words)
+            await self._begin(
+                key, lambda: self._comparing.begin_again(key, wish, address_of(request))
+            )
+        except (InputError, StoreError) as error:
+            yield {parts.error: refusal_html(error, texts)} | self._screen(key, texts)
+            return
+        yield {
+            parts.error: "",
+            parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True),
+        }
+        async for update in self._watch(key, texts):
+            yield update
+
+    async def load(self, conversation_id: str | None, request: gr.Request) -> AsyncIterator[Update]:
+        """Show the comparison of whoever came, and what is still on its way."""
+        texts, parts = self._services.texts(request), self._parts
+        key = self._services.key(request, conversation_of(conversation_id))
+        yield self._screen(key, texts)
+        if self._comparing.match(key) is not None:
+            yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
+            async for update in self._watch(key, texts):
+                yield update
+
+    def stop_side(
+        self, conversation_id: str | None, request: gr.Request, event: gr.EventData
+    ) -> None:
+        """Ask one side to end; whoever watches it shows that it did."""
+        key = self._services.key(request, conversation_of(conversation_id))
+        self._comparing.stop(key, _number(event, "number"))
+
+    def stop_all(self, conversation_id: str | None, request: gr.Request) -> None:
+        """Ask all sides to end; what there is of them can be voted on."""
+        self._comparing.stop(self._services.key(request, conversation_of(conversation_id)))
+
+    def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
+        """Put the comparison away; votes stay."""
+        key = self._services.key(request, conversation_of(conversation_id))
+        self._comparing.stop(key)
+        self._comparing.store.update(key, lambda _: Comparison())
+        return {self._parts.error: ""} | self._screen(key, self._services.texts(request))
+
+    def choose_side(
+        self, conversation_id: str | None, request: gr.Request, event: gr.EventData
+    ) -> Update:
+        """Go on from another reply than the vote says."""
+        number = _number(event, "number")
+        return self._changed(
+            conversation_id, request, lambda key: self._comparing.choose(key, number)
+        )
+
+    # --- votes ---
+
+    def vote(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
+        """Vote on the battle that the page showed."""
+        data = _data(event)
+        both_seen = data.get("both_seen")
+        return self._changed(
+            conversation_id,
+            request,
+            lambda key: self._comparing.vote(
+                key,
+                _text(data, "battle"),
+                _text(data, "preference"),
+                revision=_number(event, "revision"),
+                dwell_ms=_number(event, "dwell_ms") if "dwell_ms" in data else None,
+                both_seen=both_seen if isinstance(both_seen, bool) else None,
+            ),
+        )
+
+    def undo(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
+        """Take a vote back."""
+        battle, revision = _text(_data(event), "battle"), _number(event, "revision")
+        return self._changed(
+            conversation_id, request, lambda key: self._comparing.undo(key, battle, revision)
+        )
+
+    def explain(
+        self, conversation_id: str | None, request: gr.Request, event: gr.EventData
+    ) -> Update:
+        """Add reasons to a vote."""
+        data = _data(event)
+        return self._changed(conversation_id, request, lambda key: self._explain(key, data))
+
+    def reveal(
+        self, conversation_id: str | None, request: gr.Request, event: gr.EventData
+    ) -> Update:
+        """Show who wrote what, after one's own vote; reasons may come along."""
+        data = _data(event)
+
+        def change(key: SessionKey) -> None:
+            if "note" in data:
+                self._explain(key, data)
+            self._comparing.reveal(key, _text(data, "battle"))
+
+        return self._changed(conversation_id, request, change)
+
+    def _explain(self, key: SessionKey, data: Mapping[str, Any]) -> None:
+        tags = data.get("tags")
+        named = [str(tag) for tag in tags] if isinstance(tags, list) else []
+        self._comparing.explain(
+            key, _text(data, "battle"), named, _text(data, "note"), _text(data, "token")
+        )
+
+    # --- the message box ---
+
+    def use_starter(
+        self, message: Mapping[str, Any] | None, request: gr.Request, event: gr.EventData
+    ) -> Update:
+        """Put a starter situation into the box, in place of another one."""
+        texts = self._services.texts(request)
+        return {self._parts.message: with_starter(message, _number(event, "number"), texts)}
+
+    def attach(self, message: Mapping[str, Any] | None) -> Update:
+        """Offer the line for a description as soon as a photo is there."""
+        return {self._parts.alt: gr.Textbox(visible=bool((message or {}).get("files")))}
+
+    # --- what they share ---
+
+    def _wish(
+        self,
+        key: SessionKey,
+        mode: str,
+        models: Sequence[str] | None,
+        with_reasoning: bool,
+        keep_words: bool,
+    ) -> Wish:
+        """Check what is asked for.
+
+        Raises:
+            InputError: There is no cookie, a model is not in the list, or their number does not fit.
+        """
+        if not key.visitor:
+            raise InputError("there is no cookie", code="compare_cookies")
+        if mode not in {BLIND, NAMED}:
+            raise InputError("there is no such mode", code="compare_form")
+        known = [entry.name for entry in self._services.models.entries("policy")]
+        named = list(dict.fromkeys(models or ()))
+        if not set(named) <= set(known):
+            raise InputError("no such model", code="unknown_model")
+        blind = mode == BLIND
+        if named and not FEWEST <= len(named) <= MOST:
+            code = "compare_models" if blind else "compare_named_models"
+            raise InputError("too many or too few models", code=code)
+        if not named and not blind and len(known) > MOST:
+            raise InputError("too many models", code="compare_named_models")
+        candidates = named or known
+        if blind:
+            # One that cannot be loaded would spoil every round that it is drawn for.
+            able = [name for name in candidates if not self._services.models.is_broken(name)]
+            candidates = able if len(able) >= FEWEST else candidates
+        if len(candidates) < FEWEST:
+            raise InputError("too few models", code="compare_too_few")
+        return Wish(
+            models=tuple(candidates),
+            blind=blind,
+            with_reasoning=bool(with_reasoning),
+            keep_words=bool(keep_words),
+            judge=self._services.models.default("judge"),
+        )
+
+    async def _begin(self, key: SessionKey, begin: Callable[[], Match]) -> None:
+        stopped = self._comparing.match(key)
+        if stopped is not None and stopped.stop.is_set():
+            await asyncio.to_thread(stopped.over.wait, OVER_SECONDS)
+        await asyncio.to_thread(begin)
+
+    def _changed(
+        self,
+        conversation_id: str | None,
+        request: gr.Request,
+        change: Callable[[SessionKey], None],
+    ) -> Update:
+        """Do what was asked, and draw what came of it, or why it was refused."""
+        texts = self._services.texts(request)
+        key = self._services.key(request, conversation_of(conversation_id))
+        said = ""
+        try:
+            change(key)
+        except (InputError, StoreError) as error:
+            said = refusal_html(error, texts)
+        return {self._parts.error: said} | self._screen(key, texts)
+
+    async def _watch(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
+        """Yield what has changed on the screen, until all sides and the judge are done."""
+        parts = self._parts
+        match = self._comparing.match(key)
+        if match is None:
+            yield self._screen(key, texts)
+            return
+        shown: Comparison | None = None
+        talk = ballot = ""
+        box_is_open = False
+        last_yield = 0.0
+        with match.watched():
+            while True:
+                over = match.over.is_set()
+                comparison = self._comparing.store.get(key)
+                update: Update = {}
+                # The ballot, with its seconds for taking a vote back, is left alone as long as nothing
+                # has happened: somebody may be writing a note in it.
+                if comparison is not shown:
+                    shown, drawn = comparison, self._ballot(comparison, texts)
+                    if drawn != ballot:
+                        update[parts.ballot] = ballot = drawn
+                drawn = self._talk(comparison, texts)
+                if drawn != talk:
+                    update[parts.talk] = talk = drawn
+                last = comparison.last
+                if not box_is_open and (over or last is None or last.is_over):
+                    # The judge may still be reading; the person need not wait for that.
+                    box_is_open = True
+                    update[parts.message] = gr.MultimodalTextbox(submit_btn=True, stop_btn=False)
+                if not update and time.monotonic() - last_yield > HEARTBEAT_SECONDS:
+                    update = {parts.error: gr.skip()}
+                if update:
+                    last_yield = time.monotonic()
+                    yield update
+                if over:
+                    return
+                await asyncio.sleep(1 / UPDATES_PER_SECOND)
+
+    def _screen(self, key: SessionKey, texts: Texts) -> Update:
+        comparison = self._comparing.store.get(key)
+        return {
+            self._parts.talk: self._talk(comparison, texts),
+            self._parts.ballot: self._ballot(comparison, texts),
+        }
+
+    def _talk(self, comparison: Comparison, texts: Texts) -> str:
+        return talk_html(
+            comparison,
+            texts,
+            self._services.models,
+            now=time.monotonic(),
+            keep_seconds=self._comparing.store.keep_seconds,
+        )
+
+    def _ballot(self, comparison: Comparison, texts: Texts) -> str:
+        now = self._comparing.store.now()
+        return ballot_html(comparison, texts, self._services.models, now=now)
+
+
+def refusal_html(error: InputError | StoreError, texts: Texts) -> str:
+    """Draw why something was refused, in the visitor's language."""
+    if isinstance(error, StoreError):
+        logger.error("nothing was written down: %s", error)
+        return error_line(texts("compare.refused.store"))
+    for key in (f"compare.refused.{error.code}", f"errors.{error.code}"):
+        if key in texts.words:
+            return error_line(texts(key, **error.values))
+    return error_line(texts("compare.refused.compare_form"))
+
+
+# --- what comes in -------------------------------------------------------------------------------
+
+
+def _data(event: gr.EventData) -> Mapping[str, Any]:
+    data = event._data
+    return data if isinstance(data, Mapping) else {}
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _number(event: gr.EventData, name: str) -> int:
+    value = _data(event).get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1

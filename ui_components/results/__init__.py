@@ -1,0 +1,1 @@
+"""The leaderboard screen and its files."""

@@ -1,0 +1,210 @@
+"""Boards that are kept until the votes change, since making one takes a second or two.
+
+One thread reads votes and makes boards, so that neither the event loop nor a visitor's reply waits for
+it, and a hundred visitors who ask for the same board are one question.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from compeer_core.errors import InputError
+from compeer_core.votes.board import Board, Filters, Settings, bradley_terry
+from compeer_core.votes.public import large_groups, public_rows
+from compeer_core.votes.rows import VoteRow
+from compeer_core.votes.store import VoteStore
+from ui_components.server.admission_queue import LineFullError
+
+SETTLED = timedelta(seconds=2)
+"""A board looks at no later votes: one that is being written has its time already, and the same board
+made again would hold it."""
+LOOK_SECONDS = 1.0
+"""For so long nobody asks the database whether votes have changed."""
+KEEP_SECONDS = 120.0
+"""After so long votes are read again although their stamp is the same (`VoteStore.stamp`)."""
+KEPT = 32
+MOST_WAITING = 16
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What there is to choose from among the votes."""
+
+    languages: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    rater_groups: tuple[str, ...] = ()
+    """Those that are large enough to be named."""
+    flags: Mapping[str, int] | None = None
+    """How many votes have each flag."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A board, and what else could be asked."""
+
+    board: Board
+    choices: Choices
+
+
+@dataclass(frozen=True)
+class _Reading:
+    votes: tuple[VoteRow, ...]
+    as_of: datetime
+    stamp: tuple[int, ...]
+    choices: Choices
+    read_at: float
+    looked_at: float
+
+
+class Boards:
+    """The boards of one server."""
+
+    def __init__(
+        self,
+        store: VoteStore,
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make boards of a store's votes; nothing is read yet."""
+        self._store = store
+        self._settings = settings or Settings()
+        self._clock = clock
+        self._maker = ThreadPoolExecutor(1, "boards")
+        self._lock = threading.Lock()
+        self._waiting: dict[object, Future[object]] = {}
+        self._latest: OrderedDict[Filters, Standing] = OrderedDict()
+        self._made: OrderedDict[tuple[datetime, Filters], Board] = OrderedDict()
+        self._reading: _Reading | None = None
+
+    def kept(self, filters: Filters) -> Standing | None:
+        """Return what was made last, at once; it may be old. None where nobody has asked yet."""
+        with self._lock:
+            return self._latest.get(filters)
+
+    def current(self, filters: Filters) -> "Future[Standing]":
+        """Return the board of now, as soon as it is made.
+
+        The result raises `InputError` where the filters name a group that is too small, and
+        `StoreError` where the database failed.
+
+        Raises:
+            LineFullError: Too many different boards are asked for.
+        """
+        return self._ask(("current", filters), lambda: self._current(filters))
+
+    def at(self, filters: Filters, as_of: datetime) -> "Future[Board]":
+        """Return the board of a moment; see `current`.
+
+        The result raises `InputError` too where the moment has not passed.
+        """
+        return self._ask(("at", filters, as_of), lambda: self._at(filters, as_of))
+
+    def public_votes(self, as_of: datetime) -> "Future[str]":
+        """Return the votes of a moment as JSON lines that anybody may have; see `at`."""
+        return self._ask(("votes", as_of), lambda: self._public_votes(as_of))
+
+    # --- in the thread that makes them ----------------------------------------------------------
+
+    def _ask(self, key: object, make: Callable[[], Made]) -> "Future[Made]":
+        with self._lock:
+            found: Future[Made] | None = self._waiting.get(key)  # type: ignore[assignment]
+            if found is not None:
+                return found
+            if len(self._waiting) >= MOST_WAITING:
+                raise LineFullError
+            made = self._maker.submit(make)
+            self._waiting[key] = made  # type: ignore[assignment]
+        made.add_done_callback(lambda _: self._answered(key))
+        return made
+
+    def _answered(self, key: object) -> None:
+        with self._lock:
+            self._waiting.pop(key, None)
+
+    def _current(self, filters: Filters) -> Standing:
+        reading = self._read()
+        standing = Standing(self._board(reading, filters), reading.choices)
+        with self._lock:
+            _keep(self._latest, filters, standing)
+        return standing
+
+    def _at(self, filters: Filters, as_of: datetime) -> Board:
+        found = self._made.get((as_of, filters))
+        return found or self._board(self._read_at(as_of), filters)
+
+    def _public_votes(self, as_of: datetime) -> str:
+        rows = public_rows(self._read_at(as_of).votes)
+        return "".join(f"{row.model_dump_json()}\n" for row in rows)
+
+    def _board(self, reading: _Reading, filters: Filters) -> Board:
+        unknown = set(filters.rater_groups) - {"", *reading.choices.rater_groups}
+        if unknown:
+            raise InputError(f"no group of raters that is large enough is called {min(unknown)!r}")
+        key = (reading.as_of, filters)
+        board = self._made.get(key)
+        if board is None:
+            board = bradley_terry(
+                reading.votes, filters=filters, settings=self._settings, as_of=reading.as_of
+            )
+            _keep(self._made, key, board)
+        return board
+
+    def _read(self) -> _Reading:
+        now, last = self._clock(), self._reading
+        if last is not None and now - last.looked_at < LOOK_SECONDS:
+            return last
+        as_of = self._last_moment()
+        stamp = self._store.stamp(as_of)
+        if last is not None and last.stamp == stamp and now - last.read_at < KEEP_SECONDS:
+            self._reading = replace(last, looked_at=now)
+        else:
+            self._reading = self._fetch(as_of, stamp, now)
+            self._made.clear()
+            if last is not None and last.stamp[-1] != stamp[-1]:
+                with self._lock:
+                    self._latest.clear()
+        return self._reading
+
+    def _read_at(self, as_of: datetime) -> _Reading:
+        if as_of > self._last_moment():
+            raise InputError("that moment has not passed yet")
+        if self._reading is not None and self._reading.as_of == as_of:
+            return self._reading
+        return self._fetch(as_of, (), self._clock())
+
+    def _last_moment(self) -> datetime:
+        return (self._store.now() - SETTLED).replace(microsecond=0)
+
+    def _fetch(self, as_of: datetime, stamp: tuple[int, ...], now: float) -> _Reading:
+        votes = tuple(self._store.votes(as_of))
+        return _Reading(votes, as_of, stamp, _choices(votes), now, now)
+
+
+def _choices(votes: tuple[VoteRow, ...]) -> Choices:
+    flags: dict[str, int] = {}
+    for vote in votes:
+        for flag in vote.flags:
+            flags[flag] = flags.get(flag, 0) + 1
+    return Choices(
+        languages=tuple(sorted({vote.language for vote in votes})),
+        topics=tuple(sorted({vote.topic for vote in votes} - {""})),
+        rater_groups=tuple(large_groups(votes)),
+        flags=dict(sorted(flags.items())),
+    )
+
+
+Key = TypeVar("Key")
+
+
+def _keep(kept: OrderedDict[Key, Made], key: Key, made: Made) -> None:
+    kept[key] = made
+    kept.move_to_end(key)
+    while len(kept) > KEPT:
+        kept.popitem(last=False)

@@ -1,0 +1,460 @@
+"""The results as HTML: what people prefer, how sure that is, and what it was counted from.
+
+`results_html` draws a `Board` alone, so that it can be tested without a browser and without votes.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from types import MappingProxyType
+
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.battles import Flag
+from compeer_core.votes.board import (
+    Board,
+    Effects,
+    Filters,
+    Influence,
+    LeftOut,
+    ModelRow,
+    Pair,
+    Status,
+)
+from compeer_core.votes.board_plot import PlotWords, to_svg
+from compeer_core.votes.board_text import command
+from compeer_core.votes.rating import Estimate
+from ui_components.results.boards import Choices
+from ui_components.results.filters import VISITORS, write_filters
+from ui_components.shared.models import Models
+from ui_components.shared.templating import render
+from ui_components.shared.texts import LANGUAGES, Texts, load_texts
+
+JSON_COMMAND = "{} --format json --output board.json"
+_SAID: Mapping[Preference, str] = MappingProxyType(
+    {
+        Preference.FIRST: "results.said_first",
+        Preference.SECOND: "results.said_second",
+        Preference.BOTH: "results.said_both",
+        Preference.NEITHER: "results.said_neither",
+    }
+)
+
+Named = Callable[[str], str]
+
+
+def titles(models: Models) -> Named:
+    """Return what turns a model's name into what a reader calls it; without one, the name itself."""
+    entries = models.entries("policy")
+    known = {entry.name: entry.title or entry.name for entry in entries}
+    doubled = {title for title in known.values() if list(known.values()).count(title) > 1}
+    return lambda name: name if known.get(name, name) in doubled else known.get(name, name)
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+def counting_html(languages: tuple[str, ...] = LANGUAGES) -> str:
+    """Draw what is there before the board is, in all languages or in one."""
+    return render("results_counting.html", languages=[load_texts(each) for each in languages])
+
+
+def trouble_html(texts: Texts, sentence: str) -> str:
+    """Draw why there is no board, with a button that asks again."""
+    return render("results_trouble.html", t=texts, sentence=sentence)
+
+
+# --- the form ------------------------------------------------------------------------------------
+
+
+def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
+    """Draw the form that says which votes are counted."""
+    language = filters.languages[0] if filters.languages else ""
+    topic = filters.topics[0] if filters.topics else ""
+    group = (filters.rater_groups[0] or VISITORS) if filters.rater_groups else ""
+    presence = {None: "", True: "with", False: "without"}
+    anything = ("", texts("results.any"))
+    flags = choices.flags or {}
+    return render(
+        "results_filters.html",
+        t=texts,
+        key=form_key(choices, texts),
+        selects=[
+            _select(
+                "language",
+                texts,
+                language,
+                [anything, *((each, _language(each, texts)) for each in choices.languages)],
+            ),
+            _select(
+                "image",
+                texts,
+                presence[filters.has_image],
+                [anything, ("with", texts("results.with")), ("without", texts("results.without"))],
+            ),
+            _select("topic", texts, topic, [anything, *((each, each) for each in choices.topics)]),
+            _select(
+                "group",
+                texts,
+                group,
+                [
+                    anything,
+                    (VISITORS, texts("results.visitors")),
+                    *((each, each) for each in choices.rater_groups),
+                ],
+            ),
+            _select(
+                "reasoning",
+                texts,
+                presence[filters.with_reasoning],
+                [anything, ("with", texts("results.shown")), ("without", texts("results.hidden"))],
+            ),
+            _select(
+                "kind",
+                texts,
+                filters.kind,
+                [(kind, texts(f"results.kind_{kind}")) for kind in ("blind", "named", "any")],
+            ),
+        ],
+        flags=[
+            {
+                "name": flag,
+                "words": _flag(flag, texts),
+                "count": count,
+                "on": flag in filters.admit,
+            }
+            for flag, count in flags.items()
+        ],
+        admitted=bool(filters.admit),
+    )
+
+
+def form_key(choices: Choices, texts: Texts) -> str:
+    """Return what differs where the form would offer something else."""
+    flags = sorted((choices.flags or {}).items())
+    parts = (texts.language, choices.languages, choices.topics, choices.rater_groups, flags)
+    return repr(parts)
+
+
+def _select(
+    name: str, texts: Texts, chosen: str, options: list[tuple[str, str]]
+) -> dict[str, object]:
+    return {
+        "name": name,
+        "label": texts(f"results.filter_{name}"),
+        "options": [
+            {"value": value, "words": words, "on": value == chosen} for value, words in options
+        ],
+        # A question with one possible answer is not asked.
+        "useful": len(options) > 2 or any(value == chosen != "" for value, _ in options),
+    }
+
+
+# --- the board -----------------------------------------------------------------------------------
+
+
+def results_html(board: Board, texts: Texts, models: Models) -> str:
+    """Draw a board.
+
+    Args:
+        board: What there is.
+        texts: The words.
+        models: For the models' titles, and to say who could be compared where nobody was.
+    """
+    named = titles(models)
+    query = write_filters(board.filters)
+    dated = write_filters(board.filters, as_of=_moment(board))
+    told = sentence(board, texts, named)
+    return render(
+        "results.html",
+        t=texts,
+        ranked=board.status is Status.RANKED,
+        bare=not board.models,
+        query=query,
+        dated=dated,
+        sentence=told,
+        advice=_advice(board, texts),
+        have=board.comparing_raters
+        if board.status is Status.NOT_ENOUGH_RATERS
+        else board.comparing,
+        needed=board.needed,
+        counted=texts(
+            "results.counted",
+            votes=_count(texts, "vote", board.votes),
+            raters=_count(texts, "rater", board.raters),
+        ),
+        plot=_plot(board, texts, models, told),
+        models=[_model(row, texts, named) for row in board.models],
+        never_lost=texts(
+            "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
+        )
+        if board.never_lost
+        else "",
+        matrix=_matrix(board, texts, named),
+        judge=_judge(board, texts),
+        effects=_effects(board.effects, board.influence, texts),
+        left_out=_left_out(board, texts),
+        caption=texts(
+            "results.caption",
+            hash=board.vote_set[:12],
+            moment=f"{board.as_of.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if board.as_of else "–",
+            code=board.code,
+            seed=board.settings.seed,
+            fits=board.settings.fits,
+        ),
+        whole_hash=board.vote_set,
+        command=JSON_COMMAND.format(command(board)),
+    )
+
+
+def sentence(board: Board, texts: Texts, named: Named) -> str:
+    """Return what the board says, or why it says nothing."""
+    if board.status is Status.NOT_ENOUGH_VOTES:
+        return texts("results.not_enough_votes", have=board.comparing, needed=board.needed)
+    if board.status is Status.NOT_ENOUGH_RATERS:
+        votes = _count(texts, "vote", board.comparing)
+        return texts(
+            "results.not_enough_raters",
+            have=board.comparing_raters,
+            needed=board.needed,
+            votes=votes,
+        )
+    if board.status is Status.DISCONNECTED:
+        parts = [texts.listed([named(name) for name in part]) for part in board.parts]
+        return texts("results.disconnected", parts=texts("results.apart").join(parts))
+    best = board.headline
+    if best is None:
+        return texts("results.all_ties")
+    told = texts(
+        "results.preferred" if best.win_share.value >= 0.5 else "results.ahead",
+        model=named(best.model),
+        against=named(best.against),
+        share=_percent(best.win_share.value, texts),
+        between=_between(best.win_share, texts),
+        votes=_count(texts, "vote", best.votes),
+        raters=_count(texts, "rater", best.raters),
+    )
+    if best.win_share.low <= 0.5 <= best.win_share.high:
+        told += texts("results.chance")
+    return told
+
+
+def _advice(board: Board, texts: Texts) -> str:
+    if board.status is Status.DISCONNECTED:
+        return texts("results.advice_disconnected")
+    return "" if board.status is Status.RANKED else texts("results.advice_more")
+
+
+def _plot(board: Board, texts: Texts, models: Models, told: str) -> str:
+    named = titles(models)
+    rows = [row.model_copy(update={"model": named(row.model)}) for row in board.models]
+    if not rows:
+        # Who could stand here, each without a score.
+        counts = dict.fromkeys(("votes", "raters", "wins", "losses", "ties", "neither"), 0)
+        rows = [
+            ModelRow(model=named(entry.name), win_share=None, unacceptable_share=None, **counts)
+            for entry in models.entries("policy")
+        ]
+    words = PlotWords(
+        title=texts("results.plot_title"),
+        axis=texts("results.plot_axis"),
+        not_ranked=texts("results.not_ranked"),
+    )
+    ranked = board.status is Status.RANKED
+    # Where nothing is ranked the reason stands above the plot already.
+    below = told if ranked else texts("results.no_scores")
+    return to_svg(board.model_copy(update={"models": tuple(rows)}), words, below)
+
+
+def _model(row: ModelRow, texts: Texts, named: Named) -> dict[str, object]:
+    score = row.score
+    return {
+        "name": named(row.model),
+        "rank": "–" if row.rank is None else str(row.rank),
+        "ranks": ""
+        if row.rank is None
+        else str(row.rank_low)
+        if row.rank_low == row.rank_high
+        else f"{row.rank_low}–{row.rank_high}",
+        "score": "–" if score is None else f"{score.value:.0f}",
+        "scores": "" if score is None else f"{score.low:.0f}–{score.high:.0f}",
+        "votes": row.votes,
+        "raters": row.raters,
+        "wins": row.wins,
+        "losses": row.losses,
+        "ties": row.ties,
+        "neither": row.neither,
+        "share": _share(row.win_share, texts),
+        "unacceptable": _share(row.unacceptable_share, texts),
+        "unacceptable_bar": round(100 * row.unacceptable_share.value)
+        if row.unacceptable_share
+        else 0,
+    }
+
+
+def _matrix(board: Board, texts: Texts, named: Named) -> dict[str, object] | None:
+    if not board.pairs:
+        return None
+    names = [row.model for row in board.models]
+    cells: dict[tuple[str, str], dict[str, object]] = {}
+    for pair in board.pairs:
+        cells[pair.first, pair.second] = _cell(pair, texts, mirrored=False)
+        cells[pair.second, pair.first] = _cell(pair, texts, mirrored=True)
+    return {
+        "names": list(map(named, names)),
+        "rows": [
+            {
+                "name": named(first),
+                "cells": [
+                    None if first == second else cells.get((first, second), {"votes": 0})
+                    for second in names
+                ],
+            }
+            for first in names
+        ],
+    }
+
+
+def _cell(pair: Pair, texts: Texts, *, mirrored: bool) -> dict[str, object]:
+    wins, losses = (pair.losses, pair.wins) if mirrored else (pair.wins, pair.losses)
+    share = None
+    if pair.win_share is not None:
+        share = 1 - pair.win_share.value if mirrored else pair.win_share.value
+    return {
+        "votes": pair.votes,
+        "share": "–" if share is None else _percent(share, texts),
+        "shade": 50 if share is None else round(share * 100),
+        "decided": f"{wins} : {losses}",
+        "rest": texts("results.cell_rest", ties=pair.ties, neither=pair.neither),
+    }
+
+
+def _judge(board: Board, texts: Texts) -> dict[str, object] | None:
+    judge = board.judge
+    if not judge.votes and not judge.reward_votes:
+        return None
+    measures = [
+        (texts("results.measure_raw"), _share(judge.raw, texts), ""),
+        (
+            texts("results.measure_kappa"),
+            _number(judge.kappa, texts),
+            texts("results.kappa_means"),
+        ),
+        (texts("results.measure_ac1"), _number(judge.ac1, texts), texts("results.ac1_means")),
+        (
+            texts("results.measure_reward"),
+            _share(judge.reward_share, texts),
+            texts("results.reward_means", votes=_count(texts, "vote", judge.reward_votes)),
+        ),
+    ]
+    return {
+        "told": texts(
+            "results.judge_told",
+            votes=_count(texts, "vote", judge.votes),
+            raters=_count(texts, "rater", judge.raters),
+        ),
+        "columns": [texts(_SAID[said]) for said in Preference],
+        "rows": [
+            {
+                "said": texts(_SAID[said]),
+                "cells": [
+                    {"votes": judge.table[said][judged], "same": said is judged}
+                    for judged in Preference
+                ],
+            }
+            for said in Preference
+        ]
+        if judge.votes
+        else [],
+        "measures": [
+            {"name": name, "value": value or texts("results.unknown"), "means": means}
+            for name, value, means in measures
+        ],
+    }
+
+
+def _effects(effects: Effects, influence: Influence | None, texts: Texts) -> list[dict[str, str]]:
+    unknown = texts("results.effect_unknown")
+    left, longer = effects.left_share, effects.longer_share
+    cards = {
+        "position": unknown
+        if left is None
+        else texts(
+            "results.position_told",
+            share=_percent(left.value, texts),
+            between=_between(left, texts),
+        ),
+        "length": unknown
+        if longer is None
+        else texts(
+            "results.length_told",
+            share=_percent(longer.value, texts),
+            between=_between(longer, texts),
+            votes=_count(texts, "decided", effects.longer_votes),
+        ),
+        "person": unknown,
+    }
+    if influence is not None:
+        told = "results.person_holds" if influence.order_holds else "results.person_changes"
+        cards["person"] = texts(told, points=influence.largest_shift)
+    return [
+        {"title": texts(f"results.effect_{name}"), "told": told} for name, told in cards.items()
+    ]
+
+
+def _left_out(board: Board, texts: Texts) -> list[dict[str, object]]:
+    counts = {name: getattr(board.left_out, name) for name in LeftOut.model_fields}
+    other = "names_known" if board.filters.kind == "blind" else "names_hidden"
+    return [
+        {
+            "reason": texts(f"results.left_{other if name == 'other_kind' else name}"),
+            "votes": votes,
+            "flags": [
+                {"reason": _flag(flag, texts), "votes": number}
+                for flag, number in board.flags.items()
+            ]
+            if name == "flagged"
+            else [],
+        }
+        for name, votes in counts.items()
+        if votes
+    ]
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def _language(code: str, texts: Texts) -> str:
+    return texts("results.no_language") if code == "und" else texts.label("languages", code)
+
+
+def _flag(flag: str, texts: Texts) -> str:
+    return texts(f"results.flag_{flag}") if flag in set(Flag) else flag
+
+
+def _moment(board: Board) -> str:
+    assert board.as_of is not None
+    return board.as_of.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _count(texts: Texts, what: str, number: int) -> str:
+    return texts(f"results.one_{what}" if number == 1 else f"results.many_{what}", number=number)
+
+
+def _percent(share: float, texts: Texts) -> str:
+    return texts("results.percent", number=round(share * 100))
+
+
+def _between(estimate: Estimate, texts: Texts) -> str:
+    return texts("results.between", low=round(estimate.low * 100), high=round(estimate.high * 100))
+
+
+def _share(estimate: Estimate | None, texts: Texts) -> str:
+    if estimate is None:
+        return ""
+    return f"{_percent(estimate.value, texts)} ({_between(estimate, texts)})"
+
+
+def _number(estimate: Estimate | None, texts: Texts) -> str:
+    if estimate is None:
+        return ""
+    low, high = (f"{each:.2f}" for each in (estimate.low, estimate.high))
+    return texts("results.number_between", value=f"{estimate.value:.2f}", low=low, high=high)

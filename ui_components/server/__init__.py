@@ -1,0 +1,1 @@
+"""The web server around the page: middleware, limits, uploads, API."""

@@ -1,0 +1,303 @@
+"""The web server around the page: health, metrics, pictures, the visitor's cookie, headers.
+
+Gradio is mounted in a FastAPI application of our own, because it sends no security headers and has
+no place for a cookie that scripts cannot read. Its own conveniences that keep or publish what a
+visitor typed are switched off here: the history of calls in the browser's storage, the monitoring
+page, analytics, error details.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any, cast
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from ui_components.annotate import routes as annotate_routes
+from ui_components.page import build_bare, build_page
+from ui_components.results import routes as results_routes
+from ui_components.server import forget_routes, upload_routes
+from ui_components.server.admission import EVENTS, Admission
+from ui_components.server.api import PICTURE_PARAMETERS
+from ui_components.server.deletions import Arrivals
+from ui_components.server.http_protocol import BoundedHeaders
+from ui_components.server.listening import listen
+from ui_components.server.middleware import Frontdoor
+from ui_components.server.request_filter import GradioCalls, RequestFilter
+from ui_components.server.uploads import MAX_UPLOAD_BYTES
+from ui_components.server.visitors import is_from_here, picture_number
+from ui_components.shared.services import Services
+from ui_components.shared.texts import gradio_texts
+from ui_components.shared.theme import build_theme, load_css, load_js
+from ui_components.tour import routes as tour_routes
+
+SESSIONS = 20_000
+SWEEP_SECONDS = 60.0
+SHUTDOWN_SECONDS = 3
+START_SECONDS = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def build_server(
+    services: Services, *, api_only: bool = False, public_metrics: bool = False
+) -> FastAPI:
+    """Build the application: our routes first, gradio behind them.
+
+    Args:
+        services: What its visitors share.
+        api_only: Serve no page.
+        public_metrics: Show ``/metrics`` to everybody, not to programs on this computer alone.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(_sweep(services))
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_routes(app, services, api_only=api_only, public_metrics=public_metrics)
+    blocks = build_bare(services) if api_only else build_page(services, version())
+    _make_room_for_events(blocks)
+    gr.mount_gradio_app(
+        app,
+        blocks,
+        path="/",
+        i18n=gradio_texts(),
+        theme=build_theme(),
+        css=load_css(),
+        js=load_js(),
+        run_history=False,
+        enable_monitoring=False,
+        footer_links=[],
+        show_error=False,
+        max_file_size=MAX_UPLOAD_BYTES,  # said to the page, which refuses a larger one itself
+        pwa=False,
+        ssr_mode=False,
+        allowed_paths=[],
+        mcp_server=False,
+    )
+    # Gradio checks the files that a request names only where this is set; its own launch() sets it.
+    blocks.has_launched = True
+    # Gradio would let pages of all origins read its answers. With this in front it adds nothing, and
+    # with no origin allowed only our own page can read them.
+    app.add_middleware(CORSMiddleware, allow_origins=())
+    app.add_middleware(Admission, services=services)  # what is added later stands further out
+    app.add_middleware(
+        RequestFilter,
+        calls=GradioCalls.of(blocks, PICTURE_PARAMETERS),
+        own_routes=[route for route in app.routes if not isinstance(route, Mount)],
+        uploads=services.uploads,
+        owner_of=services.owner,
+    )
+    app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(Arrivals, deletions=services.deletions)
+    return app
+
+
+def _make_room_for_events(blocks: gr.Blocks) -> None:
+    """Let gradio begin at once whatever `Admission` lets in, and only through the queue."""
+    queue = blocks.queue(api_open=False, max_size=EVENTS, default_concurrency_limit=None)._queue
+    queue.max_thread_count = EVENTS  # as `launch` sets it; most events have no thread
+    # Gradio forgets the messages of the oldest session when there are more, and breaks off its stream.
+    queue.pending_messages_per_session.max_size = SESSIONS
+    # What it counts for its monitoring page, which is off, costs milliseconds at the end of each event.
+    queue.ANALYTICS_MAX_EVENTS = 0
+
+
+def version() -> str:
+    """Return the version of the package, "dev" where it is not installed."""
+    try:
+        return installed_version("compeer")
+    except PackageNotFoundError:
+        return "dev"
+
+
+def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metrics: bool) -> None:
+    models = services.models
+
+    @app.get("/healthz")
+    def health() -> JSONResponse:
+        """Tell whether the server answers, and whether its default model is loaded."""
+        policy = models.default("policy")
+        state = (
+            "ready"
+            if models.is_ready(policy)
+            else "failed"
+            if models.is_broken(policy)
+            else "loading"
+        )
+        return JSONResponse(
+            {"status": "ok", "version": version(), "model": policy, "model_state": state}
+        )
+
+    @app.get("/metrics")
+    def metrics(request: Request) -> PlainTextResponse:
+        """Tell the counters."""
+        if not public_metrics and not is_from_here(request):
+            return PlainTextResponse(
+                "the counters are shown to programs on the server's own computer; "
+                "--metrics public shows them to everybody\n",
+                status_code=403,
+            )
+        services.metrics.waiting.set(models.waiting())
+        services.metrics.conversations.set(len(services.store))
+        return PlainTextResponse(
+            services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @app.get("/robots.txt")
+    def robots() -> PlainTextResponse:
+        """Keep search engines away from a chat."""
+        return PlainTextResponse("User-agent: *\nDisallow: /\n")
+
+    @app.get("/pictures/{turn}/{index}")
+    def picture(turn: str, index: str, request: Request) -> Response:
+        """Show a visitor a picture of theirs; for anybody else there is none."""
+        visitor = services.visitors.read(request.cookies)
+        number = picture_number(index)
+        stores = (services.store, services.comparing.store)
+        found = (store.picture(visitor, turn, number) for store in stores)
+        image = next((each for each in found if each is not None), None)
+        if image is None:
+            return PlainTextResponse("not found", status_code=404)
+        return Response(
+            image.data,
+            media_type=image.media_type,
+            headers={"cache-control": "private, no-store"},
+        )
+
+    forget_routes.add_routes(app, services)
+    upload_routes.add_routes(app, services)
+    if not api_only:
+        annotate_routes.add_routes(app, services)
+        tour_routes.add_routes(app, services)
+
+    results_routes.add_routes(app, services)
+
+    if api_only:
+
+        @app.get("/")
+        def welcome() -> PlainTextResponse:
+            """Say what there is instead of a page."""
+            return PlainTextResponse(
+                "COMPEER without a page. With gradio_client: /chat, /score, /models, /leaderboard. "
+                "Over HTTP: /healthz, /metrics, /results/board.json.\n"
+            )
+
+
+async def _sweep(services: Services) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        services.store.sweep()
+        services.comparing.store.sweep()
+        await asyncio.to_thread(services.uploads.sweep)
+
+
+# --- serving -------------------------------------------------------------------------------------
+
+
+class WordOfProxies:
+    """Takes from proxies that are named what only a proxy can know, and from nobody else.
+
+    uvicorn does so for addresses and schemes. But gradio itself makes addresses of what these headers
+    say. They are emptied, not removed, since `visitors.is_from_here` knows a proxy by their names.
+    """
+
+    def __init__(self, app: ASGIApp, trusted_proxies: str) -> None:
+        self._app = app
+        # uvicorn's types are stricter than those of Starlette for the same thing.
+        self._believing = ProxyHeadersMiddleware(cast("Any", app), trusted_proxies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        address, _ = scope.get("client") or (None, 0)
+        if address is not None and address in self._believing.trusted_hosts:
+            await self._believing(cast("Any", scope), cast("Any", receive), cast("Any", send))
+            return
+        if scope["type"] == "http":
+            headers = [
+                (name, b"" if name in (b"x-forwarded-host", b"x-forwarded-proto") else value)
+                for name, value in scope["headers"]
+            ]
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that says when it really serves."""
+
+    def __init__(self, app: FastAPI, *, trusted_proxies: str = "") -> None:
+        """Prepare to serve.
+
+        Args:
+            app: The application.
+            trusted_proxies: Addresses or networks, with commas between them, whose word is taken for
+                where a request comes from and what was asked for (``X-Forwarded-*``); nobody's if it
+                is empty.
+        """
+        config = uvicorn.Config(
+            WordOfProxies(app, trusted_proxies),
+            http=BoundedHeaders,
+            proxy_headers=False,  # that is done there
+            log_level="warning",
+            access_log=False,  # addresses of visitors are not to be kept
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            ws="none",
+        )
+        super().__init__(config)
+        self._on_served: Callable[[], None] | None = None
+
+    def serve_on(self, bound: socket.socket, on_served: Callable[[], None]) -> None:
+        """Serve until told to stop. ``on_served`` is called once requests are answered."""
+        self._on_served = on_served
+        self.run([bound])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in good order on a signal; uvicorn would raise it again before our folders are gone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say so."""
+        await super().startup(sockets)
+        if self.started and self._on_served is not None:
+            self._on_served()
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serve in a thread of this process until the block ends; yields the address."""
+    served = threading.Event()
+    with listen("127.0.0.1", 0) as bound:
+        server = Server(app)
+        thread = threading.Thread(target=server.serve_on, args=(bound, served.set), daemon=True)
+        thread.start()
+        if not served.wait(START_SECONDS):
+            raise RuntimeError("the server did not start")
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(START_SECONDS)

@@ -1,0 +1,352 @@
+"""Pictures between upload and send: on the disk for an hour at most, each its uploader's own.
+
+The routes for uploads are ours, not gradio's: those take any file of any size from anybody, name it by
+its content so that strangers share it, and show every file that lies in the folder. Here a file lies in
+a folder whose name nobody can guess, is given back and read for its owner alone, and is gone as soon as
+it was sent. The owner is the visitor of the cookie, or the address where there is no cookie.
+"""
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fastapi import Request
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from compeer_core.errors import ImageError
+from compeer_core.images import MAX_PIXELS, Image, read_image
+from ui_components.server.visitors import site_of
+
+logger = logging.getLogger(__name__)
+
+UPLOAD_PATH = "/gradio_api/upload"
+MAX_IMAGES = 4
+"""In one message, and in one upload."""
+MAX_UPLOAD_BYTES = 10 * 2**20
+"""Of one upload, all its files together."""
+KEEP_SECONDS = 3000.0
+"""With a sweep every minute, an unsent picture is gone within the hour that is promised."""
+MAX_FILES = 12
+MAX_BYTES = 40 * 2**20
+"""Of one owner at a time; the oldest go first."""
+MAX_TOTAL_BYTES = 512 * 2**20
+"""Of everybody at a time; the oldest of the address that holds most go first."""
+DECODED_AT_ONCE = 2
+UPLOAD_SECONDS = 120.0
+"""Within which an upload must be there: a phone on a slow line sends 10 MB in 80 seconds."""
+OF_ADDRESS, IN_ALL = 8, 64
+"""How many uploads may be on their way at once."""
+
+_MEDIA_TYPES = (
+    (b"\x89PNG\r\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
+_FRAME_BYTES = 16 * 1024  # the form around the files
+_NAME = re.compile(r"[^\w.-]+")
+_NAME_CHARACTERS = 60  # of four bytes each at the most; file systems take 255 bytes
+_PIECE_BYTES = 64 * 1024
+_PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    owner: str
+    address: str
+    size: int
+    since: float
+
+
+class Uploads:
+    """The pictures that wait to be sent on one server."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep them in a folder.
+
+        Args:
+            folder: Private to this server; `upload_folder` makes one. It need not be there yet.
+            clock: In seconds.
+        """
+        self._folder = folder.resolve()
+        self._clock = clock
+        self._uploads: dict[str, _Upload] = {}
+        self._on_their_way: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE, thread_name_prefix="picture")
+
+    # --- over HTTP ---
+
+    async def receive(self, request: Request, owner: str) -> list[str]:
+        """Take the files of a form, and return their paths as gradio does.
+
+        Raises:
+            ImageError: There are too many (``too_many_images``), too much (``upload_too_large``), none
+                that can be read in time (``upload_unreadable``), others on their way from the same
+                network (``busy_network``), or no room on the disk (``no_room``).
+        """
+        address = site_of(request)
+        with self._place(address):
+            try:
+                async with asyncio.timeout(UPLOAD_SECONDS):
+                    form = await _form(request)
+            except (TimeoutError, ClientDisconnect) as error:
+                raise _unreadable() from error
+            files = [file for file in form.getlist("files") if isinstance(file, UploadFile)]
+            try:
+                if not files:
+                    raise _unreadable()
+                if sum(file.size or 0 for file in files) > MAX_UPLOAD_BYTES:
+                    raise _too_large()
+                return await asyncio.to_thread(self._keep, files, owner, address)
+            except OSError as error:
+                logger.error("an upload cannot be kept: %s", error.strerror)
+                raise ImageError("there is no room for an upload", code="no_room") from error
+            finally:
+                await form.close()
+
+    def show(self, path: str, owner: str) -> Response:
+        """Show an owner a picture that is not sent yet; for anybody else there is none."""
+        try:
+            file = self._opened(path, owner)
+        except ImageError:
+            return PlainTextResponse("not found", status_code=404)
+        start = file.read(_PIECE_BYTES)
+        kinds = [kind for mark, kind in _MEDIA_TYPES if start.startswith(mark)]
+        if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+            kinds.append("image/webp")
+        size = os.fstat(file.fileno()).st_size
+        headers = {"cache-control": "private, no-store", "content-length": str(size)}
+        if not kinds:
+            headers["content-disposition"] = "attachment"
+        media_type = kinds[0] if kinds else "application/octet-stream"
+
+        def pieces() -> Iterator[bytes]:
+            # Whole files would stay in memory for whoever asks and does not read the answer.
+            with file:
+                piece = start
+                while piece:
+                    yield piece
+                    piece = file.read(_PIECE_BYTES)
+
+        return StreamingResponse(pieces(), media_type=media_type, headers=headers)
+
+    # --- on the disk ---
+
+    def add(self, name: str, data: bytes, owner: str, address: str) -> str:
+        """Keep a file, and return its path.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        return self._copy(name, io.BytesIO(data), owner, address)
+
+    def _keep(self, files: Sequence[UploadFile], owner: str, address: str) -> list[str]:
+        return [self._copy(file.filename or "", file.file, owner, address) for file in files]
+
+    def _copy(self, name: str, source: IO[bytes], owner: str, address: str) -> str:
+        folder = self._folder / secrets.token_hex(16)
+        folder.mkdir(parents=True, mode=0o700)
+        path = folder / (
+            _NAME.sub("_", Path(name).name).strip("._")[-_NAME_CHARACTERS:] or "picture"
+        )
+        try:
+            with path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+                size = file.tell()
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        with self._lock:
+            self._uploads[str(path)] = _Upload(owner, address, size, self._clock())
+            superfluous = self._superfluous(owner)
+        for old in superfluous:
+            self._delete(old)
+        return str(path)
+
+    def holds(self, path: str, owner: str) -> bool:
+        """Whether this is an upload of that owner's that is still there."""
+        with self._lock:
+            upload = self._uploads.get(path)
+            return upload is not None and upload.owner == owner
+
+    def begin_reading(self, path: str, owner: str, alt: str = "") -> "Future[Image]":
+        """Read a picture, at most `DECODED_AT_ONCE` at a time, as large ones take much memory.
+
+        The result raises `ImageError` where it is gone or cannot be used, with the file's name.
+        """
+        return self._decoders.submit(self._read, path, owner, alt)
+
+    async def read(self, paths: Sequence[str], owner: str, alt: str) -> tuple[Image, ...]:
+        """Read the photos of one message.
+
+        Raises:
+            ImageError: There are too many, one is gone or not the owner's, or one cannot be used.
+        """
+        if len(paths) > MAX_IMAGES:
+            raise _too_many()
+        reading = [self.begin_reading(path, owner, alt.strip()) for path in paths]
+        return tuple([await asyncio.wrap_future(each) for each in reading])
+
+    def forget(self, path: str, owner: str) -> None:
+        """Delete an upload of that owner's: it is in memory now, or not wanted any more."""
+        if self.holds(path, owner):
+            self._delete(path)
+
+    def forget_owner(self, owner: str) -> None:
+        """Delete all that an owner has uploaded and not sent."""
+        with self._lock:
+            paths = [path for path, upload in self._uploads.items() if upload.owner == owner]
+        for path in paths:
+            self._delete(path)
+
+    def sweep(self) -> None:
+        """Delete what was not sent in time, and what lies in the folder for any other reason."""
+        oldest = self._clock() - KEEP_SECONDS
+        with self._lock:
+            late = [path for path, upload in self._uploads.items() if upload.since < oldest]
+        for path in late:
+            self._delete(path)
+        with self._lock:
+            kept = {Path(path).parent for path in self._uploads}
+        if not self._folder.is_dir():
+            return
+        for entry in self._folder.iterdir():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                is_old = time.time() - entry.lstat().st_mtime > KEEP_SECONDS
+                if is_old and entry not in kept and not entry.name.startswith("."):
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def _delete(self, path: str) -> None:
+        with self._lock:
+            if self._uploads.pop(path, None) is None:
+                return  # somebody else does
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _place(self, address: str) -> Iterator[None]:
+        """Count an upload that is on its way; each takes a file on the disk before it is looked at."""
+        with self._lock:
+            on_their_way = self._on_their_way
+            if on_their_way[address] >= OF_ADDRESS or on_their_way.total() >= IN_ALL:
+                raise ImageError("too many uploads at once", code="busy_network")
+            on_their_way[address] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_their_way[address] -= 1
+                self._on_their_way += Counter()  # drops those without any
+
+    def _superfluous(self, owner: str) -> list[str]:
+        """What has to go so that the limits hold, with the lock held."""
+        superfluous: list[str] = []
+        kept = dict(self._uploads)
+
+        def drop(path: str) -> None:
+            superfluous.append(path)
+            del kept[path]
+
+        own = [path for path, upload in kept.items() if upload.owner == owner]
+        held = sum(kept[path].size for path in own)
+        while len(own) > 1 and (len(own) > MAX_FILES or held > MAX_BYTES):
+            held -= kept[own[0]].size
+            drop(own.pop(0))
+        while sum(upload.size for upload in kept.values()) > MAX_TOTAL_BYTES:
+            by_address: dict[str, int] = {}
+            for upload in kept.values():
+                by_address[upload.address] = by_address.get(upload.address, 0) + upload.size
+            greediest = max(by_address, key=lambda address: by_address[address])
+            drop(next(path for path, upload in kept.items() if upload.address == greediest))
+        return superfluous
+
+    def _read(self, path: str, owner: str, alt: str) -> Image:
+        try:
+            return read_image(self._content(path, owner), alt=alt)
+        except ImageError as error:
+            limit = error.values.get("limit", MAX_PIXELS)
+            values = error.values | {"name": Path(path).name, "megapixels": limit // 10**6}
+            raise ImageError(str(error), code=error.code, values=values) from error
+
+    def _content(self, path: str, owner: str) -> bytes:
+        """Return the bytes of an upload.
+
+        Raises:
+            ImageError: ``image_gone``.
+        """
+        try:
+            with self._opened(path, owner) as file:
+                return file.read(MAX_UPLOAD_BYTES + 1)
+        except OSError as error:
+            raise ImageError("the upload is gone", code="image_gone") from error
+
+    def _opened(self, path: str, owner: str) -> IO[bytes]:
+        """Open an upload. Nothing but a plain file is ever opened.
+
+        Raises:
+            ImageError: ``image_gone``.
+        """
+        if self.holds(path, owner):
+            with contextlib.suppress(OSError):
+                file = os.fdopen(os.open(path, _PLAIN_ONLY), "rb")
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return file
+                file.close()
+        raise ImageError("the upload is gone", code="image_gone")
+
+
+async def _form(request: Request) -> FormData:
+    """Read a form with files, which wait on the disk.
+
+    Raises:
+        ImageError: It is too large, has too many files, or is no such form.
+    """
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise _unreadable()
+
+    async def bounded() -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > MAX_UPLOAD_BYTES + _FRAME_BYTES:
+                raise _too_large()
+            yield chunk
+
+    parser = MultiPartParser(
+        request.headers, bounded(), max_files=MAX_IMAGES, max_fields=MAX_IMAGES
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise (_too_many() if "files" in error.message else _unreadable()) from error
+    except UnicodeError as error:  # the form names an encoding that nothing is written in
+        raise _unreadable() from error
+
+
+def _too_large() -> ImageError:
+    limit = MAX_UPLOAD_BYTES // 2**20
+    return ImageError("too much at once", code="upload_too_large", values={"limit": limit})
+
+
+def _unreadable() -> ImageError:
+    return ImageError("the upload cannot be read", code="upload_unreadable")
+
+
+def _too_many() -> ImageError:
+    return ImageError("too many", code="too_many_images", values={"limit": MAX_IMAGES})

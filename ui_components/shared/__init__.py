@@ -1,0 +1,1 @@
+"""What several screens use: sessions, generation jobs, texts, templates, theme."""

@@ -1,0 +1,198 @@
+"""The models of a server as its page needs them: which are loaded, which are on their way.
+
+Loading takes seconds to minutes. It happens in the background after the start, or in the thread of
+the first visitor who asks for a model, and the page can say for how long it has been going on.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from compeer_core.backends.protocol import Message, Sampling
+from compeer_core.errors import CompeerError
+from compeer_core.policy import Policy
+from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind
+from compeer_core.unifireward import VERDICTS, Judge
+from ui_components.server.admission_queue import AdmissionQueue
+
+logger = logging.getLogger(__name__)
+
+REMOTE_SLOTS = 8
+"""Turns that an endpoint is asked for at once; what runs in this process takes one at a time."""
+
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A model on its way."""
+
+    name: str
+    seconds: float
+
+
+class Models:
+    """The registry, and what is known about loading."""
+
+    def __init__(
+        self, registry: Registry, *, policy: str | None = None, judge: str | None = None
+    ) -> None:
+        """Take a registry.
+
+        Args:
+            registry: The models there are.
+            policy: The one that is preselected; None takes the registry's default.
+            judge: The same for the judge; empty: nobody judges unless a visitor asks for it.
+
+        Raises:
+            UnknownModelError: There is no such model.
+        """
+        self.registry = registry
+        self._default: dict[Kind, str] = {
+            "policy": registry.entry(policy or "", "policy").name,
+            "judge": registry.default_name("judge") if judge is None else judge,
+        }
+        if judge:
+            registry.entry(judge, "judge")
+        self._begun: dict[str, float] = {}
+        self._ready: set[str] = set()
+        self._broken: set[str] = set()
+        self._lock = threading.Lock()
+        self._local = AdmissionQueue()
+        self._remote: dict[str, AdmissionQueue] = {}
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def entries(self, kind: Kind) -> list[ModelEntry]:
+        """The entries of a kind in the registry's order."""
+        return [entry for entry in self.registry.entries if entry.kind == kind]
+
+    def entry(self, kind: Kind, name: str) -> ModelEntry | None:
+        """The entry of that name, None if there is none."""
+        return next((entry for entry in self.entries(kind) if entry.name == name), None)
+
+    def default(self, kind: Kind) -> str:
+        """The name that is preselected; empty if there is none of that kind."""
+        return self._default[kind]
+
+    def named(self, kind: Kind, name: str) -> str:
+        """Return the name of an entry; an empty one means the default.
+
+        Raises:
+            UnknownModelError: There is none.
+        """
+        return self.registry.entry(name or self._default[kind], kind).name
+
+    def public(self) -> list[dict[str, Any]]:
+        """What anyone may know about the models."""
+        return [
+            row | {"default": row["name"] == self._default[row["kind"]]}
+            for row in self.registry.public()
+        ]
+
+    def line(self, name: str) -> AdmissionQueue:
+        """The line in front of a model. Models in this process share one."""
+        entry = next((entry for entry in self.registry.entries if entry.name == name), None)
+        if entry is None or entry.where.kind is not SourceKind.ENDPOINT:
+            return self._local
+        with self._lock:
+            return self._remote.setdefault(name, AdmissionQueue(slots=REMOTE_SLOTS))
+
+    def waiting(self) -> int:
+        """How many visitors wait, over all lines."""
+        with self._lock:
+            lines = [self._local, *self._remote.values()]
+        return sum(map(len, lines))
+
+    # --- loading ---------------------------------------------------------------------------------
+
+    def policy(self, name: str) -> Policy:
+        """Load a policy, or return it if it is there. Raises what the registry raises."""
+        return self._tracked(name, self.registry.policy)
+
+    def judge(self, name: str) -> Judge:
+        """Load a judge, or return it if it is there. Raises what the registry raises."""
+        judge = self._tracked(name, self.registry.judge)
+        assert judge is not None  # None stands for the default of a list without judges
+        return judge
+
+    def loading(self, name: str) -> Loading | None:
+        """For how long a model has been on its way, None if it is not."""
+        with self._lock:
+            begun = self._begun.get(name)
+        return None if begun is None else Loading(name, time.monotonic() - begun)
+
+    def is_ready(self, name: str) -> bool:
+        """Whether a model was loaded."""
+        with self._lock:
+            return name in self._ready
+
+    def is_broken(self, name: str) -> bool:
+        """Whether the last try to load a model failed."""
+        with self._lock:
+            return name in self._broken
+
+    def warm_up(self, on_broken: Callable[[CompeerError], None]) -> threading.Thread:
+        """Load the preselected models in the background, and let each write or judge a word.
+
+        Args:
+            on_broken: Called, in that thread, with what went wrong.
+        """
+        thread = threading.Thread(
+            target=self._warm_up, args=(on_broken,), name="warm-up", daemon=True
+        )
+        policy = self.default("policy")
+        with self._lock:  # the first visitor must not find the page idle before the thread runs
+            self._begun.setdefault(policy, time.monotonic())
+        thread.start()
+        return thread
+
+    def _tracked(self, name: str, load: Callable[[str], Model]) -> Model:
+        with self._lock:
+            if name not in self._ready:
+                self._begun.setdefault(name, time.monotonic())
+        try:
+            model = load(name)
+        except CompeerError:
+            with self._lock:
+                self._begun.pop(name, None)
+                self._broken.add(name)
+            raise
+        with self._lock:
+            self._begun.pop(name, None)
+            self._broken.discard(name)
+            self._ready.add(name)
+        return model
+
+    def _warm_up(self, on_broken: Callable[[CompeerError], None]) -> None:
+        """Outside of every line: who comes meanwhile shall see a model load, not a queue."""
+        try:
+            _write_a_word(self.policy(self.default("policy")))
+            if self.default("judge"):
+                _judge_a_word(self.judge(self.default("judge")))
+        except CompeerError as error:
+            logger.warning("a model could not be warmed up: %s", error)
+            on_broken(error)
+
+
+def _write_a_word(policy: Policy) -> None:
+    message = Message(role="user", content=("Hello",))
+    sampling = Sampling(max_new_tokens=1)
+    completion = policy.backend.open((message,), sampling, threading.Event())
+    try:
+        for _ in completion.generate():
+            break
+    finally:
+        completion.close()
+
+
+def _judge_a_word(judge: Judge) -> None:
+    message = Message(role="user", content=("Seeker: Hello\n",))
+    session = judge.scorer.open((message,))
+    try:
+        session.ask("Hello", VERDICTS)
+    finally:
+        session.close()

@@ -1,0 +1,323 @@
+"""One conversation, as `ui_components.shared.session_store` keeps it.
+
+A message may have several replies. One of them is shown and goes on in the conversation; the others
+stand aside, each with the messages that followed it, so that whoever returns to one finds all as
+it was.
+"""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from compeer_core.best_of import Ranking
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.errors import InputError
+from compeer_core.images import Image
+from compeer_core.safety import RiskKind, forbids_reply
+from ui_components.shared.progress import Progress
+
+MAX_TURNS = 100
+MAX_REPLIES = 24
+"""To one message, those that stand aside among them."""
+MAX_KEPT = 400
+"""Replies of one conversation."""
+UNDO_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A reply that stands aside."""
+
+    progress: Progress = field(repr=False)
+    after: tuple["Turn", ...] = field(default=(), repr=False)
+    """What was said behind it."""
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """Replies that were asked for at once, to choose among."""
+
+    numbers: tuple[int, ...]
+    """Of the replies, in the order in which they are written."""
+    reference: int = 0
+    """The reply that the judge compared them with; 0 for none."""
+    ranking: Ranking | None = field(default=None, repr=False)
+    """None until all are there."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One message of the seeker's and what came of it."""
+
+    said: Utterance = field(repr=False)
+    progress: Progress | None = field(default=None, repr=False)
+    """The reply that is shown; None until one is begun."""
+    aside: tuple[Branch, ...] = field(default=(), repr=False)
+    """The other replies, in no order."""
+    best_of: BestOf | None = None
+    """The group that was asked for last."""
+    risk: RiskKind | None = None
+    """What a phrase of the message points to."""
+    language: str = "und"
+    key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    """Names the turn in addresses of its pictures; nobody can guess it."""
+
+    @property
+    def replies(self) -> tuple[Progress, ...]:
+        """All replies, by their numbers."""
+        shown = () if self.progress is None else (self.progress,)
+        found = (*shown, *(branch.progress for branch in self.aside))
+        return tuple(sorted(found, key=lambda progress: progress.number))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next reply."""
+        return max((progress.number for progress in self.replies), default=0) + 1
+
+    def reply(self, number: int) -> Progress | None:
+        """Return the reply of that number, None if there is none."""
+        return next((one for one in self.replies if one.number == number), None)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """What one press of Undo brings back."""
+
+    kind: Literal["cleared", "edited", "retried", "switched"]
+    turns: tuple[Turn, ...] = field(repr=False)
+    """Where messages were removed: all of them, as they were."""
+    number: int
+    """The message that was changed, from 1."""
+    until: float
+    """On the store's clock."""
+    back_to: int = 0
+    """Where nothing was removed: the reply that was shown."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One conversation. It never changes; the store holds the newest."""
+
+    turns: tuple[Turn, ...] = field(default=(), repr=False)
+    selected: int | None = None
+    """The turn in the inspector; None follows the newest."""
+    editing: int | None = None
+    """The message that is being changed."""
+    draft: str = field(default="", repr=False)
+    """What stood in the message box before a message was put there to be changed."""
+    compared: int = 0
+    """The reply that the shown one is compared with in the inspector; 0 for none."""
+    undo: Undo | None = None
+
+    @property
+    def shown(self) -> int | None:
+        """The turn that the inspector shows, None if there is none."""
+        if not self.turns:
+            return None
+        last = len(self.turns) - 1
+        return last if self.selected is None else min(self.selected, last)
+
+    def dialogue(self) -> Dialogue:
+        """What was said up to and with the last message, as the policy reads it.
+
+        A turn without a reply leaves the seeker's words alone in it.
+        """
+        utterances: list[Utterance] = []
+        for turn in self.turns[:-1]:
+            utterances.append(turn.said)
+            reply = turn.progress.reply.strip() if turn.progress else ""
+            if reply:
+                utterances.append(Utterance(Speaker.SUPPORTER, reply))
+        utterances += [turn.said for turn in self.turns[-1:]]
+        return Dialogue(tuple(utterances))
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a reply to the last message is on its way."""
+        return bool(self.turns) and any(
+            reply.outcome == "running" for reply in self.turns[-1].replies
+        )
+
+    def progress(self, key: str) -> Progress | None:
+        """Return the reply of that key, wherever it stands."""
+        turns = (*self.turns[-1:], *self.held())  # usually it is the newest
+        return next((one for turn in turns for one in turn.replies if one.key == key), None)
+
+    def with_progress(self, progress: Progress) -> "Session":
+        """Return the session with the reply of the same key replaced, wherever it stands.
+
+        What Undo holds is looked through as well.
+        """
+        turns = _with_progress(self.turns, progress)
+        undo = self.undo and replace(self.undo, turns=_with_progress(self.undo.turns, progress))
+        return replace(self, turns=turns, undo=undo)
+
+    def with_turn(self, turn: Turn) -> "Session":
+        """Return the session with the turn of the same key replaced, where it is in sight."""
+        turns = tuple(turn if turn.key == one.key else one for one in self.turns)
+        return replace(self, turns=turns)
+
+    def begun(self, index: int, progress: Progress) -> "Session":
+        """Return the session with one more reply to a message, which is shown.
+
+        What followed the reply before stands aside with it.
+
+        Raises:
+            InputError: There is no such message (code ``turn_gone``), no model may reply to it
+                (``left_to_people``), or there are as many replies as there may be
+                (``too_many_replies``).
+        """
+        turn = self.turn(index)
+        self._check_may_reply(turn, 1)
+        aside = turn.aside
+        if turn.progress is not None and (turn.progress.has_words or self.turns[index + 1 :]):
+            aside = (*aside, Branch(turn.progress, self.turns[index + 1 :]))
+        kept = replace(turn, progress=None, aside=aside)
+        shown = replace(kept, progress=replace(progress, number=kept.next_number))
+        return replace(self, turns=(*self.turns[:index], shown), selected=None, compared=0)
+
+    def sampled(self, samples: tuple[Progress, ...]) -> "Session":
+        """Return the session with several more replies to the last message, which stand aside.
+
+        Without a reply before, the first of them is shown. Raises what `begun` raises.
+        """
+        turn = self.turn(len(self.turns) - 1)
+        self._check_may_reply(turn, len(samples))
+        if turn.progress is not None and not turn.progress.has_words:
+            turn = replace(turn, progress=None)
+        first = turn.next_number
+        numbered = [replace(one, number=first + place) for place, one in enumerate(samples)]
+        shown = turn.progress
+        reference = shown.number if shown is not None and shown.reply.strip() else 0
+        best_of = BestOf(tuple(one.number for one in numbered), reference)
+        if shown is None:
+            shown = numbered.pop(0)
+        aside = (*turn.aside, *map(Branch, numbered))
+        turn = replace(turn, progress=shown, aside=aside, best_of=best_of)
+        return replace(self, turns=(*self.turns[:-1], turn), selected=None, compared=0)
+
+    def ranked(self, turn_key: str, best_of: BestOf) -> "Session":
+        """Return the session with a group ranked; its members without a word are gone."""
+
+        def change(turn: Turn) -> Turn:
+            aside = tuple(
+                branch
+                for branch in turn.aside
+                if branch.progress.has_words or branch.progress.origin.kind != "sample"
+            )
+            return replace(turn, aside=aside, best_of=best_of)
+
+        def changed(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+            return tuple(change(turn) if turn.key == turn_key else turn for turn in turns)
+
+        undo = self.undo and replace(self.undo, turns=changed(self.undo.turns))
+        return replace(self, turns=changed(self.turns), undo=undo)
+
+    def switched(self, index: int, number: int) -> "Session":
+        """Return the session with another reply to a message shown, and what followed that one.
+
+        Raises:
+            InputError: There is no such message or reply (code ``turn_gone``).
+        """
+        turn = self.turn(index)
+        if turn.progress is not None and turn.progress.number == number:
+            return self
+        wanted = next((one for one in turn.aside if one.progress.number == number), None)
+        if wanted is None:
+            raise InputError("no such reply", code="turn_gone")
+        aside = tuple(branch for branch in turn.aside if branch is not wanted)
+        if turn.progress is not None:
+            aside = (*aside, Branch(turn.progress, self.turns[index + 1 :]))
+        shown = replace(turn, progress=wanted.progress, aside=aside)
+        turns = (*self.turns[:index], shown, *wanted.after)
+        selected = None if index == len(turns) - 1 else index
+        return replace(self, turns=turns, selected=selected, compared=0, editing=None, draft="")
+
+    def turn(self, index: int) -> Turn:
+        """Return the turn at a place.
+
+        Raises:
+            InputError: There is none (code ``turn_gone``).
+        """
+        if not 0 <= index < len(self.turns):
+            raise InputError("no such turn", code="turn_gone")
+        return self.turns[index]
+
+    def _check_may_reply(self, turn: Turn, count: int) -> None:
+        """Every reply begins in `begun` or `sampled`, so nothing reaches a model past this."""
+        if forbids_reply(turn.risk):
+            raise InputError("the message is left to people", code="left_to_people")
+        kept = sum(len(one.replies) for one in every_turn(self.turns))
+        if len(turn.replies) + count > MAX_REPLIES or kept + count > MAX_KEPT:
+            raise InputError("too many", code="too_many_replies", values={"limit": MAX_REPLIES})
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was said, and there is nothing to go back to."""
+        return self == Session()
+
+    def aged(self, now: float) -> "Session":
+        """Return the session without a way back that is too old."""
+        return replace(self, undo=None) if self.undo and now > self.undo.until else self
+
+    def picture(self, key: str, index: int) -> Image | None:
+        """Return a picture of a turn, also of one that is set aside."""
+        for turn in self.held():
+            if turn.key == key and 0 <= index < len(turn.said.images):
+                return turn.said.images[index]
+        return None
+
+    def pictures(self) -> Iterator[Image]:
+        """Every picture that is held."""
+        for turn in self.held():
+            yield from turn.said.images
+
+    def held(self) -> Iterator[Turn]:
+        """Every turn, those aside and those that Undo holds among them."""
+        yield from every_turn(self.turns)
+        if self.undo:
+            yield from every_turn(self.undo.turns)
+
+
+def way_back(
+    session: Session, index: int, kind: Literal["retried", "switched"], now: float
+) -> Undo | None:
+    """Return what leads back to the reply to a message that is shown now, None if there is none."""
+    progress = session.turn(index).progress
+    if progress is None or not progress.has_words:
+        return None
+    return Undo(kind, (), index + 1, now + UNDO_SECONDS, back_to=progress.number)
+
+
+def every_turn(turns: tuple[Turn, ...]) -> Iterator[Turn]:
+    """Every turn among these and behind the replies that stand aside."""
+    for turn in turns:
+        yield turn
+        for branch in turn.aside:
+            yield from every_turn(branch.after)
+
+
+def _with_progress(turns: tuple[Turn, ...], newer: Progress) -> tuple[Turn, ...]:
+    """Replace the reply of the same key; the newest turn is looked at first, where it usually is."""
+    for place in range(len(turns) - 1, -1, -1):
+        turn = turns[place]
+        changed = _turn_with_progress(turn, newer)
+        if changed is not turn:
+            return (*turns[:place], changed, *turns[place + 1 :])
+    return turns
+
+
+def _turn_with_progress(turn: Turn, newer: Progress) -> Turn:
+    if turn.progress is not None and turn.progress.key == newer.key:
+        return replace(turn, progress=newer)
+    for place, branch in enumerate(turn.aside):
+        if branch.progress.key == newer.key:
+            changed = replace(branch, progress=newer)
+        else:
+            after = _with_progress(branch.after, newer)
+            if after is branch.after:
+                continue
+            changed = replace(branch, after=after)
+        return replace(turn, aside=(*turn.aside[:place], changed, *turn.aside[place + 1 :]))
+    return turn

@@ -1,0 +1,126 @@
+"""The words of the page, in every language it speaks.
+
+One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio draws take their
+words from a `gradio.I18n` made of the same files; whatever the server renders asks a `Texts`.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import gradio as gr
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+LANGUAGES = ("en", "zh")
+"""The languages of the page, the default first."""
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The words of one language."""
+
+    language: str
+    words: Mapping[str, str]
+    region: str = ""
+    """The country of whoever reads, as the browser states it (ISO 3166); empty where unknown."""
+
+    def __call__(self, key: str, **values: object) -> str:
+        """Return the sentence of that key, its placeholders filled in one pass.
+
+        Raises:
+            KeyError: There is no such key, or the sentence needs a value that was not given.
+        """
+        return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), self.words[key])
+
+    def label(self, vocabulary: str, label: str) -> str:
+        """Return a closed label in this language; a label from elsewhere stays as it is.
+
+        Args:
+            vocabulary: The table of labels, for example ``stages`` or ``strategies``.
+            label: The label as models write it.
+        """
+        return self.words.get(f"{vocabulary}.{label}", label)
+
+    def listed(self, parts: list[str]) -> str:
+        """Return parts as one enumeration."""
+        return ("、" if self.language == "zh" else ", ").join(parts)
+
+
+@cache
+def load_texts(language: str) -> Texts:
+    """Read the words of a language of `LANGUAGES`; screens do not share a key."""
+    words: dict[str, str] = {}
+    for path in sorted((ASSETS / "texts" / language).glob("*.toml")):
+        words |= _flat(tomllib.loads(path.read_text(encoding="utf-8")))
+    return Texts(language, MappingProxyType(words))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def gradio_texts() -> gr.I18n:
+    """Return the same words for the labels that gradio draws in the browser."""
+    return gr.I18n(**{language: dict(load_texts(language).words) for language in LANGUAGES})
+
+
+def choose_language(chosen: str | None, accepted: str | None, default: str | None = None) -> str:
+    """Return the language in which to speak to a visitor.
+
+    Args:
+        chosen: What the visitor picked on the page, if anything.
+        accepted: The browser's ``Accept-Language`` header.
+        default: What the person who runs the server picked; it outranks the header.
+
+    Example:
+        >>> choose_language(None, "fr, zh-TW;q=0.8, en;q=0.5")
+        'zh'
+    """
+    if chosen in LANGUAGES:
+        return str(chosen)
+    if default in LANGUAGES:
+        return str(default)
+    for tag in _by_preference(accepted or ""):
+        primary = tag.split("-")[0].lower()
+        if primary in LANGUAGES:
+            return primary
+    return LANGUAGES[0]
+
+
+def region_of(accepted: str | None, language: str) -> str:
+    """Return the country that a browser's ``Accept-Language`` states, else that of the language.
+
+    Example:
+        >>> region_of("en-GB,en;q=0.8", "en"), region_of("en", "en"), region_of(None, "zh")
+        ('GB', 'US', 'CN')
+    """
+    for tag in _by_preference(accepted or ""):
+        region = tag.rpartition("-")[2]
+        if len(region) == 2 and region.isalpha() and "-" in tag:
+            return region.upper()
+    return "CN" if language == "zh" else "US"
+
+
+def _by_preference(header: str) -> list[str]:
+    weighted: list[tuple[float, str]] = []
+    for entry in header.split(","):
+        tag, _, parameters = entry.strip().partition(";")
+        quality = re.search(r"q\s*=\s*([0-9.]+)", parameters)
+        try:
+            weight = float(quality[1]) if quality else 1.0
+        except ValueError:
+            weight = 0.0
+        if tag and weight > 0:
+            weighted.append((weight, tag))
+    return [tag for _, tag in sorted(weighted, key=lambda pair: -pair[0])]
