@@ -1,15 +1,16 @@
 """SFT of a LoRA adapter on a small frozen base: `python -m training sft adapter <config.toml>`.
 
-Rows of CER are put together to dialogues, and each dialogue's history is read once (`shared_prefix`). The
-base lies in bf16 and is never moved. The adapter computes in bf16 too, which on a processor is much
-faster than fp32, but small steps would be rounded away in it: the optimiser moves an fp32 copy.
+CER rows are grouped into dialogues, and each dialogue's history is read once (`shared_prefix`). The base is
+frozen. Both compute in bf16 where the CPU multiplies it natively, else in fp32: on a CPU without such
+instructions bf16 is nine times slower (measured on AVX2). In bf16 small updates would be rounded away, so
+the optimiser always updates an fp32 copy of the adapter.
 
 Several processes share the dialogues of each step:
 
     torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_adapter_plain.toml
 
 A run stopped at any point continues from its last checkpoint with the same rows. To stop several
-processes, send SIGTERM to one of them: torchrun itself gives the others 30 seconds and then kills them.
+processes, send SIGTERM to one of them: torchrun gives the others 30 seconds and then kills them.
 """
 
 import itertools
@@ -45,7 +46,7 @@ from training.common.processes import (
 )
 from training.data.pictures import Pictures
 from training.data.samples import drawn, read_records
-from training.finetune.base_model import LoraShape, check_base, load_base, lora_config
+from training.finetune.base_model import LoraShape, Weights, check_base, load_base, lora_config
 from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
@@ -81,6 +82,9 @@ class Config(Schedule):
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
+    compute: Weights | None = None
+    """Precision of the base and the adapter in memory; None picks the faster one of this CPU, see
+    `fastest_precision`."""
     dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
     longest: int = Field(default=2048, gt=0)
@@ -109,7 +113,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     device = join_processes(config.device)
     torch.manual_seed(config.seed)  # all processes begin with the same adapter
-    model = _load(config.base)
+    model = _load(config.base, config.compute or fastest_precision())
     reader = SampleReader(config.base, model, {})
     adapted = _adapted(model, config)
     directory = open_run(config.output, config, resume)
@@ -328,8 +332,14 @@ class Masters(nn.Module):
             weight.copy_(part.view_as(weight))
 
 
-def _load(base: Path) -> Qwen2_5_VLForConditionalGeneration:
-    model = load_base(base, "bf16", "bf16", None, torch.device("cpu"))
+def fastest_precision() -> Weights:
+    """Return the precision in which this CPU multiplies matrices fastest: bf16 if it has instructions for it."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # torch 2.11 has none
+    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
+
+
+def _load(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalGeneration:
+    model = load_base(base, precision, precision, None, torch.device("cpu"))
     if not isinstance(model, Qwen2_5_VLForConditionalGeneration):
         raise CheckpointError(f"{base}: a {type(model).__name__}; only a Qwen2.5-VL is trained so")
     return model
@@ -369,8 +379,9 @@ def _adapted(model: Any, config: Config) -> PeftModel:
 
 
 def _save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
-    """Write the adapter; it names its base by the folder's name alone, which is the same everywhere."""
+    """Write the adapter in bf16; it names its base by the folder's name alone, which is the same everywhere."""
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = base.name
-    adapted.save_pretrained(str(folder), save_embedding_layers=False)
+    weights = {name: w.bfloat16() for name, w in adapted.state_dict().items() if "lora_" in name}
+    adapted.save_pretrained(str(folder), state_dict=weights, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # peft's form of a card, not filled in

@@ -73,6 +73,7 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
         base=tiny_base,
         output=tmp_path / "run",
         lora=LoraShape(rank=4, alpha=8),
+        compute="bf16",
         dialogues_per_step=4,
         steps=5,
         warmup_steps=1,
@@ -151,6 +152,23 @@ def test_the_base_is_not_moved_and_what_is_saved_is_the_masters(config, monkeypa
     assert sum(w.numel() for w in weights_of(config.output).values()) == len(flat)
 
 
+@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_the_precision_follows_the_instructions_of_the_cpu(monkeypatch, has_bf16, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+
+    assert adapter.fastest_precision() == expected
+
+
+def test_an_adapter_trained_in_fp32_is_saved_in_bf16(config):
+    adapter.run(changed(config, compute="fp32"))
+
+    state = torch.load(config.output / "checkpoint" / "state.pt", weights_only=True)
+    saved = weights_of(config.output)
+    assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
+    assert sum(w.numel() for w in saved.values()) == len(state["model"]["flat"])
+    assert rows(config.output)[-1]["loss"] < rows(config.output)[0]["loss"]
+
+
 def test_steps_too_small_for_bf16_add_up_in_the_masters():
     weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     masters = Masters([weight])
@@ -172,7 +190,7 @@ def test_steps_too_small_for_bf16_add_up_in_the_masters():
 
 
 def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
-    model = adapter._load(config.base).float()
+    model = adapter._load(config.base, "fp32")
     model.model.language_model.set_attn_implementation(ATTENTION)
     reader = SampleReader(config.base, model, {})
     return model, RowBuilder(reader, Pictures(None, config.faces), longest)
