@@ -1,0 +1,176 @@
+"""Is what a step claims to have heard or seen really in the conversation?
+
+A policy can quote words that nobody wrote and describe a photo that nobody sent. Both are checked against the
+conversation, by rule and in linear time, so that a page can mark them while a step is being written:
+
+- A *quotation* is text in double quotation marks, English or Chinese. It is found if some message contains it, apart
+  from case, the form of apostrophes and spaces, and punctuation at its ends.
+- *Photo talk* is a sentence that speaks of a photo, a picture or a visible face. It has no ground if the conversation
+  holds no photo.
+
+The checks do not judge meaning: a step can quote correctly and still misread the person.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from compeer_core.dialogue import Dialogue
+
+_QUOTATION = re.compile(
+    r'"([^"\n]{1,400})"|“([^“”\n]{1,400})”|「([^「」\n]{1,400})」|『([^『』\n]{1,400})』'
+)
+_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
+_PHOTO_TALK = re.compile(
+    r"\b(?:in|on|from|of) (?:the|their|this|your|his|her) (?:photo|picture|image|selfie)s?\b"
+    r"|\b(?:the|their|this|your|his|her) (?:photo|picture|image|selfie)s? (?:shows?|looks?|seems?|is|fits?)\b"
+    r"|\b(?:the|their|your|his|her) (?:face|expression) (?:in|on) the\b"
+    r"|\b(?:the|their|your|his|her) (?:face|facial expression) (?:shows?|looks?|seems?)\b"
+    r"|(?:照片|图片|图像|相片|自拍)(?:中|里|上|显示|看)"
+    r"|从(?:这张|那张)?(?:照片|图片|图像)",
+    re.IGNORECASE,
+)
+_APOSTROPHES = str.maketrans("’‘`´＇", "'''''")
+_EDGES = " .,;:!?…。，；：！？、"
+
+
+class Ground(StrEnum):
+    """What a check found."""
+
+    FOUND = "found"
+    """The quoted words are in a message."""
+    NOT_SAID = "not_said"
+    """No message contains the quoted words."""
+    NO_PHOTO = "no_photo"
+    """The sentence speaks of a photo, and the conversation has none."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One passage of a step that claims something about the conversation.
+
+    Attributes:
+        start: First character of the passage in the step's text; quotation marks are outside of it.
+        end: Character after its last.
+        ground: Whether the conversation bears it out.
+        message: Index of the utterance that contains a quotation that was found, else None.
+        message_start: First character of the quoted words in that utterance, else None.
+        message_end: Character after their last, else None.
+    """
+
+    start: int
+    end: int
+    ground: Ground
+    message: int | None = None
+    message_start: int | None = None
+    message_end: int | None = None
+
+
+def check_step(text: str, dialogue: Dialogue) -> tuple[Evidence, ...]:
+    """Return the passages of a step that refer to words or photos, in their order.
+
+    Args:
+        text: Free text of one step, English or Chinese. A quotation that is still open is left out.
+        dialogue: The conversation before the turn.
+
+    Example:
+        >>> from compeer_core.dialogue import Speaker, Utterance
+        >>> said = Dialogue((Utterance(Speaker.SEEKER, "My boss shouted at me."),))
+        >>> [e.ground.value for e in check_step('They say "my boss" and "my job".', said)]
+        ['found', 'not_said']
+    """
+    found = [*_quotations(text, dialogue), *_photo_talk(text, dialogue)]
+    return tuple(sorted(found, key=lambda evidence: (evidence.start, evidence.end)))
+
+
+def invented_quotations(text: str, messages: Sequence[str]) -> tuple[str, ...]:
+    """Return the quotations of a text that no message contains.
+
+    Args:
+        text: Any text, such as the history step of a turn.
+        messages: What was said before it.
+    """
+    folded = [_folded(message) for message in messages]
+    return tuple(quotation for _, quotation in _quoted(text) if _place(quotation, folded) is None)
+
+
+def _quotations(text: str, dialogue: Dialogue) -> Iterator[Evidence]:
+    folded = [_folded(utterance.text) for utterance in dialogue]
+    for start, quotation in _quoted(text):
+        end = start + len(quotation)
+        place = _place(quotation, folded)
+        if place is None:
+            yield Evidence(start, end, Ground.NOT_SAID)
+        else:
+            yield Evidence(start, end, Ground.FOUND, *place)
+
+
+def _photo_talk(text: str, dialogue: Dialogue) -> Iterator[Evidence]:
+    if any(utterance.images for utterance in dialogue):
+        return
+    for sentence in _SENTENCE.finditer(text):
+        if _PHOTO_TALK.search(sentence[0]):
+            start = sentence.start() + len(sentence[0]) - len(sentence[0].lstrip())
+            yield Evidence(start, sentence.end(), Ground.NO_PHOTO)
+
+
+def _quoted(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each quotation with the place of its first character."""
+    for match in _QUOTATION.finditer(text):
+        group = match.lastindex
+        assert group is not None  # every alternative has a group
+        yield match.start(group), match[group]
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A message in lower case with single spaces, and where each of its characters stood."""
+
+    text: str
+    places: tuple[int, ...]
+
+
+def _folded(text: str) -> _Folded:
+    characters: list[str] = []
+    places: list[int] = []
+    for place, character in enumerate(text.translate(_APOSTROPHES)):
+        plain = " " if character.isspace() else character.lower()
+        if plain == " " and (not characters or characters[-1] == " "):
+            continue
+        for letter in plain:  # the lower case of some letters is longer
+            characters.append(letter)
+            places.append(place)
+    return _Folded("".join(characters), tuple(places))
+
+
+def _place(quotation: str, messages: Sequence[_Folded]) -> tuple[int, int, int] | None:
+    """Return message, start and end of a quotation, from the latest message that has it, or None."""
+    wanted = _folded(quotation).text.strip(_EDGES)
+    if not wanted:
+        return None
+    for number in range(len(messages) - 1, -1, -1):
+        message = messages[number]
+        start = _word_start(message.text, wanted)
+        if start is not None:
+            last = start + len(wanted) - 1
+            return number, message.places[start], message.places[last] + 1
+    return None
+
+
+def _word_start(text: str, wanted: str) -> int | None:
+    """Return where `wanted` stands in a text without cutting a word at either end, or None."""
+    start = text.find(wanted)
+    while start >= 0:
+        end = start + len(wanted)
+        if not (
+            _joins(text[start - 1 : start], wanted[0]) or _joins(wanted[-1], text[end : end + 1])
+        ):
+            return start
+        start = text.find(wanted, start + 1)
+    return None
+
+
+def _joins(left: str, right: str) -> bool:
+    """Whether two characters belong to one word; Chinese has no spaces, so there they never do."""
+    return bool(left and right) and all(c.isalnum() and ord(c) < 0x2E80 for c in (left, right))
