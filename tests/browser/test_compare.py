@@ -321,10 +321,10 @@ def test_a_closed_page_stops_its_round(browser, address, services):
     page = opened(context.new_page(), address)
     send(page, "for ever")
     expect(page.locator("#compare-talk [data-reply]").first).to_be_visible()
-    assert services.comparing.count() >= 1
+    assert services.compare_jobs.count() >= 1
     context.close()
 
-    eventually(lambda: services.comparing.count() == 0, seconds=60)
+    eventually(lambda: services.compare_jobs.count() == 0, seconds=60)
 
 
 # --- who reads it, and on what --------------------------------------------------------------------

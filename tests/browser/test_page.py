@@ -254,10 +254,10 @@ def test_closing_the_page_ends_the_reply(browser: Browser, address, services: Se
     page = opened(context.new_page(), address)
     send(page, "Write for ever")
     expect(page.locator("#conversation .steps")).to_be_visible()
-    assert services.writers.count() == 1
+    assert services.chat_jobs.count() == 1
     context.close()
 
-    eventually(lambda: services.writers.count() == 0, seconds=30)
+    eventually(lambda: services.chat_jobs.count() == 0, seconds=30)
 
 
 def test_two_visitors_never_meet_and_wait_in_line(page, another, services: Services):

@@ -195,7 +195,7 @@ class Comparison:
 
         return replace(self, rounds=tuple(map(within, self.rounds)))
 
-    def found(self, battle: str) -> "tuple[Round, Pair] | None":
+    def locate(self, battle: str) -> "tuple[Round, Pair] | None":
         """Return the pair of a battle and its round."""
         for one in self.rounds:
             for pair in one.pairs:

@@ -18,7 +18,7 @@ from compeer_core.votes.board import Board, Filters, Settings, bradley_terry
 from compeer_core.votes.public import large_groups, public_rows
 from compeer_core.votes.rows import VoteRow
 from compeer_core.votes.store import VoteStore
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 
 SETTLED = timedelta(seconds=2)
 """A board looks at no later votes: one that is being written has its time already, and the same board
@@ -95,7 +95,7 @@ class Boards:
         `StoreError` where the database failed.
 
         Raises:
-            LineFullError: Too many different boards are asked for.
+            QueueFullError: Too many different boards are asked for.
         """
         return self._ask(("current", filters), lambda: self._current(filters))
 
@@ -118,7 +118,7 @@ class Boards:
             if found is not None:
                 return found
             if len(self._waiting) >= MOST_WAITING:
-                raise LineFullError
+                raise QueueFullError
             made = self._maker.submit(make)
             self._waiting[key] = made  # type: ignore[assignment]
         made.add_done_callback(lambda _: self._answered(key))

@@ -19,7 +19,7 @@ from compeer_core.votes.board import Board, Filters
 from compeer_core.votes.board_plot import to_svg
 from compeer_core.votes.board_text import TABLES, to_csv, to_json
 from ui_components.results.filters import read_filters
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _told(
             return await answer(request)
         except InputError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
-        except LineFullError:
+        except QueueFullError:
             return PlainTextResponse("many boards are being made; try again\n", status_code=503)
         except StoreError as error:
             logger.warning("the votes cannot be read: %s", error)

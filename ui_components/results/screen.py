@@ -23,7 +23,7 @@ from ui_components.results.view import (
     results_html,
     trouble_html,
 )
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 from ui_components.shared.texts import ASSETS, Texts
 
@@ -93,7 +93,7 @@ class Results:
             now = await asyncio.shield(asyncio.wrap_future(boards.current(filters)))
         except InputError:
             sentence = texts("results.unusable")
-        except LineFullError:
+        except QueueFullError:
             sentence = texts("results.busy")
         except StoreError as error:
             logger.warning("the votes cannot be read: %s", error)

@@ -10,7 +10,7 @@ visitors it claims to be. So many messages of one sender cost that sender's time
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,11 +34,11 @@ PEOPLE_IN_A_ROW = 3
 """So many people are served before a program that waits beside them."""
 
 
-class LineFullError(RuntimeError):
+class QueueFullError(RuntimeError):
     """As many wait as may wait."""
 
 
-class PlacesTakenError(LineFullError):
+class PlacesTakenError(QueueFullError):
     """The caller alone has as many places as one may have."""
 
 
@@ -75,7 +75,7 @@ class AdmissionQueue:
         """Hold a place until the block ends.
 
         Raises:
-            LineFullError: The line is as long as it may be, for all or for the caller's network.
+            QueueFullError: The line is as long as it may be, for all or for the caller's network.
             PlacesTakenError: The caller has as many places as one may have.
         """
         with self._moved:
@@ -91,6 +91,34 @@ class AdmissionQueue:
                 self._serve()
                 if not self._served:
                     self._rounds = {False: _Rounds(), True: _Rounds()}  # nobody was kept waiting
+
+    @contextmanager
+    def admitted(
+        self,
+        caller: Caller,
+        stop: threading.Event,
+        on_wait: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[bool]:
+        """Wait for a turn and hold the slot until the block ends.
+
+        Args:
+            caller: Who waits.
+            stop: Ends the wait.
+            on_wait: Called every `POLL_SECONDS` with the number of those who are served first.
+
+        Yields:
+            Whether the turn came; False if ``stop`` was set first.
+
+        Raises:
+            QueueFullError: As for `place`.
+        """
+        with self.place(caller) as ticket:
+            while not self.wait(ticket):
+                if stop.is_set():
+                    yield False
+                    return
+                on_wait(self.ahead(ticket))
+            yield True
 
     def ahead(self, ticket: Ticket) -> int:
         """How many are served first, as things stand; 0 means that it is its turn."""
@@ -116,7 +144,7 @@ class AdmissionQueue:
             raise PlacesTakenError
         waiting = sum(ticket.caller.is_program == caller.is_program for ticket in self._waiting)
         if of_network >= OF_NETWORK or waiting >= self._longest[caller.is_program]:
-            raise LineFullError
+            raise QueueFullError
 
     def _serve(self) -> None:
         """Give free slots to those whose turn it is."""

@@ -27,7 +27,7 @@ from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.board import Filters
 from ui_components.server.admission import PROGRAM, call_of
-from ui_components.server.admission_queue import AdmissionQueue, LineFullError
+from ui_components.server.admission_queue import AdmissionQueue, QueueFullError
 from ui_components.server.visitors import Caller
 from ui_components.shared.help import help_for
 from ui_components.shared.services import Services
@@ -108,7 +108,7 @@ class Program:
             risk = _risk(dialogue)
             if risk is not None and risk.forbids_reply:
                 return _no_turn(name) | {"risk": risk.in_words()}
-            with _served(models.line(name), caller, stop):
+            with _admitted(models.queue(name), caller, stop):
                 policy = models.policy(name)
                 judge_name = models.default("judge")
                 judge = models.judge(judge_name) if judge_name else None
@@ -153,7 +153,7 @@ class Program:
             models = self._services.models
             name = models.named("judge", _text(judge, "judge"))
             # A judge may share its weights with the policies here, so it stands in their line.
-            with _served(models.line(name), caller, stop):
+            with _admitted(models.queue(name), caller, stop):
                 loaded = models.judge(name)
                 return _score(_judged(loaded, dialogue, text, compared or None, stop))
 
@@ -252,7 +252,7 @@ def _one_sentence() -> Iterator[None]:
         yield
     except (InputError, ConfigError) as error:
         raise gr.Error(str(error), print_exception=False) from error
-    except LineFullError as error:
+    except QueueFullError as error:
         sentence = "too many wait already, try again in a minute"
         raise gr.Error(sentence, print_exception=False) from error
     except CompeerError as error:
@@ -261,12 +261,11 @@ def _one_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def _served(line: AdmissionQueue, caller: Caller, stop: threading.Event) -> Iterator[None]:
-    """Wait in a line, and hold the place until the block ends."""
-    with line.place(caller) as ticket:
-        while not line.wait(ticket):
-            if stop.is_set():
-                raise InputError("nobody waits for the answer any more")
+def _admitted(queue: AdmissionQueue, caller: Caller, stop: threading.Event) -> Iterator[None]:
+    """Wait in a queue and hold the slot until the block ends."""
+    with queue.admitted(caller, stop) as is_admitted:
+        if not is_admitted:
+            raise InputError("the caller has disconnected")
         yield
 
 

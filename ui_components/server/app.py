@@ -154,7 +154,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
                 "--metrics public shows them to everybody\n",
                 status_code=403,
             )
-        services.metrics.waiting.set(models.waiting())
+        services.metrics.waiting.set(models.queue_length())
         services.metrics.conversations.set(len(services.store))
         return PlainTextResponse(
             services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
@@ -170,7 +170,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
         """Show a visitor a picture of theirs; for anybody else there is none."""
         visitor = services.visitors.read(request.cookies)
         number = picture_number(index)
-        stores = (services.store, services.comparing.store)
+        stores = (services.store, services.compare_jobs.store)
         found = (store.picture(visitor, turn, number) for store in stores)
         image = next((each for each in found if each is not None), None)
         if image is None:
@@ -204,7 +204,7 @@ async def _sweep(services: Services) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         services.store.sweep()
-        services.comparing.store.sweep()
+        services.compare_jobs.store.sweep()
         await asyncio.to_thread(services.uploads.sweep)
 
 

@@ -7,7 +7,7 @@ the first visitor who asks for a model, and the page can say for how long it has
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,19 +93,28 @@ class Models:
             for row in self.registry.public()
         ]
 
-    def line(self, name: str) -> AdmissionQueue:
-        """The line in front of a model. Models in this process share one."""
+    def queue(self, name: str) -> AdmissionQueue:
+        """The queue of a model. Models in this process share one; each endpoint has its own."""
         entry = next((entry for entry in self.registry.entries if entry.name == name), None)
         if entry is None or entry.where.kind is not SourceKind.ENDPOINT:
             return self._local
         with self._lock:
             return self._remote.setdefault(name, AdmissionQueue(slots=REMOTE_SLOTS))
 
-    def waiting(self) -> int:
-        """How many visitors wait, over all lines."""
+    def queues(self, names: Sequence[str]) -> list[AdmissionQueue]:
+        """The queues of several models, each once, in the same order for everyone.
+
+        With any order, two comparisons could each hold the place that the other waits for.
+        """
+        listed = (entry.name for entry in self.registry.entries if entry.name in names)
+        queues = {id(queue): queue for queue in map(self.queue, listed)}
+        return sorted(queues.values(), key=lambda queue: queue is not self._local)
+
+    def queue_length(self) -> int:
+        """How many visitors wait, over all queues."""
         with self._lock:
-            lines = [self._local, *self._remote.values()]
-        return sum(map(len, lines))
+            queues = [self._local, *self._remote.values()]
+        return sum(map(len, queues))
 
     # --- loading ---------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class SessionKey:
         return "SessionKey(...)"
 
 
-class Keepable(Protocol):
+class SessionRecord(Protocol):
     """A record that never changes; a newer one takes its place."""
 
     @property
@@ -79,11 +79,11 @@ class Keepable(Protocol):
         """Return what is still good at this time of the keeper's clock."""
 
 
-Value = TypeVar("Value", bound=Keepable)
+Value = TypeVar("Value", bound=SessionRecord)
 
 
 @dataclass
-class _Kept(Generic[Value]):
+class _Entry(Generic[Value]):
     value: Value
     used: float
     image_bytes: int
@@ -112,12 +112,12 @@ class SessionStore(Generic[Value]):
         self._of_visitor = of_visitor
         self._of_crowd = of_crowd
         self._clock = clock
-        self._kept: OrderedDict[SessionKey, _Kept[Value]] = OrderedDict()
+        self._entries: OrderedDict[SessionKey, _Entry[Value]] = OrderedDict()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._kept)
+            return len(self._entries)
 
     def now(self) -> float:
         """The keeper's clock, for whatever expires."""
@@ -146,7 +146,7 @@ class SessionStore(Generic[Value]):
             before = kept.value if kept else self._empty
             value = change(before)
             if value.is_empty:
-                self._kept.pop(key, None)
+                self._entries.pop(key, None)
                 return value
             image_bytes = _image_bytes(value)
             has_grown = kept is None or image_bytes > kept.image_bytes
@@ -154,8 +154,8 @@ class SessionStore(Generic[Value]):
                 limit = self._of_visitor.image_bytes // MEGABYTE
                 raise InputError("too many", code="too_many_pictures", values={"limit": limit})
             holder = key.caller.holder
-            self._kept[key] = _Kept(value, self._clock(), image_bytes, holder, key.network)
-            self._kept.move_to_end(key)
+            self._entries[key] = _Entry(value, self._clock(), image_bytes, holder, key.network)
+            self._entries.move_to_end(key)
             if has_grown:
                 self._make_room(key)
             return value
@@ -163,7 +163,7 @@ class SessionStore(Generic[Value]):
     def picture(self, visitor: str, message_key: str, index: int) -> Image | None:
         """Return a picture of a visitor's own, None for anything else."""
         with self._lock:
-            for key, kept in self._kept.items():
+            for key, kept in self._entries.items():
                 if key.visitor == visitor:
                     found = kept.value.picture(message_key, index)
                     if found is not None:
@@ -173,38 +173,38 @@ class SessionStore(Generic[Value]):
     def holds(self, visitor: str) -> bool:
         """Whether anything is kept of a visitor."""
         with self._lock:
-            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._kept))
+            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._entries))
 
     def keys_of(self, visitor: str) -> list[SessionKey]:
         """What is kept of a visitor, nothing for somebody without a cookie."""
         with self._lock:
-            return [key for key in self._kept if visitor and key.visitor == visitor]
+            return [key for key in self._entries if visitor and key.visitor == visitor]
 
     def forget(self, visitor: str) -> None:
         """Delete all that is kept of a visitor."""
         with self._lock:
             for key in self.keys_of(visitor):
-                del self._kept[key]
+                del self._entries[key]
 
     def sweep(self) -> None:
         """Forget what has expired."""
         with self._lock:
             now = self._clock()
-            for key, kept in list(self._kept.items()):
+            for key, kept in list(self._entries.items()):
                 kept.value = kept.value.aged(now)
                 kept.image_bytes = _image_bytes(kept.value)
                 if now - kept.used > self.keep_seconds or kept.value.is_empty:
-                    del self._kept[key]
+                    del self._entries[key]
 
-    def _fresh(self, key: SessionKey) -> _Kept[Value] | None:
-        kept = self._kept.get(key)
+    def _fresh(self, key: SessionKey) -> _Entry[Value] | None:
+        kept = self._entries.get(key)
         if kept is None:
             return None
         if self._clock() - kept.used > self.keep_seconds:
-            del self._kept[key]
+            del self._entries[key]
             return None
         kept.used = self._clock()
-        self._kept.move_to_end(key)
+        self._entries.move_to_end(key)
         return kept
 
     def _make_room(self, newest: SessionKey) -> None:
@@ -212,12 +212,12 @@ class SessionStore(Generic[Value]):
         caller = newest.caller
         share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
         holder = caller.holder
-        own = {key: kept for key, kept in self._kept.items() if kept.holder == holder}
+        own = {key: kept for key, kept in self._entries.items() if kept.holder == holder}
         self._shrink(own, share, newest)
-        self._shrink(self._kept, self._in_all, newest)
+        self._shrink(self._entries, self._in_all, newest)
 
     def _shrink(
-        self, among: dict[SessionKey, _Kept[Value]], room: Room, newest: SessionKey
+        self, among: dict[SessionKey, _Entry[Value]], room: Room, newest: SessionKey
     ) -> None:
         """Drop some of these records, which are in the order of their last use."""
         while len(among) > room.sessions:
@@ -227,9 +227,9 @@ class SessionStore(Generic[Value]):
 
     def _drop(
         self,
-        among: dict[SessionKey, _Kept[Value]],
+        among: dict[SessionKey, _Entry[Value]],
         newest: SessionKey,
-        size: Callable[[_Kept[Value]], int],
+        size: Callable[[_Entry[Value]], int],
     ) -> None:
         """Drop the record of whoever holds most of these, the one that was not used for longest."""
         of_network: Counter[str] = Counter()
@@ -243,9 +243,9 @@ class SessionStore(Generic[Value]):
             key=lambda key: (of_network[among[key].network], of_holder[among[key].holder]),
         )
         among.pop(dropped)
-        self._kept.pop(dropped, None)
+        self._entries.pop(dropped, None)
 
 
-def _image_bytes(value: Keepable) -> int:
+def _image_bytes(value: SessionRecord) -> int:
     """Return the bytes of all pictures; one that stands in several places is held once."""
     return sum({id(image): len(image.data) for image in value.pictures()}.values())

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.votes.board import Filters
 from ui_components.results.view import sentence, titles
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 from ui_components.shared.templating import render
 from ui_components.shared.texts import ASSETS, LANGUAGES, Texts, load_texts
@@ -31,7 +31,7 @@ SERVED = (
 BOARD_SECONDS = 20.0
 """A board of very many votes takes seconds; afterwards it is kept."""
 
-NO_BOARD = (CompeerError, LineFullError, TimeoutError)
+NO_BOARD = (CompeerError, QueueFullError, TimeoutError)
 
 
 def add_routes(app: FastAPI, services: Services) -> None:

@@ -283,7 +283,7 @@ def test_clearing_can_be_taken_back_until_the_next_message(anna):
 def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         anna.chat.clear(anna.conversation_id, anna.request)
         await anna.send("And now?")
@@ -298,7 +298,7 @@ def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken
 def test_a_second_message_waits_for_the_first_reply(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         other_tab = Visitor(anna.services, cookie=anna.cookie)
         await other_tab.send("Me too")
@@ -333,9 +333,9 @@ def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
 def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
-        job = anna.services.writers.job(anna.key)
+        job = anna.services.chat_jobs.job(anna.key)
         again = Visitor(anna.services, cookie=anna.cookie)
         loading = asyncio.create_task(
             again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request))
@@ -345,12 +345,12 @@ def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(an
         sending.cancel()  # the first page is gone
         await asyncio.gather(sending, return_exceptions=True)
         await asyncio.sleep(2 * anna.services.grace_seconds)
-        assert not job.stop.is_set()
+        assert not job.stopped.is_set()
         loading.cancel()  # and now the second
         await asyncio.gather(loading, return_exceptions=True)
 
     asyncio.run(scene())
-    eventually(lambda: anna.services.writers.job(anna.key) is None)
+    eventually(lambda: anna.services.chat_jobs.job(anna.key) is None)
     assert anna.session.turns[0].progress.outcome == "stopped"
 
 
@@ -421,7 +421,7 @@ def asked(monkeypatch) -> list[Dialogue]:
         dialogues.append(dialogue)
         return take_turn(policy, judge, dialogue, *rest, **named)
 
-    monkeypatch.setattr("ui_components.shared.generation.take_turn", watched)
+    monkeypatch.setattr("ui_components.shared.jobs.take_turn", watched)
     return dialogues
 
 
@@ -443,7 +443,7 @@ def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_as
     assert "No reply is written to this message" in anna.screen["inspector"]
     assert asked == []
     assert anna.session.turns[0].progress is None
-    assert not anna.services.writers.count()
+    assert not anna.services.chat_jobs.count()
     assert anna.screen["message"]._constructor_args[0]["submit_btn"] is True  # one can go on
 
 
@@ -508,7 +508,7 @@ def test_an_edited_message_without_a_sign_is_answered(anna):
 def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
     async def two_at_once() -> None:
         first = asyncio.create_task(anna.send("slowly, please"))
-        while anna.services.writers.job(anna.key) is None:
+        while anna.services.chat_jobs.job(anna.key) is None:
             await asyncio.sleep(0.01)
         await anna.send("I want to kill myself")
         assert "Press Stop first" in anna.error
@@ -584,7 +584,7 @@ def test_the_log_of_a_failure_holds_no_words_of_the_visitor(anna, caplog, monkey
     def break_down(policy: object, judge: object, dialogue: Dialogue, *_: object, **__: object):
         raise RuntimeError(f"could not encode: {dialogue.utterances[0].text}")
 
-    monkeypatch.setattr("ui_components.shared.generation.take_turn", break_down)
+    monkeypatch.setattr("ui_components.shared.jobs.take_turn", break_down)
     asyncio.run(anna.send("my secret"))
 
     assert "RuntimeError" in caplog.text

@@ -215,7 +215,7 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
 def test_nothing_is_steered_while_a_reply_is_written(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("slow"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         anna.press("switch", reply=1)
         assert "A reply is being written" in anna.error
@@ -320,7 +320,7 @@ def in_the_middle_of_several(visitor: Steerer, press: Callable[..., Any]) -> Non
         chosen = ("scripted-nano", "recorded-judge", "", visitor.conversation_id)
         several = visitor.steering.best_of(*chosen, visitor.request, event)
         asking = asyncio.create_task(visitor.watch(several))
-        while not visitor.services.writers.job(visitor.key):
+        while not visitor.services.chat_jobs.job(visitor.key):
             await asyncio.sleep(0.005)
         press(visitor.conversation_id, visitor.request)
         await asyncio.wait_for(asking, 20)
@@ -337,7 +337,7 @@ def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services):
     assert ben.shown.number == 1
     assert not ben.session.is_writing
     assert all(reply.has_words for reply in ben.session.turns[0].replies)
-    eventually(lambda: ben.services.writers.count() == 0)
+    eventually(lambda: ben.services.chat_jobs.count() == 0)
 
 
 def test_clearing_while_several_are_written_ends_them(services):

@@ -69,7 +69,7 @@ class Guest:
 
     @property
     def round(self) -> Round:
-        last = self.services.comparing.store.get(self.key).last
+        last = self.services.compare_jobs.store.get(self.key).last
         assert last is not None
         return last
 
@@ -149,7 +149,7 @@ def anna(services: Services) -> Guest:
 
 def aged(guest: Guest) -> None:
     """Let the replies have been on the screen for a while."""
-    comparing = guest.services.comparing
+    comparing = guest.services.compare_jobs
     ended = comparing.store.now() - 60
     comparing.store.update(
         guest.key,
@@ -196,7 +196,7 @@ def test_both_sides_are_written_at_the_same_time(anna):
 def test_nothing_tells_who_is_who_before_the_persons_own_vote(anna, services):
     anna.send("Slowly, please.")
     assert anna.screens
-    services.comparing.stop(anna.key)
+    services.compare_jobs.stop(anna.key)
     with pytest.raises(VoteRefusedError, match="own vote"):
         services.votes.reveal(anna.battle, anna.key.visitor)
     aged(anna)
@@ -471,7 +471,7 @@ def test_a_page_that_was_closed_stops_the_round_after_a_moment(anna, services):
         await updates.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(leave())
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert anna.round.is_over
 
@@ -499,16 +499,16 @@ def test_a_comparison_takes_one_place_in_the_line(anna, services):
     waiting: list[int] = []
 
     def look() -> None:
-        waiting.append(services.models.waiting())
+        waiting.append(services.models.queue_length())
 
     running = threading.Thread(target=anna.send, args=("for ever",))
     running.start()
-    eventually(lambda: services.comparing.match(anna.key) and anna.round.sides[0].words)
+    eventually(lambda: services.compare_jobs.job(anna.key) and anna.round.sides[0].words)
 
     def look_at_ben() -> None:
         look()
         if "You are number 1 in line" in str(ben.screen.get("talk")):
-            services.comparing.stop(anna.key)
+            services.compare_jobs.stop(anna.key)
 
     ben.send("hello", look=look_at_ben)
     running.join(20)
@@ -704,7 +704,7 @@ def test_deleting_ones_data_deletes_the_comparison(anna, services):
     deleted = services.forget(anna.key.visitor)
 
     assert (deleted.battles, deleted.votes) == (1, 1)
-    assert not services.comparing.store.get(anna.key).rounds
+    assert not services.compare_jobs.store.get(anna.key).rounds
 
 
 # --- the judge ------------------------------------------------------------------------------------

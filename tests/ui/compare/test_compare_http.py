@@ -15,7 +15,7 @@ from compeer_core.dialogue import Speaker, Utterance
 from compeer_core.taxonomy import Preference
 from tests.comparisons import MODELS, make
 from tests.pages import eventually
-from ui_components.compare.jobs import Wish
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
@@ -67,9 +67,9 @@ class Caller:
 
     def begin(self, text: str = "hello", *, wait: bool = True) -> str:
         """Begin a round in the server, and return its battle."""
-        comparing = self.services.comparing
+        comparing = self.services.compare_jobs
         comparing.store.update(self.key, lambda _: type(comparing.store.get(self.key))())
-        wish = Wish(("maple-1", "cedar-2"), judge="oracle")
+        wish = RoundRequest(("maple-1", "cedar-2"), judge="oracle")
         match = comparing.begin(self.key, Utterance(Speaker.SEEKER, text), wish, None)
         if wait:
             assert match.over.wait(30)
@@ -141,8 +141,8 @@ def test_an_unfinished_battle_takes_no_vote(anna, services):
     battle = anna.begin("for ever", wait=False)
     assert "still being written" in anna.vote(battle)
     assert "no vote of yours" in anna.said("reveal", battle=battle)
-    services.comparing.stop(anna.key)
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    services.compare_jobs.stop(anna.key)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert votes_of(anna, battle) == []
 
@@ -208,7 +208,7 @@ def test_no_payload_names_a_side_before_the_vote(anna):
     assert [name for name in known if name in text] == []
     assert 'status="finished"' in metrics
     battle = json.loads(
-        json.dumps(anna.services.comparing.store.get(anna.key).rounds[-1].pairs[0].battle)
+        json.dumps(anna.services.compare_jobs.store.get(anna.key).rounds[-1].pairs[0].battle)
     )
     shown = anna.act("vote", battle=battle, preference="both", revision=0).text
     assert [name for name in known if name in shown] == []
@@ -223,15 +223,17 @@ def test_turns_are_counted_when_both_sides_have_ended(anna, services):
         return [line for line in lines if line.startswith("compeer_t")]
 
     def over() -> int:
-        return sum(side.is_over for side in services.comparing.store.get(anna.key).rounds[-1].sides)
+        return sum(
+            side.is_over for side in services.compare_jobs.store.get(anna.key).rounds[-1].sides
+        )
 
     before = counters()
     anna.begin("for ever", wait=False)
-    services.comparing.stop(anna.key, 0)
+    services.compare_jobs.stop(anna.key, 0)
     eventually(lambda: over() == 1)
     assert counters() == before
-    services.comparing.stop(anna.key, 1)
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    services.compare_jobs.stop(anna.key, 1)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert counters() != before
 

@@ -35,7 +35,7 @@ from ui_components.results.boards import KEEP_SECONDS, LOOK_SECONDS, MOST_WAITIN
 from ui_components.results.filters import read_filters, write_filters
 from ui_components.results.screen import Results
 from ui_components.results.view import filters_html, results_html, sentence
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.server.api import Program
 from ui_components.server.app import build_server
 from ui_components.shared.models import Models
@@ -184,7 +184,7 @@ def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch)
         monkeypatch.setattr(store, "votes", slow)
         asked = [boards.current(Filters()) for _ in range(50)]
         others = [boards.current(Filters(topics=(f"t{n}",))) for n in range(MOST_WAITING - 1)]
-        with pytest.raises(LineFullError):
+        with pytest.raises(QueueFullError):
             boards.current(Filters(topics=("one too many",)))
         gate.set()
 

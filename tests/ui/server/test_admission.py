@@ -18,8 +18,7 @@ from tests.visitors import ELSEWHERE, HERE, Attack, Browser, Post, seconds_of
 from ui_components.server import admission
 from ui_components.server.app import build_server, serving
 from ui_components.server.visitors import COOKIE, NEW_VISITORS
-from ui_components.shared import generation as writing
-from ui_components.shared import session_store as keeping
+from ui_components.shared import jobs, session_store
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 
@@ -66,7 +65,7 @@ def turns(services: Services, status: str) -> float:
 
 def is_busy(services: Services) -> bool:
     """Whether anybody is served by the model, or waits for it."""
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     return bool(line._served or line._waiting)
 
 
@@ -120,7 +119,7 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
 def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
     honest = Browser(address)
     quiet = seconds_of(honest.send)
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     is_over = threading.Event()
 
     def ask() -> None:
@@ -264,7 +263,7 @@ def test_a_session_has_a_few_streams_at_once(services, address):
 
 
 def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
         event = program.post(CHAT, json=asking()).json()["event_id"]
         with program.stream("GET", f"{CHAT}/{event}"):
@@ -320,7 +319,7 @@ def test_a_program_may_listen_a_little_later(address):
 
 
 def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address):
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     browser = Browser(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
@@ -337,13 +336,13 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
 
 
 def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     browser = Browser(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening():
             eventually(lambda: len(line) == 1)
-        eventually(lambda: len(line) == 0, writing.UNWATCHED_SECONDS + 2)
+        eventually(lambda: len(line) == 0, jobs.UNWATCHED_SECONDS + 2)
 
 
 def test_who_listens_late_is_answered_like_everybody_else(services, address):
@@ -362,7 +361,7 @@ def test_who_listens_late_is_answered_like_everybody_else(services, address):
 
 @pytest.mark.parametrize("cookies", ["one cookie", "no cookie"])
 def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, address, cookies):
-    room = keeping.OF_VISITOR if cookies == "one cookie" else keeping.OF_CROWD
+    room = session_store.OF_VISITOR if cookies == "one cookie" else session_store.OF_CROWD
     honest, attacker = Browser(address), Browser(address)
     if cookies == "no cookie":
         attacker.http.cookies.clear()
@@ -371,7 +370,9 @@ def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, 
     for number in range(room.sessions + 5):
         attacker.send("quick", f"conversation-{number:016}")
 
-    own = [key for key in services.store._kept if key.visitor == key_of(services, attacker).visitor]
+    own = [
+        key for key in services.store._entries if key.visitor == key_of(services, attacker).visitor
+    ]
     assert len(own) == room.sessions
     assert f"conversation-{0:016}" not in {key.conversation for key in own}
     assert services.store.get(key_of(services, honest)).turns

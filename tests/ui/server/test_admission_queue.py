@@ -8,11 +8,11 @@ import pytest
 
 from compeer_core.registry import ModelEntry, Registry
 from tests.pages import eventually
-from ui_components.server import admission_queue as waiting
+from ui_components.server import admission_queue
 from ui_components.server.admission_queue import (
     AdmissionQueue,
-    LineFullError,
     PlacesTakenError,
+    QueueFullError,
     Ticket,
 )
 from ui_components.server.visitors import Caller
@@ -112,7 +112,7 @@ def test_a_full_line_takes_nobody():
     with (
         line.place(ANNA),
         line.place(BEN),
-        pytest.raises(LineFullError) as refused,
+        pytest.raises(QueueFullError) as refused,
         line.place(person("cleo")),
     ):
         pass
@@ -124,35 +124,35 @@ def test_a_full_line_takes_nobody():
 def test_programs_and_people_do_not_take_each_others_places():
     line = AdmissionQueue(slots=1, longest=1, longest_of_programs=1)
     with waiting_behind_one(line, program("a")):
-        with pytest.raises(LineFullError), line.place(program("b")):
+        with pytest.raises(QueueFullError), line.place(program("b")):
             pass
-        with line.place(ANNA), pytest.raises(LineFullError), line.place(BEN):
+        with line.place(ANNA), pytest.raises(QueueFullError), line.place(BEN):
             pass
 
 
 def test_a_visitor_has_a_few_places_wherever_they_are():
     line = AdmissionQueue()
-    tabs = [Caller(f"network {number}", "anna") for number in range(waiting.OF_VISITOR)]
+    tabs = [Caller(f"network {number}", "anna") for number in range(admission_queue.OF_VISITOR)]
     with waiting_behind_one(line, *tabs):
         with pytest.raises(PlacesTakenError), line.place(ANNA):
             pass
         with line.place(BEN):
-            assert len(line) == waiting.OF_VISITOR + 1
+            assert len(line) == admission_queue.OF_VISITOR + 1
 
 
 def test_a_network_cannot_take_all_places_with_ever_new_visitors():
     line = AdmissionQueue()
-    crowd = [person(f"{number}", "attic") for number in range(waiting.OF_NETWORK)]
+    crowd = [person(f"{number}", "attic") for number in range(admission_queue.OF_NETWORK)]
     with waiting_behind_one(line, *crowd):
-        with pytest.raises(LineFullError), line.place(person("one more", "attic")):
+        with pytest.raises(QueueFullError), line.place(person("one more", "attic")):
             pass
         with line.place(ANNA):
-            assert len(line) == waiting.OF_NETWORK + 1
+            assert len(line) == admission_queue.OF_NETWORK + 1
 
 
 def test_the_programs_of_a_network_share_a_few_places():
     line = AdmissionQueue()
-    programs = [program("attic")] * waiting.OF_NETWORKS_PROGRAMS
+    programs = [program("attic")] * admission_queue.OF_NETWORKS_PROGRAMS
     with waiting_behind_one(line, *programs):
         with pytest.raises(PlacesTakenError), line.place(program("attic")):
             pass
@@ -218,7 +218,7 @@ def turns_until_served(line: AdmissionQueue, callers: Sequence[Caller]) -> int:
 
 
 def test_a_second_message_comes_even_while_new_visitors_keep_coming():
-    assert turns_until_served(AdmissionQueue(), [ANNA, ANNA]) <= 2 + waiting.ROUND
+    assert turns_until_served(AdmissionQueue(), [ANNA, ANNA]) <= 2 + admission_queue.ROUND
 
 
 def test_a_class_gets_its_share_while_new_visitors_keep_coming():
@@ -257,9 +257,9 @@ def test_each_model_behind_an_endpoint_has_a_line_of_its_own():
     )
 
     here, there, judge_here, judge_there = (
-        models.line(name) for name in ("here", "there", "judge-here", "judge-there")
+        models.queue(name) for name in ("here", "there", "judge-here", "judge-there")
     )
 
     assert judge_here is here
     assert len({id(here), id(there), id(judge_there)}) == 3
-    assert models.line("judge-there") is judge_there
+    assert models.queue("judge-there") is judge_there

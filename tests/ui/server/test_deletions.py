@@ -22,12 +22,12 @@ from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.comparisons import make
 from tests.pages import Visitor, eventually, make_services
 from tests.protocol import CONVERSATION, Page
-from ui_components.compare.jobs import Wish
+from ui_components.chat.jobs import ReplyRequest
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.server.deletions import Deletions
 from ui_components.server.forget_routes import add_routes
 from ui_components.server.visitors import COOKIE
-from ui_components.shared.generation import Order
 from ui_components.shared.services import Services
 from ui_components.shared.session import Session, Turn
 from ui_components.shared.session_store import SessionKey
@@ -52,8 +52,8 @@ def in_memory(services: Services) -> str:
     """Return all that conversations and comparisons hold, as one text."""
     return " ".join(
         text
-        for store in (services.store, services.comparing.store)
-        for key, kept in list(store._kept.items())
+        for store in (services.store, services.compare_jobs.store)
+        for key, kept in list(store._entries.items())
         for text in _texts((key.visitor, kept.value))
     )
 
@@ -189,9 +189,9 @@ def test_a_message_that_is_kept_after_the_deletion_is_refused(services):
     key = ann.key
     services.forget(key.visitor)
 
-    order = Order("maple-1")
+    order = ReplyRequest("maple-1")
     with pytest.raises(InputError) as caught:
-        services.writers.begin(key, lambda _: Session(draft=WORDS), order)
+        services.chat_jobs.begin(key, lambda _: Session(draft=WORDS), order)
     assert caught.value.code == "forgotten"
     services.store.update(key, lambda session: Session(draft=WORDS))
     assert WORDS not in in_memory(services)
@@ -203,7 +203,7 @@ def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
     ann = Visitor(services)
     key = ann.key
     said = Utterance(Speaker.SEEKER, f"for ever {WORDS}")
-    job = services.writers.begin(key, lambda _: Session((Turn(said),)), Order("maple-1"))
+    job = services.chat_jobs.begin(key, lambda _: Session((Turn(said),)), ReplyRequest("maple-1"))
     eventually(lambda: services.store.get(key).turns[0].progress.has_words)
     services.forget(key.visitor)
     assert job.over.wait(10)
@@ -216,7 +216,7 @@ def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(ser
     """The deletion comes between the look at the conversation and the transaction."""
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
     original = services.votes.open_battle
 
     def open_battle(*arguments):
@@ -225,10 +225,10 @@ def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(ser
 
     services.votes.open_battle = open_battle
     with pytest.raises(VoteRefusedError) as caught:
-        services.comparing.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
+        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
 
     assert caught.value.code == "forgotten"
-    assert services.comparing.count() == 0
+    assert services.compare_jobs.count() == 0
     assert services.votes.counts().battles == services.votes.counts().voters == 0
     assert in_memory(services) == ""
 
@@ -236,7 +236,7 @@ def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(ser
 def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(services):
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
     original = services.votes.open_battle
 
     def open_battle(*arguments):
@@ -246,10 +246,10 @@ def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(se
 
     services.votes.open_battle = open_battle
     with pytest.raises(InputError) as caught:
-        services.comparing.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
+        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
 
     assert caught.value.code == "forgotten"
-    assert services.comparing.count() == 0
+    assert services.compare_jobs.count() == 0
     assert services.votes.counts().battles == services.votes.counts().voters == 0
     assert in_memory(services) == ""
 
@@ -257,12 +257,12 @@ def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(se
 def test_a_comparison_that_is_on_its_way_ends_and_nothing_of_it_is_kept(services):
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True, judge="oracle")
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True, judge="oracle")
     said = Utterance(Speaker.SEEKER, f"for ever {WORDS}")
-    match = services.comparing.begin(key, said, wish, None)
-    eventually(lambda: all(side.words for side in services.comparing.store.get(key).last.sides))
+    match = services.compare_jobs.begin(key, said, wish, None)
+    eventually(lambda: all(side.words for side in services.compare_jobs.store.get(key).last.sides))
     services.forget(key.visitor)
-    again = services.comparing.begin(ann.key, Utterance(Speaker.SEEKER, "hello"), wish, None)
+    again = services.compare_jobs.begin(ann.key, Utterance(Speaker.SEEKER, "hello"), wish, None)
     assert match.over.wait(20)
     assert again.over.wait(20)
     services.votes.database.erased.result(30)
@@ -293,11 +293,11 @@ def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
         key = SessionKey(
             ann.visitor, f"comparison-{number:020d}", services.deletions.generation(ann.visitor)
         )
-        match = services.comparing.begin(
-            key, said, Wish(("maple-1", "cedar-2"), keep_words=True), None
+        match = services.compare_jobs.begin(
+            key, said, RoundRequest(("maple-1", "cedar-2"), keep_words=True), None
         )
         assert match.over.wait(30)
-        battle = services.comparing.store.get(key).last.pairs[0].battle
+        battle = services.compare_jobs.store.get(key).last.pairs[0].battle
         asked = [
             threading.Thread(target=ann.say, args=(f"{marker} slowly",)),
             threading.Thread(target=ann.compare, args=(f"{marker} slowly",)),
@@ -317,7 +317,7 @@ def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
         new = f"new after round {number}"
         ann.say(new)
         eventually(lambda new=new: new in in_memory(services))
-        eventually(lambda: services.writers.count() + services.comparing.count() == 0, 60)
+        eventually(lambda: services.chat_jobs.count() + services.compare_jobs.count() == 0, 60)
         assert marker not in in_memory(services)
         assert marker.encode() not in files_of(services)
         assert ann.visitor.encode() not in files_of(services)

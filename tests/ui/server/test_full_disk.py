@@ -21,7 +21,7 @@ from tests.comparisons import make
 from tests.pages import eventually
 from tests.protocol import CONVERSATION, Page
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE
-from ui_components.compare.jobs import Wish
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
@@ -114,9 +114,9 @@ def battle_of(services: Services, page: Page) -> str:
     """Let a comparison end, and return its battle."""
     key = SessionKey(page.visitor, CONVERSATION, services.deletions.generation(page.visitor))
     said = Utterance(Speaker.SEEKER, WORDS)
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
-    assert services.comparing.begin(key, said, wish, None).over.wait(30)
-    return services.comparing.store.get(key).last.pairs[0].battle
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
+    assert services.compare_jobs.begin(key, said, wish, None).over.wait(30)
+    return services.compare_jobs.store.get(key).last.pairs[0].battle
 
 
 def test_a_vote_is_refused_in_words_and_can_be_cast_later(server, page, broken):
@@ -147,23 +147,23 @@ def test_a_comparison_does_not_begin_and_says_so(server, page, broken):
     with broken():
         told = page.outcome(page.compare(WORDS))
         assert page.texts("compare.refused.store") in told
-        assert services.comparing.count() == 0
+        assert services.compare_jobs.count() == 0
 
-    assert WORDS not in str(services.comparing.store._kept)
+    assert WORDS not in str(services.compare_jobs.store._entries)
     page.compare(WORDS)
     eventually(lambda: services.votes.counts().battles > 0)
-    eventually(lambda: services.comparing.count() == 0)
+    eventually(lambda: services.compare_jobs.count() == 0)
 
 
 def test_a_comparison_that_cannot_be_written_down_any_more_has_failed(server, page, broken):
     """Its battle is there, since it began before; without the end of both sides it takes no vote."""
     _, services = server
     key = SessionKey(page.visitor, CONVERSATION)
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
-    match = services.comparing.begin(key, Utterance(Speaker.SEEKER, "slowly"), wish, None)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
+    match = services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, "slowly"), wish, None)
     with broken():
         assert match.over.wait(30)
-        last = services.comparing.store.get(key).last
+        last = services.compare_jobs.store.get(key).last
         assert all(side.has_failed for side in last.sides)
 
     assert page.vote(CONVERSATION, last.pairs[0].battle) != ""
