@@ -93,7 +93,7 @@ def test_full_screen_print_and_the_list_of_keys(chromium, address):
     page.keyboard.press("F")
     page.wait_for_function("!document.fullscreenElement")
 
-    keys = page.get_by_role("dialog", name="Keys for whoever presents")
+    keys = page.get_by_role("dialog", name="Shortcuts for presenters")
     page.keyboard.press("?")
     expect(keys).to_be_visible()
     page.keyboard.press("ArrowRight")
@@ -106,7 +106,7 @@ def test_full_screen_print_and_the_list_of_keys(chromium, address):
     printed = opened.value
     printed.wait_for_load_state()
     assert printed.url == f"{address}/tour/print?lang=en"
-    assert printed.title() == "COMPEER: the tour on paper"
+    assert printed.title() == "COMPEER: printable tour"
 
 
 def test_keys_are_letters_where_somebody_types_and_nothing_on_other_screens(chromium, address):

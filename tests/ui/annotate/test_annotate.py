@@ -163,7 +163,7 @@ def test_the_token_gives_a_cookie_that_scripts_cannot_read(world):
 
 def test_who_leaves_is_out_and_so_is_whose_token_was_revoked(world):
     ann, bo = world.enter("ann"), world.enter("bo")
-    assert "You have left" in ann.post("logout").json()["html"]
+    assert "You are signed out" in ann.post("logout").json()["html"]
     assert 'data-place="outside"' in ann.look()
 
     world.desk.revoke("bo")
@@ -201,7 +201,7 @@ def test_a_wrong_token_takes_a_while(world):
 
     assert answer.status_code == 403
     assert answer.elapsed.total_seconds() >= 1.0
-    assert "Nobody has this token" in answer.json()["error"]
+    assert "This token is not valid" in answer.json()["error"]
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -545,7 +545,7 @@ def finish(world):
 
 def test_the_agreement_is_kept_back_until_everything_is_done(world):
     ann, bo, cy = finish(world)
-    assert "Not before the end" in ann.look(place="agreement")
+    assert "Not available yet" in ann.look(place="agreement")
     assert "3 of 3" in cy.look(place="agreement")
 
     while (

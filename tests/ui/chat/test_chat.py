@@ -91,7 +91,7 @@ def test_a_message_that_cannot_be_sent_stays_in_the_box(anna, text, sentence):
 def test_an_unknown_model_is_refused_and_the_message_kept(anna):
     asyncio.run(anna.send("hello", model="gone"))
 
-    assert "no model of that name" in anna.error
+    assert "no model with that name" in anna.error
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "2147483648", "9" * 5000, "0" * 5000, "seven", "٣"])
@@ -149,13 +149,13 @@ def test_bad_uploads_are_refused_by_name_and_nothing_is_sent(anna, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
     PIL.Image.fromarray(pixels).save(cut)
     cut.write_bytes(cut.read_bytes()[:2000])
-    sentences = {text: "notes.png is not a picture", cut: "cut.png cannot be opened"}
+    sentences = {text: "notes.png is not an image", cut: "cut.png cannot be opened"}
 
     for path, sentence in sentences.items():
         asyncio.run(anna.send("look", [path]))
         assert sentence in anna.error
     asyncio.run(anna.send("look", [tmp_path / "gone.png"]))
-    assert "no longer there" in anna.error
+    assert "no longer on the server" in anna.error
     asyncio.run(anna.send("look", [picture(tmp_path, f"{number}.png") for number in range(5)]))
     assert "at most 4 photos" in anna.error
     assert anna.session.turns == ()
@@ -191,7 +191,7 @@ def test_stop_ends_the_reply_and_keeps_the_message(anna):
 def test_a_failed_reply_keeps_everything_and_offers_another_try(anna):
     asyncio.run(anna.send("Please fail"))
 
-    assert "The reply broke off. Your message is kept." in anna.screen["conversation"]
+    assert "Generation failed. Your message is saved." in anna.screen["conversation"]
     assert "Please fail" in anna.screen["conversation"]
     asyncio.run(anna.ask_again(model="other"))
     assert SECOND_REPLY in anna.screen["conversation"]
@@ -228,7 +228,7 @@ def test_only_the_last_message_can_have_another_reply(anna):
     asyncio.run(anna.send("two"))
     asyncio.run(anna.ask_again(index=0))
 
-    assert "no longer there" in anna.error
+    assert "no longer exists" in anna.error
     assert len(anna.session.turns) == 2
 
 
@@ -268,7 +268,7 @@ def test_a_change_can_be_left_alone(anna):
 def test_clearing_can_be_taken_back_until_the_next_message(anna):
     asyncio.run(anna.send("one"))
     anna.see(anna.chat.clear(anna.conversation_id, anna.request))
-    assert "The conversation was cleared." in anna.screen["conversation"]
+    assert "Conversation cleared." in anna.screen["conversation"]
     assert REPLY not in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert REPLY in anna.screen["conversation"]
@@ -276,7 +276,7 @@ def test_clearing_can_be_taken_back_until_the_next_message(anna):
     anna.chat.clear(anna.conversation_id, anna.request)
     asyncio.run(anna.send("new"))
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
-    assert "no longer be taken back" in anna.error
+    assert "no longer be undone" in anna.error
     assert [turn.said.text for turn in anna.session.turns] == ["new"]
 
 
@@ -302,7 +302,7 @@ def test_a_second_message_waits_for_the_first_reply(anna):
             await asyncio.sleep(0.01)
         other_tab = Visitor(anna.services, cookie=anna.cookie)
         await other_tab.send("Me too")
-        assert "A reply is being written" in other_tab.error
+        assert "A reply is being generated" in other_tab.error
         anna.chat.stop(anna.conversation_id, anna.request)
         await asyncio.wait_for(sending, 10)
 
@@ -440,7 +440,7 @@ def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_as
     assert "No program answers this message" in screen
     assert "Try again" not in screen
     assert "Supporter" not in screen
-    assert "No reply is written to this message" in anna.screen["inspector"]
+    assert "No model replies to this message" in anna.screen["inspector"]
     assert asked == []
     assert anna.session.turns[0].progress is None
     assert not anna.services.chat_jobs.count()
@@ -470,7 +470,7 @@ def test_there_is_no_way_round_the_card(anna, asked):
     steering = Steering(anna.services, anna.chat._parts, anna.chat)
     order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)
     asyncio.run(anna.ask_again(0))
-    assert "lead to people" in anna.error
+    assert "Real people answer" in anna.error
     for handler, data in (
         (steering.best_of, {"size": 2}),
         (steering.try_strategy, {"turn": 0, "reply": 1, "strategy": "Question"}),
@@ -589,7 +589,7 @@ def test_the_log_of_a_failure_holds_no_words_of_the_visitor(anna, caplog, monkey
 
     assert "RuntimeError" in caplog.text
     assert "my secret" not in caplog.text
-    assert "The reply broke off" in anna.screen["conversation"]
+    assert "Generation failed" in anna.screen["conversation"]
 
 
 def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
@@ -604,10 +604,10 @@ def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
 
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("hello"))
-        while "still being loaded" not in str(anna.screen.get("conversation")):
+        while "still loading" not in str(anna.screen.get("conversation")):
             await asyncio.sleep(0.01)
         note = anna.chat.choose_model("scripted-nano", anna.request)["note"]
-        assert "is being loaded" in note
+        assert "Loading" in note
         loaded.set()
         await asyncio.wait_for(sending, 10)
 

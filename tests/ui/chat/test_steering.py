@@ -83,9 +83,9 @@ def test_another_strategy_is_forced_and_both_replies_are_there_with_their_differ
     assert "Reply 2: strategy Question" in anna.inspector
     assert "chosen by you" in anna.inspector
     assert "Reply 1 and Reply 2" in anna.inspector
-    assert "The words of both replies are the same." in anna.inspector
+    assert "Both replies have the same text." in anna.inspector
     assert re.search(r"strategy \( differs \)|strategy \(differs\)", anna.inspector)
-    assert "judged right" in anna.inspector
+    assert "judged correct" in anna.inspector
 
 
 def test_an_edited_emotion_is_gone_on_from_and_marked_as_the_persons(anna):
@@ -116,7 +116,7 @@ def test_a_step_that_was_not_changed_is_kept_not_edited(anna):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"text": "  "}, "Please write what the step should say."),
+        ({"text": "  "}, "Please write some text for the step."),
         ({"text": "a" * 3000}, "This step has 3000 characters; 2000 is the most."),
         ({"labels": {"sentiment": "Awful"}}, "Please choose a value for each label."),
         ({"labels": None}, "Please choose a value for each label."),
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_at_its_form_and_nothing_is_lost(anna, change,
 def test_a_strategy_that_there_is_not_is_refused(anna):
     anna.ask("try_strategy", part="strategy", strategy="Hug")
 
-    assert "There is no strategy of that name here." in anna.inspector
+    assert "There is no strategy with that name." in anna.inspector
     assert len(anna.session.turns[0].replies) == 1
 
 
@@ -156,7 +156,7 @@ def test_words_of_a_person_cannot_forge_a_tag_or_a_label(anna):
 def test_a_model_that_cannot_be_written_for_is_asked_and_that_is_said(anna):
     anna.ask("try_strategy", model="other", part="strategy", strategy="Information")
 
-    assert "cannot be made to go on from given words" in anna.inspector
+    assert "cannot continue from given text" in anna.inspector
     assert "was asked for the strategy “Information” and names another one" in anna.inspector
 
 
@@ -199,7 +199,7 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
     # a step judged right while it was written, above the lowest total: that must not look like an error
     assert "Reply 1 and Reply 2" in anna.inspector
     assert "judged right +1" in anna.inspector
-    said = "does not follow the format: every part of its total counts −1"
+    said = "does not follow the format, so every part of its total counts −1"
     assert anna.inspector.count("−4 of 4") >= 1
     broken = sum(not reply.record.reading.is_complete for reply in anna.session.turns[0].replies)
     assert broken >= 1
@@ -218,7 +218,7 @@ def test_nothing_is_steered_while_a_reply_is_written(anna):
         while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         anna.press("switch", reply=1)
-        assert "A reply is being written" in anna.error
+        assert "A reply is being generated" in anna.error
         assert "Edit this step" not in anna.inspector
         anna.chat.stop(anna.conversation_id, anna.request)
         await asyncio.wait_for(sending, 20)
@@ -283,7 +283,7 @@ def test_rank_numbers_and_formula_are_shown(services, tmp_path):
 def test_without_a_judge_nothing_is_ranked_and_that_is_said(anna):
     ask_for_several(anna, 2, judge="")
 
-    assert "so they are not ranked" in anna.inspector
+    assert "so these replies are not ranked" in anna.inspector
     assert "Rank 1" not in anna.inspector
 
 

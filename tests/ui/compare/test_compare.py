@@ -34,7 +34,7 @@ from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 from ui_components.shared.texts import LANGUAGES, load_texts
 
-SECRETS = ("maple", "cedar", "willow", "tokens", "+1", "−1", "judge says")
+SECRETS = ("maple", "cedar", "willow", "tokens", "+1", "−1", "verdict")
 
 PARTS = SimpleNamespace(
     **{
@@ -207,7 +207,7 @@ def test_nothing_tells_who_is_who_before_the_persons_own_vote(anna, services):
     anna.reveal()
     for name, title in MODELS.items():
         assert (title in anna.ballot) is (name != "willow-3" or title == "")
-    assert "The judge says: Both are good." in anna.ballot
+    assert "s verdict: Both are good." in anna.ballot
     assert "You and the judge agree." in anna.ballot
     assert "tokens" in anna.ballot
     assert anna.ballot.count("✗ −1") == 2  # the third step of each side
@@ -231,13 +231,13 @@ def test_a_vote_that_nothing_speaks_against_counts_and_others_say_why_not(anna):
     anna.send("hello")
     aged(anna)
     anna.vote("first")
-    assert "The vote is kept and counts." in anna.ballot
+    assert "Your vote is stored and counts." in anna.ballot
     anna.act("undo", battle=anna.battle, revision=1)
     anna.vote("first", dwell_ms=3, both_seen=False)
 
     assert "does not count" in anna.ballot
     assert "it came too soon to have read both" in anna.ballot
-    assert "not all of both replies was on the screen" in anna.ballot
+    assert "not all of both replies was on screen" in anna.ballot
 
 
 def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
@@ -254,7 +254,7 @@ def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
     assert row.preference is Preference.NEITHER
     anna.reveal()
     anna.act("undo", battle=anna.battle, revision=3)
-    assert "You have seen the names already" in anna.ballot
+    assert "You have already seen the names" in anna.ballot
     assert "Maple" not in anna.ballot + anna.talk
     anna.vote("first")
     assert "does not count: you had seen the names" in anna.ballot
@@ -264,12 +264,12 @@ def test_reasons_come_after_the_vote_and_before_the_names(anna, services):
     anna.send("hello")
     aged(anna)
     anna.act("explain", battle=anna.battle, tags=[], note="early", token="t0")
-    assert "There is no vote of yours here." in anna.error
+    assert "You have no vote here." in anna.error
     anna.vote("first")
     anna.act("explain", battle=anna.battle, tags=["empathy"], note="warm", token="t1")
-    assert "The vote is kept and counts." in anna.ballot
+    assert "Your vote is stored and counts." in anna.ballot
     anna.act("reveal", battle=anna.battle, tags=["human"], note="warm indeed", token="t2")
-    assert "sounds like a person" in anna.ballot
+    assert "sounds human" in anna.ballot
     assert "warm indeed" in anna.ballot
     (row,) = services.votes.votes()
     assert row.flags == ()
@@ -320,7 +320,7 @@ def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
     ben.act("reveal", battle=anna.battle)
     assert "That comparison is not yours" in ben.error
     anna.vote("first", battle="b" + "0" * 32)
-    assert "no such comparison" in anna.error
+    assert "no longer exists" in anna.error
     anna.vote("best")
     assert "not one of the four answers" in anna.error
     anna.vote("first")
@@ -328,7 +328,7 @@ def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
     anna.vote("first", revision=0)  # the same request once more
     assert anna.error == ""
     anna.vote("second", revision=0)  # another tab
-    assert "You have voted on this already" in anna.error
+    assert "You have already voted on this" in anna.error
     assert "You said: A is better." in anna.ballot
 
     assert [row.preference for row in services.votes.votes()] == [Preference.FIRST]
@@ -346,7 +346,7 @@ def test_a_battle_is_not_voted_on_while_a_side_is_written(anna):
 
     anna.send("Slowly, please.", look=look)
 
-    assert "A reply is still being written." in said[0]
+    assert "A reply is still being generated." in said[0]
     assert anna.ballot.count("disabled") == 0
 
 
@@ -361,8 +361,8 @@ def test_whoever_has_no_cookie_is_told_so(services):
     ("mode", "models", "words"),
     [
         ("blind", ["maple-1"], "two to four models, or none"),
-        ("named", ["maple-1"], "two to four models that shall write"),
-        ("blind", ["maple-1", "nobody"], "no model of that name"),
+        ("named", ["maple-1"], "two to four models that should reply"),
+        ("blind", ["maple-1", "nobody"], "no model with that name"),
         ("sideways", [], "could not be read"),
     ],
 )
@@ -376,7 +376,7 @@ def test_the_next_message_waits_for_a_vote(anna):
     anna.send("hello")
     anna.send("and more")
 
-    assert "Vote first" in anna.error
+    assert "Please vote first" in anna.error
 
 
 def test_every_refusal_has_words_in_every_language():
@@ -415,7 +415,7 @@ def test_one_side_is_stopped_and_the_other_goes_on(anna, services):
     assert other.reply == SECOND_LONG
     aged(anna)
     anna.vote("first")
-    assert "a reply was stopped before its end" in anna.ballot
+    assert "a reply was stopped early" in anna.ballot
     (row,) = services.votes.votes()
     assert Flag.STOPPED in row.flags
 
@@ -442,7 +442,7 @@ def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
     assert 'data-act="draw_again"' in anna.talk
     assert anna.ballot == ""
     anna.vote("first")
-    assert "A side failed" in anna.error
+    assert "A reply failed" in anna.error
     anna.draw_again()
     assert anna.battle != battle
     assert services.votes.battle(battle, anna.key.visitor).statuses[failed] is SideStatus.FAILED
@@ -507,7 +507,7 @@ def test_a_comparison_takes_one_place_in_the_line(anna, services):
 
     def look_at_ben() -> None:
         look()
-        if "You are number 1 in line" in str(ben.screen.get("talk")):
+        if "You are number 1 in the queue" in str(ben.screen.get("talk")):
             services.compare_jobs.stop(anna.key)
 
     ben.send("hello", look=look_at_ben)
@@ -532,7 +532,7 @@ def test_a_reply_that_says_who_wrote_it_is_flagged_and_can_be_drawn_again(anna, 
     assert "does not count: a reply says who wrote it." in anna.ballot
     assert Flag.LEAKED in next(services.votes.votes()).flags
     anna.draw_again()
-    assert "There is a vote on this round already" in anna.error
+    assert "This round already has a vote" in anna.error
 
 
 @pytest.mark.parametrize(
@@ -577,7 +577,7 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
     side = anna.left("cedar-2")
     aged(anna)
     anna.vote("first" if side == 0 else "second")
-    assert f"goes on from {'AB'[side]}, the reply you preferred" in anna.talk
+    assert f"continues from {'AB'[side]}, the reply you preferred" in anna.talk
     anna.send("and now?", keep=True)
 
     with services.votes.database.reading() as session:
@@ -592,13 +592,13 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
 def test_where_neither_is_preferred_chance_decides_and_the_person_may_choose(anna):
     anna.send("hello")
     anna.vote("both")
-    assert "You preferred neither, so chance decided" in anna.talk
+    assert "You preferred neither, so one was drawn at random" in anna.talk
     number = 1 - (anna.round.goes_on or 0)
     anna.act("choose_side", number=number)
 
-    assert f"goes on from {'AB'[number]}, as you chose" in anna.talk
+    assert f"continues from {'AB'[number]}, as you chose" in anna.talk
     anna.act("choose_side", number=7)
-    assert "no longer there" in anna.error
+    assert "no longer exists" in anna.error
 
 
 def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
@@ -625,7 +625,7 @@ def test_where_one_of_three_fails_the_others_are_voted_on(tmp_path):
     anna.send("break, please", "named", list(MODELS))
     able = [n for n in range(3) if n != anna.left("maple-1")]
 
-    assert "One side has nothing to compare." in anna.talk
+    assert "One reply is missing." in anna.talk
     active = anna.round.active
     assert active is not None
     assert list(active.sides) == able
@@ -680,7 +680,7 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
 
     assert "You matter more than this demo" in anna.talk
     assert "911" in anna.talk
-    assert "Nothing in it is counted" in anna.talk
+    assert "None of it counts" in anna.talk
     assert "screen=chat" not in anna.talk  # no model answers there either
     assert anna.ballot == ""
     assert services.votes.counts().battles == 1  # no model was asked

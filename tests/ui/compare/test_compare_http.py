@@ -113,14 +113,14 @@ def votes_of(caller: Caller, battle: str) -> list[Preference]:
 
 def test_one_vote_stands_whatever_is_posted(anna, ben):
     battle = anna.begin()
-    assert "There is no vote of yours" in anna.said("reveal", battle=battle)
-    assert "There is no vote of yours" in anna.said("undo", battle=battle, revision=0)
+    assert "You have no vote" in anna.said("reveal", battle=battle)
+    assert "You have no vote" in anna.said("undo", battle=battle, revision=0)
     assert "not yours" in ben.vote(battle)
-    assert "no such comparison" in anna.vote("b" + "f" * 32)
-    assert "no such comparison" in anna.vote("\x00")
+    assert "no longer exists" in anna.vote("b" + "f" * 32)
+    assert "no longer exists" in anna.vote("\x00")
     assert "not one of the four" in anna.vote(battle, "best")
     assert anna.vote(battle, "second") == ""
-    assert "voted on this already" in anna.vote(battle, "first")
+    assert "already voted on this" in anna.vote(battle, "first")
     assert anna.vote(battle, "second") == ""  # the same request once more
 
     assert votes_of(anna, battle) == [Preference.SECOND]
@@ -139,8 +139,8 @@ def test_many_at_once_leave_one_vote(anna):
 
 def test_an_unfinished_battle_takes_no_vote(anna, services):
     battle = anna.begin("for ever", wait=False)
-    assert "still being written" in anna.vote(battle)
-    assert "no vote of yours" in anna.said("reveal", battle=battle)
+    assert "still being generated" in anna.vote(battle)
+    assert "no vote here" in anna.said("reveal", battle=battle)
     services.compare_jobs.stop(anna.key)
     eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
@@ -203,8 +203,8 @@ def test_no_payload_names_a_side_before_the_vote(anna):
     metrics = anna.http.get("/metrics").text
 
     assert "hardest" in text
-    assert "You said" not in text
-    known = [*MODELS, *filter(None, MODELS.values()), "tokens", "judge says"]
+    assert "Your vote:" not in text
+    known = [*MODELS, *filter(None, MODELS.values()), "tokens", "judge's verdict"]
     assert [name for name in known if name in text] == []
     assert 'status="finished"' in metrics
     battle = json.loads(

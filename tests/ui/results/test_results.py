@@ -280,7 +280,7 @@ def test_the_head_sentence_says_who_is_preferred_and_how_sure_that_is():
     )
     assert "urp 比 base 更受欢迎：在分出胜负的投票中赢得 91%" in sentence(board, ZH, str)
     even = made_board(("urp", "base", FIRST, 13), ("base", "urp", FIRST, 12))
-    assert sentence(even, EN, str).endswith("That can be chance: the interval contains 50 %.")
+    assert sentence(even, EN, str).endswith("This may be chance: the CI contains 50 %.")
     ties = made_board(("urp", "base", BOTH, 25))
     assert "urp" not in sentence(ties, EN, str) or ties.headline is not None
 
@@ -332,7 +332,7 @@ def test_pairs_judge_effects_and_what_is_left_out_are_shown(services):
     assert f"{pair.losses} : {pair.wins}" in seen  # the mirror image
     assert f"equal {pair.ties}, neither {pair.neither}" in seen
     assert f"Kappa {board.judge.kappa.value:.2f}" in seen
-    assert "Of two equal replies the left one" in seen
+    assert "Between two equal replies, the left one" in seen
     assert "The longer reply won" in seen
     assert board.influence is not None
     assert f"{board.influence.largest_shift} points" in seen

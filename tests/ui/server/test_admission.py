@@ -153,7 +153,7 @@ def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
 
     assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
     assert int(refused.headers["retry-after"]) > 0
-    assert "too much on the way" in refused.json()["detail"]
+    assert "too many requests running" in refused.json()["detail"]
     assert "connect-src 'self'" in refused.headers["content-security-policy"]
     assert "请稍等几秒再试" in chinese.join("hello").json()["detail"]
     assert REPLY[:20] in ben.send("quick")

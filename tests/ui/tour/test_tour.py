@@ -110,7 +110,7 @@ def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
 
     assert tour.notes["friend", "sft"].steps[0].why.en in seen
     assert "78 % sure" in seen
-    assert "The judge has missed it." in seen
+    assert "The judge missed the error." in seen
     assert f"calls {counted.wrong} of the {counted.steps} recorded steps wrong" in seen
     assert f"found {counted.noticed} of those" in seen
 
@@ -118,16 +118,16 @@ def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
 def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
     seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
 
-    assert "The judge has found it." in seen
+    assert "The judge found the error." in seen
     assert "90 % sure" in seen
-    assert "The judge has missed it." not in seen
+    assert "The judge missed the error." not in seen
 
 
 @pytest.mark.parametrize(
     ("low", "said", "not_said", "caveat"),
     [
-        (45.0, "close to a guess", "better than a guess", "The score shows the form"),
-        (55.0, "better than a guess", "close to a guess", "Do not read the score as progress"),
+        (45.0, "near chance", "better than chance", "The score reflects the format"),
+        (55.0, "better than chance", "near chance", "Do not read the score as progress"),
     ],
 )
 def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said, caveat):
@@ -150,7 +150,7 @@ def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_el
     other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
     unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
 
-    assert "Nobody has written down yet" in words(step(3, unread))
+    assert "No commentary has been written" in words(step(3, unread))
     assert "In plain words" not in words(step(2, unread))
 
 
@@ -196,7 +196,7 @@ def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring
 def test_the_base_is_said_not_to_be_shipped(tour):
     seen = words(step(4, tour))
 
-    assert seen.count("Recorded from the pre-trained base, which is not shipped.") == 3
+    assert seen.count("Recorded from the pre-trained base model, which is not shipped.") == 3
     assert seen.count("Recorded from weights that are no longer shipped.") == 3  # POR's
     assert "the judge was not asked" in seen
 
