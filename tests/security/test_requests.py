@@ -141,8 +141,8 @@ def test_web_sockets_get_no_answer(server):
         ("queue/join", b'{"data": [], "fn_index": true, "session_hash": "a"}', 400, "fn_index"),
         ("queue/join", b'{"data": [], "fn_index": 0}', 400, "session_hash"),
         ("queue/join", b'{"data": [], "fn_index": 0, "session_hash": "a/b"}', 400, "session_hash"),
-        ("queue/join", b'{"data": [], "batched": true}', 400, "not known"),
-        ("run/predict", b'{"data": [], "event_id": "x"}', 400, "not known"),
+        ("queue/join", b'{"data": [], "batched": true}', 400, "unknown field"),
+        ("run/predict", b'{"data": [], "event_id": "x"}', 400, "unknown field"),
         ("cancel", b'{"event_id": 1}', 400, "those of a call"),
     ],
 )
@@ -162,7 +162,7 @@ def test_deep_and_wide_bodies_are_refused(server):
             answer = client.post("/gradio_api/call/chat", json=chat_body(history=message))
             assert (answer.status_code, answer.json()["detail"]) == (
                 400,
-                "the request holds too much",
+                "the request is nested too deeply",
             )
 
 

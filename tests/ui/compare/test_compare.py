@@ -437,7 +437,7 @@ def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
     failed, battle = anna.left("maple-1"), anna.battle
     letter = "AB"[failed]
 
-    assert f"{letter} broke off." in anna.talk
+    assert f"Generation of {letter} failed." in anna.talk
     assert SECOND_REPLY in anna.talk
     assert 'data-act="draw_again"' in anna.talk
     assert anna.ballot == ""
