@@ -1,7 +1,7 @@
-"""What happens at the annotation desk: what is asked for, checked, saved and shown.
+"""The logic of the annotation desk: what is requested, checked, saved and shown.
 
-`Annotating` answers requests that have been read already, for somebody who has come in. It knows
-nothing of HTTP; `annotate_routes` does.
+`Annotating` answers parsed requests of a signed-in annotator. It knows nothing of HTTP, unlike
+`annotate.routes`.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ MAX_SECONDS = 7 * 24 * 3600.0
 
 
 class Form(FrozenModel):
-    """What a person has filled in, whole or in part."""
+    """A form, complete or partial."""
 
     model_config = ConfigDict(strict=True)
 
     steps: list[bool | None] = Field(default=[None] * 3, min_length=3, max_length=3)
     preference: Literal["first", "second", "both", "neither"] | None = None
-    """In the order in which the person sees the replies."""
+    """In the order in which the annotator sees the replies."""
     confidence: int | None = Field(default=None, ge=1, le=5)
     note: str = ""
     seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
 
 
 class Asked(FrozenModel):
-    """What a page asks for."""
+    """A page's request."""
 
     place: Place = "work"
     item: str | None = None
@@ -50,18 +50,18 @@ class Asked(FrozenModel):
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows next."""
+    """A page's next state."""
 
     html: str
     said: str = ""
-    """For the line of status, and for screen readers."""
+    """For the status line and screen readers."""
 
     def as_json(self) -> dict[str, Any]:
         return {"html": self.html, "said": self.said}
 
 
 def read_asked(body: Mapping[str, Any]) -> Asked:
-    """Read what a page asks for.
+    """Parse a page's request.
 
     Raises:
         InputError: ``request_unusable``, or ``note_too_long``.
@@ -82,15 +82,15 @@ def read_asked(body: Mapping[str, Any]) -> Asked:
 
 
 class Annotating:
-    """The desk as a person at the page sees it."""
+    """The desk of one annotator."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    # --- what is shown --------------------------------------------------------------------------
+    # --- viewing --------------------------------------------------------------------------------
 
     def look(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Show a place of the desk, or an item that was given before.
+        """Show a section of the desk, or an item that was assigned before.
 
         Raises:
             InputError: See `Desk.open_item`.
@@ -107,17 +107,17 @@ class Annotating:
         return self._with_item(annotator, asked, next_work, texts)
 
     def report(self, annotator: Annotator) -> Report | None:
-        """Return how well people agree, to those who may know it.
+        """Return the agreement report, to those who may see it.
 
-        Whoever decides conflicts may see it at any time; it is about items that two have answered.
-        All others see it when everything is done.
+        Whoever decides conflicts may see it at any time; it covers items with two answers. All
+        others see it once everything is done.
         """
         if not annotator.may_adjudicate and not self._desk.progress(annotator).is_over:
             return None
         return self._desk.report()
 
     def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
-        """Return a picture of an item that somebody was given.
+        """Return an image of an assigned item.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -157,10 +157,10 @@ class Annotating:
             opened=opened,
         )
 
-    # --- what is saved --------------------------------------------------------------------------
+    # --- saving ---------------------------------------------------------------------------------
 
     def save_draft(self, annotator: Annotator, asked: Asked) -> dict[str, str]:
-        """Keep what somebody has filled in so far; return when.
+        """Save a draft; return the time.
 
         Raises:
             InputError: See `Desk.save_draft`.
@@ -171,7 +171,7 @@ class Annotating:
         return {"saved": saved.isoformat()}
 
     def hold(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
-        """Say that a tab still has its item open; return whether it may write.
+        """Renew a tab's lock on its item; return whether it may write.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -179,7 +179,7 @@ class Annotating:
         return {"may_write": self._desk.hold(annotator, _item(asked), asked.tab)}
 
     def leave(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
-        """Say that a tab is closed.
+        """Release a closed tab's lock.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -188,7 +188,7 @@ class Annotating:
         return {}
 
     def save(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Save an answer and show what comes next.
+        """Save an answer and show the next item.
 
         Raises:
             InputError: ``answer_incomplete``, ``reason_missing``, or see `Desk.answer`.
@@ -226,7 +226,7 @@ class Annotating:
         return Shown(shown.html, texts("annotate.said_saved", number=work.number))
 
     def take_back(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Take the last answer back and show it again.
+        """Undo the last answer and show it again.
 
         Raises:
             InputError: See `Desk.take_back`.
@@ -237,7 +237,7 @@ class Annotating:
         return Shown(shown.html, texts("annotate.said_back", number=work.number))
 
     def _questions(self, annotator: Annotator, work: Work) -> list[Part]:
-        """Return what somebody is asked about an item; the third only what the two differ on."""
+        """Return the questions of an item; the third annotator answers only those in dispute."""
         asked = [
             part for part in QUESTIONS if part is not Part.REPLY or work.item.replies is not None
         ]

@@ -1,4 +1,4 @@
-"""The replies to one message as they are drawn: which there are, and how two of them differ."""
+"""Renders the replies to one message: their list, and the difference between two of them."""
 
 from compeer_core.reasoning import LABELS, STEPS, Part
 from compeer_core.unifireward import StepVerdict
@@ -15,7 +15,7 @@ from ui_components.shared.session import Session, Turn
 from ui_components.shared.texts import Texts
 
 SNIPPET = 90
-"""Letters of a reply that its line in the list shows."""
+"""Characters of a reply shown in the list."""
 LABEL_TABLES = {
     "stage": "stages",
     "sentiment": "sentiments",
@@ -25,7 +25,7 @@ LABEL_TABLES = {
 
 
 def reply_name(progress: Progress, texts: Texts) -> str:
-    """Say which reply it is: its number, and how it came to be asked for."""
+    """Name a reply: its number and how it was requested."""
     origin = progress.origin
     name = texts("steering.reply", number=progress.number)
     match origin.kind:
@@ -43,7 +43,7 @@ def reply_name(progress: Progress, texts: Texts) -> str:
 
 
 def branches_view(session: Session, index: int, texts: Texts) -> dict[str, object] | None:
-    """Return the list of replies to a message, None where there is but one."""
+    """Return the list of replies to a message, None if there is only one."""
     turn = session.turns[index]
     if len(turn.replies) < 2:
         return None
@@ -89,7 +89,7 @@ def _row(
 
 
 def _comparison(one: Progress, other: Progress, texts: Texts) -> dict[str, object]:
-    """Two replies beside each other: verdicts on the steps, rewards, and the words that differ."""
+    """Compare two replies: verdicts on the steps, rewards, and the words that differ."""
     pieces = words_diff(one.reply.strip(), other.reply.strip())
     sides = [
         [piece for piece in pieces if piece.kind in {"same", mine}] for mine in ("removed", "added")

@@ -1,8 +1,8 @@
-"""A comparison as it is drawn: the rounds with their sides, and the ballot below them.
+"""Renders a comparison: the rounds with their sides, and the ballot below them.
 
-`talk_html` and `ballot_html` draw a `Comparison` alone, so that they can be tested without a browser.
-Whatever could tell the sides apart (names, scores, the judge's verdict, time, tokens) is read here only
-from what the store has revealed after the person's vote.
+`talk_html` and `ballot_html` draw a `Comparison` alone, so that they can be tested without a
+browser. Whatever could tell the sides apart (names, scores, the judge's verdict, time, tokens) is
+read only from what the store has revealed after the vote.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _VOCABULARIES = {
     "strategy": "strategies",
 }
 _NAMED = {"emotion": "feeling", "strategy": "chosen"}
-"""Labels whose words on the page have another key."""
+"""Labels whose text keys differ from their names."""
 
 
 def talk_html(
@@ -37,11 +37,11 @@ def talk_html(
     """Draw the rounds.
 
     Args:
-        comparison: What there is.
+        comparison: The comparison.
         texts: The words.
-        models: To name them, where the person may know.
-        now: The monotonic time, to say how long models have been loading.
-        keep_seconds: How long comparisons are kept, to say so.
+        models: To name them, if the visitor may know.
+        now: The monotonic time, for how long models have been loading.
+        keep_seconds: The lifetime of comparisons, which the page states.
     """
     last = comparison.last
     return render(
@@ -183,7 +183,7 @@ def _pictures(one: Round, texts: Texts) -> list[dict[str, object]]:
 
 
 def _language_notice(one: Round, texts: Texts, models: Models) -> str:
-    """Say that a model may not understand, but not which."""
+    """Say that a model may not support the language, but not which one."""
     entries = [models.entry("policy", side.plan.model) for side in one.sides]
     able = all(entry is None or entry.speaks(one.language) for entry in entries)
     return "" if able else texts("compare.language_notice")
@@ -198,13 +198,13 @@ def _title(models: Models, name: str) -> str:
 
 
 def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: float) -> str:
-    """Draw what was voted and what is asked; empty where there is nothing to vote on.
+    """Draw the ballot; empty if there is nothing to vote on.
 
     Args:
-        comparison: What there is.
+        comparison: The comparison.
         texts: The words.
-        models: To name them, where the person may know.
-        now: On the clock of `Comparisons`, for the time that is left to take a vote back.
+        models: To name them, if the visitor may know.
+        now: On the store's clock, for the time left to undo a vote.
     """
     last = comparison.last
     if last is None:
@@ -278,7 +278,7 @@ def _said(choice: Preference, left: str, right: str, texts: Texts) -> str:
 
 
 def _counts(one: Round, pair: Pair, texts: Texts) -> str:
-    """Say whether the vote counts, and if not, why."""
+    """Say whether the vote counts, and why not."""
     receipt = pair.ballot.receipt
     if receipt is None:
         return ""
@@ -321,7 +321,7 @@ def _verdict_note(
 def _rows(
     rewards: tuple[Reward | None, Reward | None], sides: Sequence[Side], texts: Texts
 ) -> list[dict[str, object]]:
-    """Draw the table under the names: each part of the reward, the total, and the time it took."""
+    """Draw the table under the names: the parts of the reward, the total, and the time."""
     rows: list[dict[str, object]] = [
         {
             "name": texts(f"inspector.{part.value}"),

@@ -1,6 +1,6 @@
-"""Which votes a visitor asks for, as it stands in an address: ``language=zh&image=with&admit=leaked``.
+"""Filters of votes as a query string: ``language=zh&image=with&admit=leaked``.
 
-The form of the page, the downloads and a shared link all speak this way.
+Used by the page's form, the downloads and shared links.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from compeer_core.votes.battles import Flag
 from compeer_core.votes.board import ALL_FLAGS, Filters
 
 VISITORS = "-"
-"""As a group of raters: those who belong to none."""
+"""As a group of raters: those without a group."""
 MOST_CHARACTERS = 2000
 
 _PRESENCE: Mapping[str, bool | None] = MappingProxyType({"": None, "with": True, "without": False})
@@ -20,10 +20,10 @@ _KINDS = ("blind", "named", "any")
 
 
 def read_filters(query: str) -> Filters:
-    """Read the part of an address after the question mark; what is not about filters is passed over.
+    """Parse a query string; unrelated parameters are ignored.
 
     Raises:
-        InputError: It asks for something that cannot be.
+        InputError: A value is invalid.
 
     Example:
         >>> read_filters("language=zh&image=with&topic=").languages
@@ -54,7 +54,7 @@ def read_filters(query: str) -> Filters:
 
 
 def write_filters(filters: Filters, **more: str) -> str:
-    """Return the same in an address, without what is asked for by default.
+    """Return the query string without default values.
 
     Example:
         >>> write_filters(read_filters("kind=blind&image=with&admit=leaked"), as_of="now")
