@@ -58,10 +58,10 @@ class Tour:
         Raises:
             ConfigError: There is none.
         """
-        found = self.recordings.get((case.name, stage))
-        if found is None:
+        recording = self.recordings.get((case.name, stage))
+        if recording is None:
             raise ConfigError(f"the tour has no recording of case {case.name!r}, stage {stage!r}")
-        return found
+        return recording
 
     def opinion(self, recording: Recording, part: Part) -> Opinion | None:
         """Return a person's comment on a recorded step."""
@@ -97,13 +97,15 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
     plan = load_toml(folder / "plan.toml", Plan)
     notes = load_toml(folder / "notes.toml", Notes)
     listed = load_toml(folder / "figures.toml", FigureList)
-    recordings = {(one.case, one.stage): one for one in load_recordings(folder)}
+    recordings = {
+        (recording.case, recording.stage): recording for recording in load_recordings(folder)
+    }
     for case in plan.cases:
         for stage in plan.stages:
-            one = recordings.get((case.name, stage.name))
-            if one is not None and one.said != case.said.en:
+            recording = recordings.get((case.name, stage.name))
+            if recording is not None and recording.said != case.said.en:
                 raise ConfigError(
-                    f"{folder / one.file_name}: plan.toml has another message; record the case again"
+                    f"{folder / recording.file_name}: plan.toml has another message; record the case again"
                 )
         if (case.name, plan.shown) not in recordings:
             raise ConfigError(f"{folder}: there is no recording {case.name}.{plan.shown}.json")
@@ -113,8 +115,8 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
         notes={
             (note.case, note.stage): note
             for note in notes.notes
-            if (one := recordings.get((note.case, note.stage))) is not None
-            and one.text_hash == note.text
+            if (recording := recordings.get((note.case, note.stage))) is not None
+            and recording.text_hash == note.text
         },
         read_by=notes.by,
         figures=load_figures(listed, assets),

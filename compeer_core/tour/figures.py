@@ -95,18 +95,18 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
     path = assets / "results" / source.file
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = [
+        metrics = [
             metric
             for metric in result["metrics"]
             if metric["name"] == source.metric
             and metric.get("of", "") == source.of
             and metric.get("about", "") == source.about
         ]
-        if len(found) != 1:
+        if len(metrics) != 1:
             raise ConfigError(
-                f"figure {source.name!r}: {path} holds {source.metric!r} {len(found)} times"
+                f"figure {source.name!r}: {path} holds {source.metric!r} {len(metrics)} times"
             )
-        metric = found[0]
+        metric = metrics[0]
         compared = str(result["model"]).split(
             ", "
         )  # with several models, the one that the number belongs to

@@ -91,13 +91,13 @@ class Recorder:
                 continue
             path = folder / f"{case.name}.{stage.name}.json"
             if path.is_file():
-                kept = load_recording(path)
-                if kept.said != case.said.en:
+                recording = load_recording(path)
+                if recording.said != case.said.en:
                     raise ConfigError(
                         f"{path} answers another message; name its weights: "
                         f"--weights {stage.name}=FOLDER"
                     )
-                yield self._judged(kept)
+                yield self._judged(recording)
 
     def again(self, stage: Stage) -> Iterator[Recording]:
         """Record all cases of a shipped stage again, to compare with the stored recordings."""
@@ -180,17 +180,17 @@ def judge_words(judge: Judge, origin: Origin, recording: Recording, today: datet
     )
 
 
-def first_difference(one: str, other: str) -> int | None:
+def first_difference(first: str, second: str) -> int | None:
     """Return where two texts differ, None if they are the same.
 
     Example:
         >>> first_difference("tears", "team"), first_difference("tea", "tea")
         (3, None)
     """
-    if one == other:
+    if first == second:
         return None
-    pairs = zip(one, other, strict=False)
-    shorter = min(len(one), len(other))
+    pairs = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
     return next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
@@ -213,10 +213,10 @@ def _dialogue(said: str) -> Dialogue:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -228,7 +228,7 @@ def test_a_paste_of_twenty_thousand_characters_is_refused_and_kept(page):
     message(page).press("Enter")
 
     expect(page.locator("#error [role=alert]")).to_contain_text(
-        "20000 characters; 4000 is the most"
+        "20000 characters; the limit is 4000"
     )
     expect(message(page)).to_have_value("x" * 20_000)
 

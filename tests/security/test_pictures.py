@@ -15,14 +15,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tests.page_client import call_chat, picture_of, send_message, upload
 from tests.pages import REPLY
-from tests.security.server_process import (
-    ServerProcess,
-    call_chat,
-    picture_of,
-    send_message,
-    upload,
-)
+from tests.security.server_process import ServerProcess
 
 logger = logging.getLogger(__name__)
 

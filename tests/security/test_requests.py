@@ -13,15 +13,9 @@ from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 from gradio.routes import App
 
+from tests.page_client import chat_body, handlers, picture_of, upload
 from tests.pages import make_services
-from tests.security.server_process import (
-    ServerProcess,
-    chat_body,
-    handlers,
-    picture_of,
-    running_server,
-    upload,
-)
+from tests.security.server_process import ServerProcess, running_server
 from ui_components.page import build_page
 from ui_components.server.app import build_server, serving
 from ui_components.server.http_protocol import BoundedHeaders

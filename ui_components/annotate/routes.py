@@ -23,7 +23,7 @@ from compeer_core.annotation.desk import PASS_SECONDS, Annotator, Desk
 from compeer_core.errors import InputError, StoreError
 from ui_components.annotate import view
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
-from ui_components.annotate.handlers import Annotating, Asked, read_asked
+from ui_components.annotate.handlers import Annotating, PageRequest, read_request
 from ui_components.server.middleware import cookie_reach
 from ui_components.server.visitors import picture_number
 from ui_components.shared.services import Services
@@ -53,7 +53,7 @@ _SENTENCES = {
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[Annotator, Asked, Texts], dict[str, Any]]
+Handler = Callable[[Annotator, PageRequest, Texts], dict[str, Any]]
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
@@ -138,12 +138,18 @@ def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
 
 def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotating) -> None:
     handlers: dict[str, Handler] = {
-        "view": lambda who, asked, texts: annotating.look(who, asked, texts).as_json(),
-        "draft": lambda who, asked, _: annotating.save_draft(who, asked),
-        "hold": lambda who, asked, _: annotating.hold(who, asked),
-        "leave": lambda who, asked, _: annotating.leave(who, asked),
-        "answer": lambda who, asked, texts: annotating.save(who, asked, texts).as_json(),
-        "undo": lambda who, asked, texts: annotating.take_back(who, asked, texts).as_json(),
+        "view": lambda who, page_request, texts: annotating.look(
+            who, page_request, texts
+        ).as_json(),
+        "draft": lambda who, page_request, _: annotating.save_draft(who, page_request),
+        "hold": lambda who, page_request, _: annotating.hold(who, page_request),
+        "leave": lambda who, page_request, _: annotating.leave(who, page_request),
+        "answer": lambda who, page_request, texts: annotating.save(
+            who, page_request, texts
+        ).as_json(),
+        "undo": lambda who, page_request, texts: annotating.take_back(
+            who, page_request, texts
+        ).as_json(),
     }
 
     def add(name: str, handler: Handler) -> None:
@@ -166,7 +172,7 @@ def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotati
                 said = texts("annotate.error_logged_out")
                 html = view.outside(texts, said=said)
                 return _json({"code": "logged_out", "error": said, "html": html}, 401)
-            return _json(handler(annotator, read_asked(body), texts))
+            return _json(handler(annotator, read_request(body), texts))
 
     for name, handler in handlers.items():
         add(name, handler)

@@ -151,9 +151,9 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
     )
 
 
-def differs(one: Annotation, other: Annotation, question: Part) -> bool:
+def differs(first: Annotation, second: Annotation, question: Part) -> bool:
     """Whether two annotators answered a question differently."""
-    return one.answer(question) != other.answer(question)
+    return first.answer(question) != second.answer(question)
 
 
 def _filled_in(work: Work) -> Mapping[str, Any]:

@@ -61,7 +61,7 @@ def conversation_html(
         running=running,
         undo=_undo(session, texts),
         editing=editing,
-        editing_pictures=editing is not None and bool(session.turns[editing].said.images),
+        editing_pictures=editing is not None and bool(session.turns[editing].message.images),
         hours=round(keep_seconds / 3600),
         announced_key=announced_key,
         announced=announced,
@@ -89,7 +89,7 @@ def _turn(
         "index": index,
         "shown": session.shown == index,
         "last": is_last,
-        "said": turn.said.text,
+        "said": turn.message.text,
         "pictures": [
             {
                 "address": picture_address(turn.key, position),
@@ -97,7 +97,7 @@ def _turn(
                 "width": image.width,
                 "height": image.height,
             }
-            for position, image in enumerate(turn.said.images)
+            for position, image in enumerate(turn.message.images)
         ],
         "risk": risk_card(texts, turn.risk) if turn.risk else None,
         "notice": _language_notice(turn, texts, models),

@@ -123,7 +123,9 @@ class Chat:
             images = await uploads.read(files, owner, alt or "")
             before = self._services.store.get(key)
             kept_images = (
-                len(before.turns[before.editing].said.images) if before.editing is not None else 0
+                len(before.turns[before.editing].message.images)
+                if before.editing is not None
+                else 0
             )
             turn = _turn(check_message(text, bool(images) or bool(kept_images)), images)
             change = _sending(turn, self._services.store.now())
@@ -202,7 +204,7 @@ class Chat:
         typed = (message or {}).get("text") or ""
         draft = session.draft if session.editing is not None else typed
         self._services.store.update(key, lambda now: replace(now, editing=index, draft=draft))
-        text = session.turns[index].said.text
+        text = session.turns[index].message.text
         files = (message or {}).get("files") or []
         return {parts.message: {"text": text, "files": files}} | self.screen(key, texts)
 
@@ -281,7 +283,10 @@ class Chat:
             **self.screen(key, texts),
         }
         if session.editing is not None:
-            first[parts.message] = {"text": session.turns[session.editing].said.text, "files": []}
+            first[parts.message] = {
+                "text": session.turns[session.editing].message.text,
+                "files": [],
+            }
         yield first
         if self._services.chat_jobs.job(key) is not None:
             yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
@@ -440,8 +445,8 @@ def _sending(turn: Turn, now: float) -> Callable[[Session], Session]:
             if len(session.turns) >= MAX_TURNS:
                 raise InputError("too many", code="too_many_turns", values={"limit": MAX_TURNS})
             return Session(turns=(*session.turns, turn))
-        images = session.turns[index].said.images + turn.said.images
-        edited = replace(turn, said=replace(turn.said, images=images))
+        images = session.turns[index].message.images + turn.message.images
+        edited = replace(turn, message=replace(turn.message, images=images))
         undo = Undo("edited", session.turns, index + 1, now + UNDO_SECONDS)
         return Session(turns=(*session.turns[:index], edited), undo=undo)
 

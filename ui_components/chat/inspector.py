@@ -76,7 +76,7 @@ def inspector_html(
             "address": picture_address(turn.key, index),
             "alt": image.alt or texts("chat.photo_of", number=index + 1, turn=shown + 1),
         }
-        for index, image in enumerate(turn.said.images)
+        for index, image in enumerate(turn.message.images)
     ]
     cards = [
         _card(part, progress, texts, vocabulary, pictures)

@@ -112,15 +112,15 @@ def contradiction_words(session: Session, index: int, texts: Texts) -> list[str]
     if progress is None or progress.record is None or progress.outcome != "finished":
         return []
     before = replace(session, turns=session.turns[: index + 1]).dialogue().merged()
-    found = contradictions(before, progress.record.reading, progress.record.judgement)
-    return [_words(one, texts) for one in found]
+    contradicted = contradictions(before, progress.record.reading, progress.record.judgement)
+    return [_words(each, texts) for each in contradicted]
 
 
-def _words(found: Contradiction, texts: Texts) -> str:
-    if found.named is None:
-        return texts(f"steering.{found.reason}")
-    strategy = texts.label("strategies", found.named)
-    if found.reason is Reason.ASKS_INSTEAD:
+def _words(contradiction: Contradiction, texts: Texts) -> str:
+    if contradiction.named is None:
+        return texts(f"steering.{contradiction.reason}")
+    strategy = texts.label("strategies", contradiction.named)
+    if contradiction.reason is Reason.ASKS_INSTEAD:
         return texts("steering.asks_instead", strategy=strategy)
-    sign = texts(f"steering.sign_{found.named.name.lower()}")
+    sign = texts(f"steering.sign_{contradiction.named.name.lower()}")
     return texts("steering.no_sign", strategy=strategy, sign=sign)

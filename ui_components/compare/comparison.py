@@ -81,7 +81,7 @@ class Pair:
 class Round:
     """One message and its replies."""
 
-    said: Utterance = field(repr=False)
+    message: Utterance = field(repr=False)
     sides: tuple[Side, ...]
     pairs: tuple[Pair, ...]
     blind: bool
@@ -171,36 +171,36 @@ class Comparison:
         """The newest round."""
         return self.rounds[-1] if self.rounds else None
 
-    def dialogue(self, said: Utterance) -> Dialogue:
-        """The dialogue so far, with the replies that continued it, and ``said``."""
+    def dialogue(self, message: Utterance) -> Dialogue:
+        """The dialogue so far, with the replies that continued it, and ``message``."""
         utterances: list[Utterance] = []
         for earlier in self.rounds:
-            utterances.append(earlier.said)
+            utterances.append(earlier.message)
             number = earlier.goes_on
             if number is not None:
                 utterances.append(Utterance(Speaker.SUPPORTER, earlier.sides[number].reply))
-        return Dialogue((*utterances, said), id=self.id)
+        return Dialogue((*utterances, message), id=self.id)
 
     def with_round(self, changed: Round) -> "Comparison":
         """Return the comparison with the round of the same key replaced."""
-        rounds = tuple(changed if one.key == changed.key else one for one in self.rounds)
+        rounds = tuple(changed if round_.key == changed.key else round_ for round_ in self.rounds)
         return replace(self, rounds=rounds)
 
     def with_pair(self, changed: Pair) -> "Comparison":
         """Return the comparison with the pair of the same battle replaced."""
 
-        def within(one: Round) -> Round:
-            pairs = (changed if pair.battle == changed.battle else pair for pair in one.pairs)
-            return replace(one, pairs=tuple(pairs))
+        def within(round_: Round) -> Round:
+            pairs = (changed if pair.battle == changed.battle else pair for pair in round_.pairs)
+            return replace(round_, pairs=tuple(pairs))
 
         return replace(self, rounds=tuple(map(within, self.rounds)))
 
     def locate(self, battle: str) -> "tuple[Round, Pair] | None":
         """Return a battle's round and pair, None if there is none."""
-        for one in self.rounds:
-            for pair in one.pairs:
+        for round_ in self.rounds:
+            for pair in round_.pairs:
                 if pair.battle == battle:
-                    return one, pair
+                    return round_, pair
         return None
 
     @property
@@ -214,12 +214,12 @@ class Comparison:
 
     def picture(self, key: str, index: int) -> Image | None:
         """Return an image of a round's message."""
-        for one in self.rounds:
-            if one.key == key and 0 <= index < len(one.said.images):
-                return one.said.images[index]
+        for round_ in self.rounds:
+            if round_.key == key and 0 <= index < len(round_.message.images):
+                return round_.message.images[index]
         return None
 
     def pictures(self) -> Iterator[Image]:
         """Every image it holds."""
-        for one in self.rounds:
-            yield from one.said.images
+        for round_ in self.rounds:
+            yield from round_.message.images

@@ -132,7 +132,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
             if before.last.has_vote:
                 raise InputError("there is a vote", code="compare_voted")
             earlier = replace(before, rounds=before.rounds[:-1])
-            job = self._registered(key, earlier, before.last.said, request, address)
+            job = self._registered(key, earlier, before.last.message, request, address)
         self._start(job, lambda: self._write(job))
         return job
 
@@ -190,7 +190,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         since = time.monotonic()
         progress = Progress(model="", judge=request.judge or None, since=since)
         return Round(
-            said=message,
+            message=message,
             sides=tuple(Side(plan, progress) for plan in plans),
             pairs=tuple(pairs),
             blind=request.blind,
@@ -371,7 +371,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         names = [
             name for entry in self._models.registry.entries for name in (entry.name, entry.title)
         ]
-        leaked = says_who_wrote_it(shown, names, job.opened.said.text)
+        leaked = says_who_wrote_it(shown, names, job.opened.message.text)
         result = replace(result, leaked=leaked)
         for pair in job.opened.pairs:
             if number in pair.sides:

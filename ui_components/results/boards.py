@@ -114,9 +114,9 @@ class Boards:
 
     def _ask(self, key: object, make: Callable[[], Made]) -> "Future[Made]":
         with self._lock:
-            found: Future[Made] | None = self._waiting.get(key)  # type: ignore[assignment]
-            if found is not None:
-                return found
+            cached: Future[Made] | None = self._waiting.get(key)  # type: ignore[assignment]
+            if cached is not None:
+                return cached
             if len(self._waiting) >= MOST_WAITING:
                 raise QueueFullError
             made = self._maker.submit(make)
@@ -136,8 +136,8 @@ class Boards:
         return standing
 
     def _at(self, filters: Filters, as_of: datetime) -> Board:
-        found = self._made.get((as_of, filters))
-        return found or self._board(self._read_at(as_of), filters)
+        cached = self._made.get((as_of, filters))
+        return cached or self._board(self._read_at(as_of), filters)
 
     def _public_votes(self, as_of: datetime) -> str:
         rows = public_rows(self._read_at(as_of).votes)

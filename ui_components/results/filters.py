@@ -31,24 +31,24 @@ def read_filters(query: str) -> Filters:
     """
     if len(query) > MOST_CHARACTERS:
         raise InputError(f"the filters have more than {MOST_CHARACTERS} characters")
-    asked = parse_qs(query)
-    if not all(value.isprintable() for values in asked.values() for value in values):
+    parameters = parse_qs(query)
+    if not all(value.isprintable() for values in parameters.values() for value in values):
         raise InputError("a filter has a character that cannot be shown")
-    kind = asked.get("kind", ["blind"])[0]
+    kind = parameters.get("kind", ["blind"])[0]
     if kind not in _KINDS:
         raise InputError(f"kind must be one of {', '.join(_KINDS)}")
-    groups = ["" if group == VISITORS else group for group in asked.get("group", [])]
-    admit = asked.get("admit", [])
+    groups = ["" if group == VISITORS else group for group in parameters.get("group", [])]
+    admit = parameters.get("admit", [])
     unknown = set(admit) - {ALL_FLAGS, *Flag}
     if unknown:
         raise InputError(f"there is no flag {min(unknown)!r}")
     return Filters(
         kind=kind,
-        languages=_some(asked.get("language", [])),
-        topics=_some(asked.get("topic", [])),
+        languages=_some(parameters.get("language", [])),
+        topics=_some(parameters.get("topic", [])),
         rater_groups=_some(groups),
-        has_image=_presence("image", asked),
-        with_reasoning=_presence("reasoning", asked),
+        has_image=_presence("image", parameters),
+        with_reasoning=_presence("reasoning", parameters),
         admit=_some(admit),
     )
 
@@ -60,7 +60,7 @@ def write_filters(filters: Filters, **more: str) -> str:
         >>> write_filters(read_filters("kind=blind&image=with&admit=leaked"), as_of="now")
         'image=with&admit=leaked&as_of=now'
     """
-    said = {True: "with", False: "without"}
+    choices = {True: "with", False: "without"}
     return urlencode(
         [
             *([("kind", filters.kind)] if filters.kind != Filters().kind else []),
@@ -68,7 +68,7 @@ def write_filters(filters: Filters, **more: str) -> str:
             *(("topic", topic) for topic in filters.topics),
             *(("group", group or VISITORS) for group in filters.rater_groups),
             *(
-                (name, said[wanted])
+                (name, choices[wanted])
                 for name, wanted in (
                     ("image", filters.has_image),
                     ("reasoning", filters.with_reasoning),
@@ -85,8 +85,8 @@ def _some(values: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(set(values)))
 
 
-def _presence(name: str, asked: Mapping[str, Sequence[str]]) -> bool | None:
-    value = asked.get(name, [""])[0]
+def _presence(name: str, parameters: Mapping[str, Sequence[str]]) -> bool | None:
+    value = parameters.get(name, [""])[0]
     if value not in _PRESENCE:
         raise InputError(f"{name} must be 'with' or 'without'")
     return _PRESENCE[value]

@@ -162,7 +162,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
     named = titles(models)
     query = write_filters(board.filters)
     dated = write_filters(board.filters, as_of=_moment(board))
-    told = sentence(board, texts, named)
+    text = sentence(board, texts, named)
     return render(
         "results.html",
         t=texts,
@@ -170,7 +170,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
         bare=not board.models,
         query=query,
         dated=dated,
-        sentence=told,
+        sentence=text,
         advice=_advice(board, texts),
         have=board.comparing_raters
         if board.status is Status.NOT_ENOUGH_RATERS
@@ -181,7 +181,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
             votes=_count(texts, "vote", board.votes),
             raters=_count(texts, "rater", board.raters),
         ),
-        plot=_plot(board, texts, models, told),
+        plot=_plot(board, texts, models, text),
         models=[_model(row, texts, named) for row in board.models],
         never_lost=texts(
             "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
@@ -223,7 +223,7 @@ def sentence(board: Board, texts: Texts, named: Named) -> str:
     best = board.headline
     if best is None:
         return texts("results.all_ties")
-    told = texts(
+    text = texts(
         "results.preferred" if best.win_share.value >= 0.5 else "results.ahead",
         model=named(best.model),
         against=named(best.against),
@@ -233,8 +233,8 @@ def sentence(board: Board, texts: Texts, named: Named) -> str:
         raters=_count(texts, "rater", best.raters),
     )
     if best.win_share.low <= 0.5 <= best.win_share.high:
-        told += texts("results.chance")
-    return told
+        text += texts("results.chance")
+    return text
 
 
 def _advice(board: Board, texts: Texts) -> str:
@@ -243,7 +243,7 @@ def _advice(board: Board, texts: Texts) -> str:
     return "" if board.status is Status.RANKED else texts("results.advice_more")
 
 
-def _plot(board: Board, texts: Texts, models: Models, told: str) -> str:
+def _plot(board: Board, texts: Texts, models: Models, text: str) -> str:
     named = titles(models)
     rows = [row.model_copy(update={"model": named(row.model)}) for row in board.models]
     if not rows:
@@ -260,7 +260,7 @@ def _plot(board: Board, texts: Texts, models: Models, told: str) -> str:
     )
     ranked = board.status is Status.RANKED
     # Without a ranking, the reason is already above the plot.
-    below = told if ranked else texts("results.no_scores")
+    below = text if ranked else texts("results.no_scores")
     return to_svg(board.model_copy(update={"models": tuple(rows)}), words, below)
 
 
@@ -393,10 +393,10 @@ def _effects(effects: Effects, influence: Influence | None, texts: Texts) -> lis
         "person": unknown,
     }
     if influence is not None:
-        told = "results.person_holds" if influence.order_holds else "results.person_changes"
-        cards["person"] = texts(told, points=influence.largest_shift)
+        text = "results.person_holds" if influence.order_holds else "results.person_changes"
+        cards["person"] = texts(text, points=influence.largest_shift)
     return [
-        {"title": texts(f"results.effect_{name}"), "told": told} for name, told in cards.items()
+        {"title": texts(f"results.effect_{name}"), "told": text} for name, text in cards.items()
     ]
 
 

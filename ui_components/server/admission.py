@@ -134,7 +134,7 @@ class Admission:
     """The middleware in front of gradio.
 
     It comes after whatever determines a caller's true address, since limits depend on it, and
-    inside `Frontdoor`, so that rejections carry the same headers as everything else.
+    inside `HeadersMiddleware`, so that rejections carry the same headers as everything else.
     """
 
     def __init__(self, app: ASGIApp, services: Services, *, clock: Clock = time.monotonic) -> None:

@@ -34,7 +34,7 @@ from ui_components.server.api import PICTURE_PARAMETERS
 from ui_components.server.deletions import Arrivals
 from ui_components.server.http_protocol import BoundedHeaders
 from ui_components.server.listening import listen
-from ui_components.server.middleware import Frontdoor
+from ui_components.server.middleware import HeadersMiddleware
 from ui_components.server.request_filter import GradioCalls, RequestFilter
 from ui_components.server.uploads import MAX_UPLOAD_BYTES
 from ui_components.server.visitors import is_from_here, picture_number
@@ -104,7 +104,7 @@ def build_server(
         uploads=services.uploads,
         owner_of=services.owner,
     )
-    app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(HeadersMiddleware, services=services)
     app.add_middleware(Arrivals, deletions=services.deletions)
     return app
 
@@ -171,8 +171,8 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
         visitor = services.visitors.read(request.cookies)
         number = picture_number(index)
         stores = (services.store, services.compare_jobs.store)
-        found = (store.picture(visitor, turn, number) for store in stores)
-        image = next((each for each in found if each is not None), None)
+        images = (store.picture(visitor, turn, number) for store in stores)
+        image = next((each for each in images if each is not None), None)
         if image is None:
             return PlainTextResponse("not found", status_code=404)
         return Response(

@@ -28,7 +28,7 @@ HEADERS = {
 }
 
 
-class Frontdoor:
+class HeadersMiddleware:
     """The outermost middleware: headers on all responses, cookie and language on the page."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
@@ -41,9 +41,9 @@ class Frontdoor:
             return
         is_page = scope["method"] == "GET" and scope["path"] == "/"
         if is_page:
-            asked = Request(scope).query_params.get("lang")
-            if asked in LANGUAGES:
-                await self._switch(str(asked), scope)(scope, receive, send)
+            language = Request(scope).query_params.get("lang")
+            if language in LANGUAGES:
+                await self._switch(str(language), scope)(scope, receive, send)
                 return
             # The page is modified below, so it must arrive uncompressed.
             scope = {

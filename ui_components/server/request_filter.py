@@ -105,7 +105,7 @@ class GradioCalls:
 
 
 class RequestFilter:
-    """Admits listed requests only. Only the headers (`Frontdoor`) are outside of it."""
+    """Admits listed requests only. Only the headers (`HeadersMiddleware`) are outside of it."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class BestOf:
 class Turn:
     """A message of the seeker and its replies."""
 
-    said: Utterance = field(repr=False)
+    message: Utterance = field(repr=False)
     progress: Progress | None = field(default=None, repr=False)
     """The current reply; None before the first one."""
     aside: tuple[Branch, ...] = field(default=(), repr=False)
@@ -124,11 +124,11 @@ class Session:
         """
         utterances: list[Utterance] = []
         for turn in self.turns[:-1]:
-            utterances.append(turn.said)
+            utterances.append(turn.message)
             reply = turn.progress.reply.strip() if turn.progress else ""
             if reply:
                 utterances.append(Utterance(Speaker.SUPPORTER, reply))
-        utterances += [turn.said for turn in self.turns[-1:]]
+        utterances += [turn.message for turn in self.turns[-1:]]
         return Dialogue(tuple(utterances))
 
     @property
@@ -259,14 +259,14 @@ class Session:
     def picture(self, key: str, index: int) -> Image | None:
         """Return an image of a turn, also of one that is not in the current thread."""
         for turn in self.held():
-            if turn.key == key and 0 <= index < len(turn.said.images):
-                return turn.said.images[index]
+            if turn.key == key and 0 <= index < len(turn.message.images):
+                return turn.message.images[index]
         return None
 
     def pictures(self) -> Iterator[Image]:
         """Every image it holds."""
         for turn in self.held():
-            yield from turn.said.images
+            yield from turn.message.images
 
     def held(self) -> Iterator[Turn]:
         """Every turn, including alternatives and what Undo holds."""

@@ -126,8 +126,8 @@ class SessionStore(Generic[Value]):
     def get(self, key: SessionKey) -> Value:
         """Return the record, or an empty one."""
         with self._lock:
-            kept = self._fresh(key)
-            return kept.value if kept else self._empty
+            entry = self._fresh(key)
+            return entry.value if entry else self._empty
 
     def update(self, key: SessionKey, change: Callable[[Value], Value]) -> Value:
         """Replace the record by ``change`` of it, atomically.
@@ -142,14 +142,14 @@ class SessionStore(Generic[Value]):
         with self._lock:
             if not self.is_current(key):
                 return self._empty
-            kept = self._fresh(key)
-            before = kept.value if kept else self._empty
+            entry = self._fresh(key)
+            before = entry.value if entry else self._empty
             value = change(before)
             if value.is_empty:
                 self._entries.pop(key, None)
                 return value
             image_bytes = _image_bytes(value)
-            has_grown = kept is None or image_bytes > kept.image_bytes
+            has_grown = entry is None or image_bytes > entry.image_bytes
             if has_grown and image_bytes > self._of_visitor.image_bytes:
                 limit = self._of_visitor.image_bytes // MEGABYTE
                 raise InputError("too many", code="too_many_pictures", values={"limit": limit})
@@ -163,11 +163,11 @@ class SessionStore(Generic[Value]):
     def picture(self, visitor: str, message_key: str, index: int) -> Image | None:
         """Return one of a visitor's own images, None for anything else."""
         with self._lock:
-            for key, kept in self._entries.items():
+            for key, entry in self._entries.items():
                 if key.visitor == visitor:
-                    found = kept.value.picture(message_key, index)
-                    if found is not None:
-                        return found
+                    image = entry.value.picture(message_key, index)
+                    if image is not None:
+                        return image
         return None
 
     def holds(self, visitor: str) -> bool:
@@ -190,29 +190,29 @@ class SessionStore(Generic[Value]):
         """Delete expired records."""
         with self._lock:
             now = self._clock()
-            for key, kept in list(self._entries.items()):
-                kept.value = kept.value.aged(now)
-                kept.image_bytes = _image_bytes(kept.value)
-                if now - kept.used > self.keep_seconds or kept.value.is_empty:
+            for key, entry in list(self._entries.items()):
+                entry.value = entry.value.aged(now)
+                entry.image_bytes = _image_bytes(entry.value)
+                if now - entry.used > self.keep_seconds or entry.value.is_empty:
                     del self._entries[key]
 
     def _fresh(self, key: SessionKey) -> _Entry[Value] | None:
-        kept = self._entries.get(key)
-        if kept is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        if self._clock() - kept.used > self.keep_seconds:
+        if self._clock() - entry.used > self.keep_seconds:
             del self._entries[key]
             return None
-        kept.used = self._clock()
+        entry.used = self._clock()
         self._entries.move_to_end(key)
-        return kept
+        return entry
 
     def _make_room(self, newest: SessionKey) -> None:
         """Evict records, never the newest, until all limits hold."""
         caller = newest.caller
         share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
         holder = caller.holder
-        own = {key: kept for key, kept in self._entries.items() if kept.holder == holder}
+        own = {key: entry for key, entry in self._entries.items() if entry.holder == holder}
         self._shrink(own, share, newest)
         self._shrink(self._entries, self._in_all, newest)
 
@@ -221,9 +221,9 @@ class SessionStore(Generic[Value]):
     ) -> None:
         """Evict some of these records, which are ordered by last use."""
         while len(among) > room.sessions:
-            self._drop(among, newest, lambda kept: 1)
-        while sum(kept.image_bytes for kept in among.values()) > room.image_bytes:
-            self._drop(among, newest, lambda kept: kept.image_bytes)
+            self._drop(among, newest, lambda entry: 1)
+        while sum(entry.image_bytes for entry in among.values()) > room.image_bytes:
+            self._drop(among, newest, lambda entry: entry.image_bytes)
 
     def _drop(
         self,
@@ -234,12 +234,12 @@ class SessionStore(Generic[Value]):
         """Evict the least recently used record of the caller who holds most."""
         of_network: Counter[str] = Counter()
         of_holder: Counter[str] = Counter()
-        for kept in among.values():
-            of_network[kept.network] += size(kept)
-            of_holder[kept.holder] += size(kept)
+        for entry in among.values():
+            of_network[entry.network] += size(entry)
+            of_holder[entry.holder] += size(entry)
         # On ties `max` takes the first, which is the oldest. No record alone fills the store.
         dropped = max(
-            (key for key, kept in among.items() if key != newest and size(kept)),
+            (key for key, entry in among.items() if key != newest and size(entry)),
             key=lambda key: (of_network[among[key].network], of_holder[among[key].holder]),
         )
         among.pop(dropped)

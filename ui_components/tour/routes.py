@@ -38,8 +38,10 @@ def add_routes(app: FastAPI, services: Services) -> None:
     """Add the routes to the application."""
 
     def texts_for(request: Request) -> Texts:
-        asked = request.query_params.get("lang")
-        return load_texts(asked) if asked in LANGUAGES else services.texts(gr.Request(request))
+        language = request.query_params.get("lang")
+        return (
+            load_texts(language) if language in LANGUAGES else services.texts(gr.Request(request))
+        )
 
     @app.get("/tour/print")
     def tour_print(request: Request) -> Response:

@@ -31,7 +31,7 @@ from ui_components.annotate.routes import (
     TRIES_OF_VISITOR,
     add_routes,
 )
-from ui_components.server.middleware import Frontdoor
+from ui_components.server.middleware import HeadersMiddleware
 from ui_components.server.visitors import COOKIE
 from ui_components.shared.texts import load_texts
 
@@ -104,7 +104,7 @@ def small_server(services):
     """The desk without the rest of the page, which takes long to build."""
     app = FastAPI()
     add_routes(app, services)
-    app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(HeadersMiddleware, services=services)
     return app
 
 

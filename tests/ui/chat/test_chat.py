@@ -77,7 +77,7 @@ def test_the_second_reply_knows_the_first(anna):
     [
         ("", "Please write something"),
         (" \n\u200b", "Please write something"),
-        ("x" * 20_000, "20000 characters; 4000 is the most"),
+        ("x" * 20_000, "20000 characters; the limit is 4000"),
     ],
 )
 def test_a_message_that_cannot_be_sent_stays_in_the_box(anna, text, sentence):
@@ -126,7 +126,7 @@ def test_sentences_are_in_the_language_of_the_browser(services):
 def test_a_picture_is_kept_in_memory_and_its_upload_deleted(anna, tmp_path):
     path = anna.upload(picture(tmp_path))
     asyncio.run(anna.send("", [path], alt="My desk"))
-    image = anna.session.turns[0].said.images[0]
+    image = anna.session.turns[0].message.images[0]
 
     assert (image.width, image.height, image.alt) == (60, 40, "My desk")
     assert not anna.services.uploads.holds(path, anna.services.owner(anna.request))
@@ -139,7 +139,7 @@ def test_several_pictures_may_come_with_any_message(anna, tmp_path):
     paths = [picture(tmp_path, f"{number}.png") for number in range(3)]
     asyncio.run(anna.send("second", paths))
 
-    assert len(anna.session.turns[1].said.images) == 3
+    assert len(anna.session.turns[1].message.images) == 3
 
 
 def test_bad_uploads_are_refused_by_name_and_nothing_is_sent(anna, tmp_path):
@@ -166,7 +166,7 @@ def test_a_picture_of_a_hundred_megapixels_is_refused(anna, tmp_path):
     PIL.Image.new("1", (12_000, 9_000)).save(path)
     asyncio.run(anna.send("look", [path]))
 
-    assert "12 million pixels are the most" in anna.error
+    assert "the limit is 12 megapixels" in anna.error
 
 
 # --- stopping, trying again, changing ------------------------------------------------------------
@@ -246,12 +246,12 @@ def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_
     asyncio.run(anna.send("one, but better"))
 
     turns = anna.session.turns
-    assert [turn.said.text for turn in turns] == ["one, but better"]
-    assert len(turns[0].said.images) == 1  # the photo stays with its message
+    assert [turn.message.text for turn in turns] == ["one, but better"]
+    assert len(turns[0].message.images) == 1  # the photo stays with its message
     sent = next(update["message"] for update in anna.updates[::-1] if "conversation_id" in update)
     assert sent.value["text"] == "half a thought"  # what was being typed comes back
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
-    assert [turn.said.text for turn in anna.session.turns] == ["one", "two"]
+    assert [turn.message.text for turn in anna.session.turns] == ["one", "two"]
 
 
 def test_a_change_can_be_left_alone(anna):
@@ -277,7 +277,7 @@ def test_clearing_can_be_taken_back_until_the_next_message(anna):
     asyncio.run(anna.send("new"))
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert "no longer be undone" in anna.error
-    assert [turn.said.text for turn in anna.session.turns] == ["new"]
+    assert [turn.message.text for turn in anna.session.turns] == ["new"]
 
 
 def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken(anna):
@@ -291,7 +291,7 @@ def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken
 
     asyncio.run(scene())
 
-    assert [turn.said.text for turn in anna.session.turns] == ["And now?"]
+    assert [turn.message.text for turn in anna.session.turns] == ["And now?"]
     assert anna.session.turns[0].progress.outcome == "finished"
 
 
@@ -361,7 +361,7 @@ def test_two_visitors_never_meet(services):
 
     assert "Only Anna knows this" not in str(ben.updates)
     asyncio.run(ben.send("Ben here"))
-    assert [turn.said.text for turn in anna.session.turns] == ["Only Anna knows this"]
+    assert [turn.message.text for turn in anna.session.turns] == ["Only Anna knows this"]
     ben.chat.clear(anna.conversation_id, ben.request)
     assert len(anna.session.turns) == 1
 

@@ -164,7 +164,8 @@ def test_another_turn_can_be_looked_at():
 def test_the_picture_that_was_used_stands_beside_the_emotion():
     pictured = turn(COMPLETE)
     pictured = replace(
-        pictured, said=replace(pictured.said, images=(Image(b"x", 1, 1, alt="A <wet> street"),))
+        pictured,
+        message=replace(pictured.message, images=(Image(b"x", 1, 1, alt="A <wet> street"),)),
     )
     html = drawn(pictured)
 

@@ -117,7 +117,7 @@ def test_a_step_that_was_not_changed_is_kept_not_edited(anna):
     ("change", "sentence"),
     [
         ({"text": "  "}, "Please write some text for the step."),
-        ({"text": "a" * 3000}, "This step has 3000 characters; 2000 is the most."),
+        ({"text": "a" * 3000}, "This step has 3000 characters; the limit is 2000."),
         ({"labels": {"sentiment": "Awful"}}, "Please choose a value for each label."),
         ({"labels": None}, "Please choose a value for each label."),
         ({"part": "reply"}, None),
@@ -167,7 +167,7 @@ def test_one_may_go_back_and_forth_and_what_followed_comes_along(anna):
     assert "1 later messages are kept with it." in anna.inspector
 
     anna.press("switch", reply=1)
-    assert [turn.said.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
+    assert [turn.message.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
     assert "Another reply to message 1 is shown" in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert len(anna.session.turns) == 1

@@ -306,7 +306,7 @@ def test_a_note_that_is_too_long_is_refused_in_words(anna):
     anna.vote("first")
     anna.act("explain", battle=anna.battle, tags=[], note="x" * 10_001, token="t")
 
-    assert "10001 characters; 10000 is the most" in anna.error
+    assert "10001 characters; the limit is 10000" in anna.error
 
 
 # --- what is refused ------------------------------------------------------------------------------

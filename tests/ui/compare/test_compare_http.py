@@ -176,7 +176,7 @@ def test_hostile_notes_come_back_as_text(anna):
     assert answer[2] == ""
     assert "<img src=x" not in answer[1]
     assert "&lt;img src=x" in answer[1]
-    assert "10000 is the most" in anna.said(
+    assert "the limit is 10000" in anna.said(
         "explain", battle=battle, tags=[], note="x" * 10_001, token="b"
     )
     assert "not one of the reasons" in anna.said(

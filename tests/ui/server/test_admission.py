@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from compeer_core.backends.scripted import ScriptedScoring
+from tests.page_client import ELSEWHERE, HERE, Attack, Page, Post, seconds_of
 from tests.pages import COMPLETE, REPLY, eventually, make_services
-from tests.visitors import ELSEWHERE, HERE, Attack, Browser, Post, seconds_of
 from ui_components.server import admission
 from ui_components.server.app import build_server, serving
 from ui_components.server.visitors import COOKIE, NEW_VISITORS
@@ -51,7 +51,7 @@ def asking(text: str = "hello") -> dict[str, Any]:
     return {"data": [text, [], None, "", None, -1]}
 
 
-def key_of(services: Services, browser: Browser, conversation: str = "") -> SessionKey:
+def key_of(services: Services, browser: Page, conversation: str = "") -> SessionKey:
     visitor = services.visitors.read({COOKIE: browser.cookie})
     return SessionKey(visitor, conversation or browser.conversation)
 
@@ -72,7 +72,7 @@ def is_busy(services: Services) -> bool:
 # --- an honest visitor beside an attack ----------------------------------------------------------
 
 
-def slowed_down(honest: Browser, attack: Attack) -> float:
+def slowed_down(honest: Page, attack: Attack) -> float:
     """Return how many times as long as in quiet a reply takes at most, while an attack goes on."""
     quiet = statistics.mean(seconds_of(honest.send) for _ in range(2))
     with attack:
@@ -83,7 +83,7 @@ def slowed_down(honest: Browser, attack: Attack) -> float:
 
 @pytest.mark.parametrize("local", [HERE, ELSEWHERE])
 def test_beside_300_calls_of_chat(address, local):
-    honest = Browser(address)
+    honest = Page(address)
     attack = Attack(address, [Post(CHAT, asking())] * 300, local)
 
     assert slowed_down(honest, attack) < SLOWED_DOWN
@@ -94,7 +94,7 @@ def test_beside_300_calls_of_chat(address, local):
 @pytest.mark.parametrize("cookies", ["one cookie", "a cookie each", "no cookie"])
 @pytest.mark.parametrize("count", [36, 2300])
 def test_beside_messages_that_nobody_listens_to(services, address, local, cookies, count):
-    honest, attacker = Browser(address), Browser(address, local)
+    honest, attacker = Page(address), Page(address, local=local)
     network = services.visitors.network(local)
     cookie_for = {
         "one cookie": lambda: attacker.cookie,
@@ -117,7 +117,7 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
 
 
 def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
-    honest = Browser(address)
+    honest = Page(address)
     quiet = seconds_of(honest.send)
     line = services.models.queue("scripted-nano")
     is_over = threading.Event()
@@ -143,8 +143,8 @@ def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
 
 
 def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
-    anna, ben = Browser(address), Browser(address)
-    chinese = Browser(address, language="zh-CN")
+    anna, ben = Page(address), Page(address)
+    chinese = Page(address, language="zh-CN")
     for browser in (anna, chinese):
         for number in range(admission.NEW.of_visitor):
             joined = browser.join("hello", f"conversation-{number:016}", f"session-{number}")
@@ -160,7 +160,7 @@ def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
 
 
 def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
-    regular = Browser(address)
+    regular = Page(address)
     regular.send("quick")  # has a conversation, so newcomers do not keep it out
     network = services.visitors.network(HERE)
     body = regular.message("hello", session="nobody-listens")
@@ -168,12 +168,12 @@ def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
     with Attack(address, posts, HERE) as attack:
         pass
     assert attack.answers == {200: admission.NEW.of_network, 429: 100 - admission.NEW.of_network}
-    refused = Browser(address).join("hello")
+    refused = Page(address).join("hello")
 
     assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
     assert "your network" in refused.json()["detail"]
     assert REPLY[:20] in regular.send("quick")
-    assert REPLY[:20] in Browser(address, ELSEWHERE).send("quick")
+    assert REPLY[:20] in Page(address, local=ELSEWHERE).send("quick")
 
 
 def test_all_programs_together_leave_the_page_alone(address):
@@ -189,7 +189,7 @@ def test_all_programs_together_leave_the_page_alone(address):
 
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert refused.headers["retry-after"]
-    assert REPLY[:20] in Browser(address).send("quick")
+    assert REPLY[:20] in Page(address).send("quick")
 
 
 def test_nothing_goes_past_the_queue(address):
@@ -201,7 +201,7 @@ def test_nothing_goes_past_the_queue(address):
 
 
 def test_what_is_refused_or_broken_takes_no_room(address):
-    browser = Browser(address)
+    browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert browser.http.post(JOIN, json={"data": []}).status_code >= 400
         assert browser.http.post(JOIN, content=b"{").status_code >= 400
@@ -209,12 +209,10 @@ def test_what_is_refused_or_broken_takes_no_room(address):
 
 
 def test_what_was_answered_takes_no_room(address):
-    browser = Browser(address)
+    browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert REPLY[:20] in browser.send("quick")
-        stop = browser.index("message", "stop")
-        pressed = {"data": [browser.conversation], "fn_index": stop, "session_hash": "page"}
-        assert browser.http.post("/gradio_api/run/predict", json=pressed).status_code == 200
+        browser.act("message", "stop", browser.conversation)
 
 
 # --- who leaves, and who never listened ----------------------------------------------------------
@@ -320,7 +318,7 @@ def test_a_program_may_listen_a_little_later(address):
 
 def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address):
     line = services.models.queue("scripted-nano")
-    browser = Browser(address)
+    browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening() as events:
@@ -337,7 +335,7 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
 
 def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
     line = services.models.queue("scripted-nano")
-    browser = Browser(address)
+    browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening():
@@ -347,7 +345,7 @@ def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(se
 
 def test_who_listens_late_is_answered_like_everybody_else(services, address):
     """A page opens its stream when its message was taken, which takes as long as its line does."""
-    browser = Browser(address)
+    browser = Page(address)
     browser.join("quick").raise_for_status()
     assert not services.store.get(key_of(services, browser)).turns
     with browser.listening() as events:
@@ -362,7 +360,7 @@ def test_who_listens_late_is_answered_like_everybody_else(services, address):
 @pytest.mark.parametrize("cookies", ["one cookie", "no cookie"])
 def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, address, cookies):
     room = session_store.OF_VISITOR if cookies == "one cookie" else session_store.OF_CROWD
-    honest, attacker = Browser(address), Browser(address)
+    honest, attacker = Page(address), Page(address)
     if cookies == "no cookie":
         attacker.http.cookies.clear()
         attacker.cookie = ""
@@ -385,6 +383,6 @@ def test_the_page_marks_visitors_of_a_network_that_brings_too_many(services, add
             many.cookies.clear()
             caller = SessionKey(services.visitors.read({COOKIE: cookie}), "").caller
             assert caller.is_of_the_crowd == (number == NEW_VISITORS)
-    elsewhere = Browser(address, ELSEWHERE)
+    elsewhere = Page(address, local=ELSEWHERE)
 
     assert not key_of(services, elsewhere).caller.is_of_the_crowd

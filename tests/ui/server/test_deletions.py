@@ -20,8 +20,8 @@ from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import InputError, VoteRefusedError
 from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.comparisons import make
+from tests.page_client import CONVERSATION, Page
 from tests.pages import Visitor, eventually, make_services
-from tests.protocol import CONVERSATION, Page
 from ui_components.chat.jobs import ReplyRequest
 from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving

@@ -18,8 +18,8 @@ from compeer_core.annotation.desk import Desk
 from compeer_core.cer import CaseUtterance
 from compeer_core.dialogue import Speaker, Utterance
 from tests.comparisons import make
+from tests.page_client import CONVERSATION, Page
 from tests.pages import eventually
-from tests.protocol import CONVERSATION, Page
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE
 from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving

@@ -145,7 +145,7 @@ def test_another_reply_is_shown_and_the_one_before_stands_aside_with_what_follow
     assert branched.turns[0].progress.reply == "second"
 
     back = branched.switched(0, 1)
-    assert [one.said.text for one in back.turns] == ["one", "two"]
+    assert [one.message.text for one in back.turns] == ["one", "two"]
     assert back.turns[0].progress.reply == "first"
     assert back.turns[1].progress.reply == "later"
     assert back.selected == 0

@@ -86,7 +86,7 @@ def test_one_conversation_with_too_many_pictures_is_refused_and_stays_as_it_was(
         keep(store, key("anna"), 100, 100)
 
     assert refused.value.code == "too_many_pictures"
-    assert len(store.get(key("anna")).turns[0].said.images) == 1
+    assert len(store.get(key("anna")).turns[0].message.images) == 1
 
 
 def test_a_picture_that_undo_holds_too_counts_once():
