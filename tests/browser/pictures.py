@@ -1,11 +1,11 @@
-"""Takes the pictures of README.md with the shipped models, in a real Chromium.
+"""Takes the README's screenshots with the shipped models in a real Chromium.
 
     python -m tests.browser.pictures            # all, into assets/screenshots
     python -m tests.browser.pictures compare    # one
 
-What models write is a first sample with a fixed seed where the page has a field for one. Two screens
-need what people give: the votes of `results` are drawn by chance and the item of `annotate` is a
-recording of the tour; README says so under each.
+Model output is the first sample, with a fixed seed where the page has a field for one. Two screens
+need people's input: the votes of `results` are random and the item of `annotate` is a recording of
+the tour; README says so under each.
 """
 
 import argparse
@@ -173,7 +173,7 @@ def _wait_for_reply(page: Page) -> None:
 
 
 def _animate(name: str, frames: Sequence[Frame]) -> None:
-    """Write an animated WebP in which each frame stands as long as it stood on the screen."""
+    """Write an animated WebP with the frames' original timing."""
     begun = [
         0,
         *(n for n in range(1, len(frames)) if frames[n][1].tobytes() != frames[n - 1][1].tobytes()),
@@ -189,7 +189,7 @@ def _animate(name: str, frames: Sequence[Frame]) -> None:
     sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB, {len(small)} frames\n")
 
 
-# --- what people would give ----------------------------------------------------------------------
+# --- people's input -------------------------------------------------------------------------------
 
 
 def _recorded_item() -> CerRecord:

@@ -1,4 +1,4 @@
-"""People at the annotation desk, in a real Chromium: items by the command, keys, tabs, a lost server."""
+"""The annotation desk in a real Chromium: keyboard, tabs, a lost server."""
 
 import re
 
@@ -16,7 +16,7 @@ from training.data.samples import read_records, write_records
 from training.reward_model.conversations import Kind, conversations
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 HOSTILE = '<img src=x onerror="window.stolen=1"> ${window.stolen=2} \u202ecba\u202c a\u200bb'
@@ -58,7 +58,7 @@ def record(number):
 
 
 class World:
-    """A server with a desk, and its people's tokens."""
+    """A server with a desk, and its annotators' tokens."""
 
     def __init__(self, folder, items=2):
         self.services = make_services(folder)
@@ -82,7 +82,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def enter(browser: Browser, world):
-    """Let somebody in, in a browser of their own."""
+    """Sign an annotator in, in a separate browser context."""
     contexts = []
 
     def entered(name, **options) -> Page:
@@ -115,7 +115,7 @@ def status(page):
 
 
 def prefer(page, reply):
-    """Press the key of a reply, wherever it stands."""
+    """Press the key of a reply, wherever it is shown."""
     texts = page.locator(f"{DESK} .pair .words").all_inner_texts()
     assert len(texts) == 2
     good = 0 if "exhausting" in texts[0] else 1
@@ -126,7 +126,7 @@ def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-# --- the whole way ------------------------------------------------------------------------------
+# --- end to end ---------------------------------------------------------------------------------
 
 
 def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, enter, tmp_path):
@@ -340,7 +340,7 @@ def test_who_is_logged_out_keeps_what_is_before_them(enter, world):
     expect(page.locator("#desk-note")).to_have_value("not lost")
 
 
-# --- coming in ----------------------------------------------------------------------------------
+# --- sign-in ------------------------------------------------------------------------------------
 
 
 def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_read(world, chromium):
@@ -366,7 +366,7 @@ def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_rea
     expect(page.locator("#desk-token")).to_be_visible()
 
 
-# --- everybody ----------------------------------------------------------------------------------
+# --- accessibility ------------------------------------------------------------------------------
 
 
 def test_axe_finds_nothing_and_a_phone_need_not_scroll_sideways(enter):

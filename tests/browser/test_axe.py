@@ -1,4 +1,4 @@
-"""The check of colours and names finds what is wrong in one scheme only, and leaves the page as it was."""
+"""The accessibility check finds violations in either colour scheme and restores the page."""
 
 import pytest
 from playwright.sync_api import Page

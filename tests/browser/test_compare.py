@@ -1,4 +1,4 @@
-"""Somebody compares two models, in a real Chromium. The models play scripts."""
+"""Compare in a real Chromium with scripted models."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -29,7 +29,7 @@ OWN_PARTS = ["#compare-talk", "#compare-ballot", "#compare-error"]
 CHECKPOINT = app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json"
 PHONE = {"width": 390, "height": 844}
 UNDO_SECONDS = 5.0
-"""Half of what people have, since tests wait for it."""
+"""Half the real limit, since tests wait for it."""
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_a_closed_page_stops_its_round(browser, address, services):
     eventually(lambda: services.compare_jobs.count() == 0, seconds=60)
 
 
-# --- who reads it, and on what --------------------------------------------------------------------
+# --- accessibility and devices --------------------------------------------------------------------
 
 
 def test_each_reply_is_announced_once(page):
@@ -457,7 +457,7 @@ def test_the_models_of_the_shipped_list_are_compared_judged_and_counted(
         expect(ballot(page).locator(".judge")).to_contain_text("You and the judge", timeout=120_000)
         expect(ballot(page).locator("tbody tr")).to_have_count(6)
         expect(ballot(page).locator(".names dd")).to_have_count(2)
-        page.wait_for_timeout(3000)  # a board looks at votes that are two seconds old
+        page.wait_for_timeout(3000)  # boards ignore votes younger than two seconds
         page.locator("#screen-results-button").click()
         expect(page.locator("#results-board")).to_contain_text(
             "Not enough votes to rank models: 1 of"

@@ -1,4 +1,4 @@
-"""A person at the page, in a real Chromium. The models play scripts."""
+"""Chat in a real Chromium with scripted models."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.browser.axe import violations
 from tests.pages import REPLY, SECOND_REPLY, eventually
 from ui_components.shared.services import Services
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 OWN_PARTS = ["#top-bar", "#help-strip", "#note", "#conversation", "#error", "#inspector", "#foot"]
@@ -31,7 +31,7 @@ def message(page: Page):
 
 
 def send(page: Page, text: str) -> None:
-    """Type a message and press Enter; wait until it stands in the conversation."""
+    """Type a message, press Enter, and wait until it is in the conversation."""
     turns = page.locator("#conversation .turn")
     number = turns.count()
     message(page).fill(text)
@@ -40,7 +40,7 @@ def send(page: Page, text: str) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until no reply is on its way."""
+    """Wait until no reply is being generated."""
     expect(page.locator("#conversation .log")).to_have_attribute("data-running", "no")
 
 
@@ -233,7 +233,7 @@ def test_a_paste_of_twenty_thousand_characters_is_refused_and_kept(page):
     expect(message(page)).to_have_value("x" * 20_000)
 
 
-# --- coming back, and who sees what --------------------------------------------------------------
+# --- reloads and privacy -------------------------------------------------------------------------
 
 
 def test_a_reload_keeps_the_conversation_and_a_reply_goes_on(page):
@@ -315,7 +315,7 @@ def test_what_a_model_writes_is_text_and_loads_nothing(page, address):
     assert [url for url in requested if not url.startswith(address)] == []
 
 
-# --- words, sizes, access ------------------------------------------------------------------------
+# --- languages, sizes, accessibility --------------------------------------------------------------------
 
 
 def test_a_message_in_danger_shows_a_card_in_place_of_a_reply(page):

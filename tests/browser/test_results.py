@@ -1,4 +1,4 @@
-"""The results in a real Chromium: votes come in through the real store, filters go by keyboard."""
+"""The results in a real Chromium: votes in a real store, filters by keyboard."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
 
-# Gradio asks pandas for things that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated"),
     pytest.mark.filterwarnings("ignore:The copy keyword is deprecated"),
@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
-    """A server over 60 votes of eight people on three models."""
+    """A server with 60 votes of eight people on three models."""
     services = services_over(tmp_path_factory, clock)
     hold_votes(services.votes, 60, models=("scripted-nano", "other", "a-model-of-an-earlier-day"))
     clock.forward(seconds=10)

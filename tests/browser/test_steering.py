@@ -1,4 +1,4 @@
-"""Somebody steers a reply, in a real Chromium. The models play scripts."""
+"""Steering in a real Chromium with scripted models."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.browser.conftest import opened
 from tests.pages import make_services, script
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 STEPS = (

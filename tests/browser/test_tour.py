@@ -1,4 +1,4 @@
-"""Somebody presents the tour, in a real Chromium."""
+"""The tour in a real Chromium."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.texts import load_texts
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 STEPS = range(1, 7)
@@ -26,7 +26,7 @@ def _patient() -> None:
 
 
 def tour(page: Page, address: str, query: str = "") -> Page:
-    """Open the tour and wait until it can be used."""
+    """Open the tour and wait until it is ready."""
     page.goto(f"{address}/?screen=tour{query}")
     page.locator("#tour .t-slide:visible").wait_for()
     expect(page).to_have_url(re.compile(r"step=\d"))  # the script has run
@@ -34,7 +34,7 @@ def tour(page: Page, address: str, query: str = "") -> Page:
 
 
 def shows(page: Page, step: int) -> None:
-    """See that this step is shown, and no other, and that all says so."""
+    """Check that this step is shown, and no other."""
     expect(page.locator("#tour .t-slide:visible")).to_have_attribute("data-step", str(step))
     expect(page.locator("#tour [aria-current=step]")).to_have_attribute("data-go", str(step))
     expect(page).to_have_url(re.compile(rf"screen=tour&step={step}$"))

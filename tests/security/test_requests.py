@@ -195,7 +195,7 @@ def test_wrong_values_end_in_a_sentence_and_leave_no_words_in_the_log(server):
     assert "cannot be used" in ended["output"]["error"]
     log = "".join(server.errors)
     assert words not in log
-    assert "a handler ended in a" in log
+    assert "a handler failed:" in log
 
 
 def test_a_path_too_long_for_a_file_is_not_found(server):

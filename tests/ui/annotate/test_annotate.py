@@ -1,4 +1,4 @@
-"""The annotation desk without a browser: handlers, HTTP routes, what is drawn and what is kept back."""
+"""The annotation desk without a browser: handlers, HTTP routes, HTML, and what stays hidden."""
 
 import asyncio
 import csv
@@ -67,7 +67,7 @@ def record(number, reply="Tell me.", text="I failed.", images=()):
 
 
 class Person:
-    """Somebody at the page, over plain requests."""
+    """An annotator over plain HTTP requests."""
 
     def __init__(self, server, token=None, language="en"):
         self.client = TestClient(server, headers={"accept-language": language})
@@ -85,7 +85,7 @@ class Person:
         return answer.json()["html"]
 
     def open(self, **body):
-        """Look, and return the item that is open and which reply stands first."""
+        """View the desk; return the open item and which reply is first."""
         html = self.look(**body)
         item = html.partition('data-item="')[2].partition('"')[0]
         return item, html.index("Oh no.") < html.index("Tell me.")
@@ -110,7 +110,7 @@ def small_server(services):
 
 @pytest.fixture
 def world(tmp_path):
-    """A desk with three items, two annotators and one who decides."""
+    """A desk with three items, two annotators and an adjudicator."""
     services = make_services(tmp_path)
     desk = Desk(services.votes)
     write_records(tmp_path / "rows.jsonl", [record(number) for number in range(3)])
@@ -135,7 +135,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr("ui_components.annotate.routes.WRONG_DELAY_SECONDS", 0.0)
 
 
-# --- coming in ----------------------------------------------------------------------------------
+# --- sign-in ------------------------------------------------------------------------------------
 
 
 def test_without_a_token_the_desk_says_what_it_is_and_shows_nothing(world):
@@ -237,7 +237,7 @@ def test_right_tokens_are_not_counted(world):
 
 
 def test_guesses_do_not_hold_more_than_so_many_connections(world, monkeypatch):
-    """All others are answered while the first ones are still held back."""
+    """Further guesses are answered at once while the first ones are delayed."""
     waiting, released = [], asyncio.Event()
 
     async def sleep(seconds):
@@ -459,7 +459,7 @@ def test_the_last_answer_comes_back_as_a_draft(world):
     ann.answer(steps=[False, True, True], note="too quick")
     shown = ann.post("undo").json()
 
-    assert shown["said"].startswith("Item 1 is yours again")
+    assert shown["said"].startswith("Item 1 is a draft again")
     assert 'step-1" value="wrong" checked' in shown["html"]
     assert "too quick</textarea>" in shown["html"]
     assert '<dd data-count="done">0' in shown["html"]
@@ -531,7 +531,7 @@ def test_the_third_person_gives_a_reason_and_decides_only_where_two_differ(world
 
 
 def finish(world):
-    """Let two people answer everything, differently in one step and one preference."""
+    """Answer everything as two annotators who differ in one step and one preference."""
     ann, bo, cy = map(world.enter, ("ann", "bo", "cy"))
     for number in range(3):
         assert ann.answer(seconds=20).status_code == 200
@@ -560,7 +560,7 @@ def test_the_agreement_is_kept_back_until_everything_is_done(world):
     assert "Dropped: no consensus" in html
     assert "Item 3" in html
     assert "100 % of all answers are “Right”" in html
-    assert "<bdi>ann</bdi>" not in html  # pairs are for who decides
+    assert "<bdi>ann</bdi>" not in html  # only adjudicators see pairs
     assert "desk/export" not in html
     assert "<bdi>ann</bdi> · <bdi>bo</bdi>" in cy.look(place="agreement")
     assert 'data-nothing="over"' in ann.look()

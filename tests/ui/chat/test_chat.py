@@ -1,4 +1,4 @@
-"""The handlers of the page, called as gradio calls them, without gradio."""
+"""The handlers of Chat, called as gradio calls them, without gradio."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def picture(folder: Path, name: str = "photo.png", size: tuple[int, int] = (60, 
     return path
 
 
-# --- saying something ----------------------------------------------------------------------------
+# --- sending -------------------------------------------------------------------------------------
 
 
 def test_a_message_gets_a_reply_with_three_steps_and_scores(anna):
@@ -169,7 +169,7 @@ def test_a_picture_of_a_hundred_megapixels_is_refused(anna, tmp_path):
     assert "the limit is 12 megapixels" in anna.error
 
 
-# --- stopping, trying again, changing ------------------------------------------------------------
+# --- stopping, regenerating, editing -------------------------------------------------------------
 
 
 async def send_and_stop(visitor: Visitor, text: str) -> None:
@@ -241,7 +241,7 @@ def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_
         )
     )
     assert anna.screen["message"]["text"] == "one"
-    assert "You are changing message 1" in anna.screen["conversation"]
+    assert "You are editing message 1" in anna.screen["conversation"]
 
     asyncio.run(anna.send("one, but better"))
 
@@ -310,7 +310,7 @@ def test_a_second_message_waits_for_the_first_reply(anna):
     assert len(anna.session.turns) == 1
 
 
-# --- looking -------------------------------------------------------------------------------------
+# --- viewing -------------------------------------------------------------------------------------
 
 
 def test_a_page_that_comes_back_finds_its_conversation(anna):
@@ -409,7 +409,7 @@ def test_a_starter_is_offered_and_does_not_push_out_what_was_typed(anna):
     assert kept.startswith("my own words\n")
 
 
-# --- care ----------------------------------------------------------------------------------------
+# --- safety --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -444,7 +444,9 @@ def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_as
     assert asked == []
     assert anna.session.turns[0].progress is None
     assert not anna.services.chat_jobs.count()
-    assert anna.screen["message"]._constructor_args[0]["submit_btn"] is True  # one can go on
+    assert (
+        anna.screen["message"]._constructor_args[0]["submit_btn"] is True
+    )  # the visitor can continue
 
 
 def test_the_card_comes_whatever_model_was_picked(anna):
@@ -563,7 +565,7 @@ def test_every_sign_has_a_sentence_and_every_region_a_name(language):
     named = {region for region in regions if f"regions.{region}" in texts.words}
     unnamed = regions - named
     (europe,) = (line for line in load_help_lines().lines if "EU" in line.regions)
-    assert unnamed <= set(europe.regions)  # they go by the name of the union
+    assert unnamed <= set(europe.regions)  # they are covered by the EU
 
 
 def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):

@@ -1,4 +1,4 @@
-"""The inspector, drawn from records: every state has words, and a model's text stays text."""
+"""The inspector drawn from records: every state has words, and model output stays text."""
 
 import re
 import threading
@@ -29,7 +29,7 @@ BROKEN_JUDGE = Judge("judge", ScriptedScorer([BackendError("out of memory")]))
 
 
 def turn(text: str | ScriptedTurn, judge: Judge | None = SURE, stop_at: Part | None = None) -> Turn:
-    """A turn as the page would have folded it; cut off where a part begins, if asked to."""
+    """A turn as folded by the page; cut off where a part begins, if requested."""
     policy = Policy("policy", ScriptedBackend([text]))
     stop = threading.Event()
     dialogue = Dialogue.from_messages([{"role": "user", "content": "I lost my job."}])
@@ -59,7 +59,7 @@ def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
 
     assert html.count("<b>judged right</b>") == 2
     assert html.count("<b>judged wrong</b>") == 1
-    assert [int(share) for share in re.findall(r"(\d+) % sure", html)] == [90, 90, 70]
+    assert [int(share) for share in re.findall(r"(\d+) % confident", html)] == [90, 90, 70]
     # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
     assert "steps +1 +1 −1 · reply n/a (no reference) · format +1" in words(html).replace("  ", " ")
     assert "+2 of 4" in html

@@ -1,4 +1,4 @@
-"""Steering from the inspector, without a browser: the handlers, the replies kept, and what is drawn."""
+"""Steering without a browser: the handlers, the stored replies, and the HTML."""
 
 import asyncio
 import re
@@ -164,7 +164,7 @@ def test_one_may_go_back_and_forth_and_what_followed_comes_along(anna):
     asyncio.run(anna.send("And more"))
     anna.ask("try_strategy", part="strategy", strategy="Question")
     assert len(anna.session.turns) == 1
-    assert "1 later messages are kept with it." in anna.inspector
+    assert "1 later messages belong to it." in anna.inspector
 
     anna.press("switch", reply=1)
     assert [turn.message.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
@@ -276,7 +276,7 @@ def test_rank_numbers_and_formula_are_shown(services, tmp_path):
     assert "Form “signed”" in ben.inspector
     assert re.search(r"r&#39; = \d", ben.screen["inspector"])
     assert "τ = 1 / (1 + exp(−0.5 × (" in ben.inspector
-    assert "The judge compared each with reply 1" in ben.inspector
+    assert "The judge compared each reply with reply 1" in ben.inspector
     assert ben.session.turns[0].best_of.ranking.members[0].s_in == pytest.approx(1.0, abs=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons without a browser: the handlers, the threads behind them, and what the screen shows."""
+"""Compare without a browser: the handlers, their threads, and what the screen shows."""
 
 import asyncio
 import re
@@ -48,7 +48,7 @@ PARTS = SimpleNamespace(
 
 
 class Guest:
-    """Somebody at the screen, without a page."""
+    """A visitor of Compare without a browser."""
 
     def __init__(self, services: Services, language: str = "en", cookie: str | None = None) -> None:
         self.services = services
@@ -87,7 +87,7 @@ class Guest:
         keep: bool = False,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """Send a message and look on until everything is over."""
+        """Send a message and watch until everything has ended."""
         message = {"text": text, "files": []}
         wish = (mode, models, reasoning, keep, self.conversation_id, self.request)
         asyncio.run(self._watch(self.compare.send(message, "", *wish), look))
@@ -108,7 +108,7 @@ class Guest:
         self.screens.append(f"{self.screen.get('talk', '')}{self.screen.get('ballot', '')}")
 
     def act(self, name: str, **data: Any) -> None:
-        """Press something that answers at once."""
+        """Fire an event that is answered at once."""
         handler = getattr(self.compare, name)
         self.see(handler(self.conversation_id, self.request, gr.EventData(None, data)))
 
@@ -133,7 +133,7 @@ class Guest:
         return str(self.screen.get("error", ""))
 
     def left(self, name: str) -> int:
-        """The number of the side on which a model writes."""
+        """The number of a model's side."""
         return [side.plan.model for side in self.round.sides].index(name)
 
 
@@ -148,7 +148,7 @@ def anna(services: Services) -> Guest:
 
 
 def aged(guest: Guest) -> None:
-    """Let the replies have been on the screen for a while."""
+    """Pretend that the replies have been on screen for a while."""
     comparing = guest.services.compare_jobs
     ended = comparing.store.now() - 60
     comparing.store.update(
@@ -393,7 +393,7 @@ def test_every_refusal_has_words_in_every_language():
     assert "could not be read" in refusal_html(InputError("x", code="odd"), load_texts("en"))
 
 
-# --- sides that do not come to an end -------------------------------------------------------------
+# --- sides that fail or never end ----------------------------------------------------------------
 
 
 def test_one_side_is_stopped_and_the_other_goes_on(anna, services):
@@ -525,7 +525,7 @@ def test_a_reply_that_says_who_wrote_it_is_flagged_and_can_be_drawn_again(anna, 
     anna.send("who are you?")
     letter = "AB"[anna.left("maple-1")]
 
-    assert f"{letter} says who wrote it. Your vote is kept but will not count." in anna.talk
+    assert f"{letter} reveals its model. Your vote is stored but will not count." in anna.talk
     assert 'data-act="draw_again"' in anna.talk
     aged(anna)
     anna.vote("first")
@@ -668,7 +668,7 @@ def test_the_reasoning_is_shown_only_where_it_was_asked_for(anna, services):
     assert "The seeker lost a job" not in anna.talk
 
 
-# --- danger ---------------------------------------------------------------------------------------
+# --- risk signs -----------------------------------------------------------------------------------
 
 
 def test_a_message_in_danger_closes_the_comparison(anna, services):
@@ -711,13 +711,13 @@ def test_deleting_ones_data_deletes_the_comparison(anna, services):
 
 
 class Fond:
-    """A judge that likes replies with a word in them, wherever they stand, and first ones a little."""
+    """A judge that prefers replies with a certain word, and slightly the first one."""
 
     name = "fond"
     reserved = ()
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Every word will do."""
+        """Accept any word."""
 
     def open(self, messages: Sequence[Message]) -> "Fond":
         return self
@@ -732,10 +732,10 @@ class Fond:
         )
 
     def answer(self, label: str) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 def record_of(text: str) -> TurnRecord:

@@ -1,4 +1,4 @@
-"""Votes over plain HTTP, past the page: the server alone decides what is taken."""
+"""Votes over plain HTTP: the server alone decides what is accepted."""
 
 import json
 import statistics
@@ -23,7 +23,7 @@ from ui_components.shared.session_store import SessionKey
 CONVERSATION = "comparison-" + "y" * 16
 ACKNOWLEDGED_SECONDS = 0.05
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -41,7 +41,7 @@ def address(services: Services) -> Iterator[str]:
 
 
 class Caller:
-    """A program that speaks gradio's own protocol."""
+    """A program that uses gradio's own protocol."""
 
     def __init__(self, address: str, services: Services) -> None:
         self.services = services
@@ -52,7 +52,7 @@ class Caller:
         self.key = SessionKey(self.visitor, CONVERSATION)
 
     def index(self, element: str, event: str) -> int:
-        """The number of the handler that answers an event."""
+        """The index of an event's handler."""
         (component,) = [
             each["id"]
             for each in self.config["components"]
@@ -66,7 +66,7 @@ class Caller:
         return int(found)
 
     def begin(self, text: str = "hello", *, wait: bool = True) -> str:
-        """Begin a round in the server, and return its battle."""
+        """Start a round on the server, and return its battle."""
         comparing = self.services.compare_jobs
         comparing.store.update(self.key, lambda _: type(comparing.store.get(self.key))())
         wish = RoundRequest(("maple-1", "cedar-2"), judge="oracle")
@@ -78,7 +78,7 @@ class Caller:
         return last.pairs[0].battle
 
     def act(self, event: str, **data: Any) -> httpx.Response:
-        """Post an event of the ballot, as anybody could."""
+        """Post an event of the ballot."""
         body = {
             "data": [CONVERSATION],
             "fn_index": self.index("compare-ballot", event),
@@ -88,7 +88,7 @@ class Caller:
         return self.http.post("/gradio_api/run/predict", json=body)
 
     def said(self, event: str, **data: Any) -> str:
-        """Post an event and return what stands at the place for refusals."""
+        """Post an event and return the error that the page shows."""
         answer = self.act(event, **data)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["data"][2])
@@ -185,7 +185,7 @@ def test_hostile_notes_come_back_as_text(anna):
 
 
 def test_no_payload_names_a_side_before_the_vote(anna):
-    """What a page is sent while a round is written, word for word."""
+    """Return everything sent to a page during a round."""
     body = {
         "data": [{"text": "slowly", "files": []}, "", "blind", [], False, False, CONVERSATION],
         "fn_index": anna.index("compare-message", "submit"),
@@ -216,7 +216,7 @@ def test_no_payload_names_a_side_before_the_vote(anna):
 
 
 def test_turns_are_counted_when_both_sides_have_ended(anna, services):
-    """Else the public counters would tell which side is which."""
+    """Otherwise the public counters would tell the sides apart."""
 
     def counters() -> list[str]:
         lines = anna.http.get("/metrics").text.splitlines()
@@ -239,7 +239,7 @@ def test_turns_are_counted_when_both_sides_have_ended(anna, services):
 
 
 def test_a_vote_costs_the_server_less_than_50_ms(anna, services):
-    """Of work, measured on this process: other programs on the machine do not count."""
+    """CPU time of this process, so other programs do not count."""
     battles = [anna.begin() for _ in range(12)]
     index = anna.index("compare-ballot", "vote")
     costs = []

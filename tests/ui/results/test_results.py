@@ -1,4 +1,4 @@
-"""The results without a browser: what is kept, what is drawn, what can be downloaded."""
+"""The results without a browser: caching, HTML, downloads."""
 
 import asyncio
 import html
@@ -53,7 +53,7 @@ def services_in(folder, clock=None) -> Services:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
-    """A server over 45 votes of eight people, and one vote that waits to be counted."""
+    """A server with 45 votes of eight people, and an unfinished one."""
     clock = Clock()
     made = services_in(tmp_path_factory.mktemp("votes"), clock)
     hold_votes(made.votes, 45)
@@ -74,7 +74,7 @@ def board_of(services: Services, **filters: Any) -> Board:
 
 
 def words(drawn: str) -> str:
-    """Return what a reader sees of HTML."""
+    """Return the visible text of HTML."""
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", drawn)))
 
 
@@ -101,7 +101,7 @@ def made_board(*votes: tuple[str, str, Preference, int], raters: int = 6) -> Boa
 FIRST, SECOND, BOTH, NEITHER = Preference
 
 
-# --- filters in an address -----------------------------------------------------------------------
+# --- filters in a query string --------------------------------------------------------------------
 
 
 def test_filters_survive_the_way_through_an_address():
@@ -128,7 +128,7 @@ def test_filters_that_cannot_be_are_refused(query):
         read_filters(query)
 
 
-# --- boards that are kept ------------------------------------------------------------------------
+# --- cached boards -------------------------------------------------------------------------------
 
 
 def test_a_board_is_kept_until_votes_change(tmp_path):
@@ -202,7 +202,7 @@ def test_a_group_of_one_person_cannot_be_looked_at(services):
 
 
 def test_a_moment_that_has_not_passed_is_refused(services):
-    with pytest.raises(InputError, match="not passed"):
+    with pytest.raises(InputError, match="in the future"):
         services.boards.at(Filters(), services.votes.now()).result(60)
 
 
@@ -266,7 +266,7 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
             session.execute(insert(table), rows)
 
 
-# --- what is drawn -------------------------------------------------------------------------------
+# --- rendering -----------------------------------------------------------------------------------
 
 
 def test_the_head_sentence_says_who_is_preferred_and_how_sure_that_is():
@@ -330,14 +330,14 @@ def test_pairs_judge_effects_and_what_is_left_out_are_shown(services):
     pair = board.pairs[0]
     assert f"{pair.wins} : {pair.losses}" in seen
     assert f"{pair.losses} : {pair.wins}" in seen  # the mirror image
-    assert f"equal {pair.ties}, neither {pair.neither}" in seen
-    assert f"Kappa {board.judge.kappa.value:.2f}" in seen
+    assert f"ties {pair.ties}, neither {pair.neither}" in seen
+    assert f"kappa {board.judge.kappa.value:.2f}" in seen
     assert "Between two equal replies, the left one" in seen
     assert "The longer reply won" in seen
     assert board.influence is not None
     assert f"{board.influence.largest_shift} points" in seen
     assert board.left_out.flagged == board.flags["too_fast"] == 5
-    assert "given too fast to have read both replies 5" in seen
+    assert "too fast to have read both replies 5" in seen
     unacceptable = board.models[0].unacceptable_share
     assert (
         f"{round(unacceptable.value * 100)} % (" in seen[seen.index("Neither reply acceptable") :]

@@ -1,4 +1,4 @@
-"""Who is let in, and who is heard: an honest visitor beside somebody who asks for everything."""
+"""Admission: an honest visitor beside floods of requests."""
 
 import statistics
 import threading
@@ -22,7 +22,7 @@ from ui_components.shared import jobs, session_store
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 TURN_SECONDS = 0.8
@@ -47,7 +47,7 @@ def address(services: Services) -> Iterator[str]:
 
 
 def asking(text: str = "hello") -> dict[str, Any]:
-    """What a program posts to /chat."""
+    """The body of a program's request to /chat."""
     return {"data": [text, [], None, "", None, -1]}
 
 
@@ -57,7 +57,7 @@ def key_of(services: Services, browser: Page, conversation: str = "") -> Session
 
 
 def turns(services: Services, status: str) -> float:
-    """How many turns ended in that way, as the counters say."""
+    """The counter of turns with that outcome."""
     label = f'compeer_turns_total{{model="scripted-nano",status="{status}"}} '
     lines = services.metrics.text().decode().splitlines()
     return sum(float(line.removeprefix(label)) for line in lines if line.startswith(label))
@@ -73,7 +73,7 @@ def is_busy(services: Services) -> bool:
 
 
 def slowed_down(honest: Page, attack: Attack) -> float:
-    """Return how many times as long as in quiet a reply takes at most, while an attack goes on."""
+    """Return the factor by which an attack slows down a reply, at worst."""
     quiet = statistics.mean(seconds_of(honest.send) for _ in range(2))
     with attack:
         eventually(lambda: sum(attack.answers.values()) > 20)
@@ -113,7 +113,7 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
 
     assert slowed_down(honest, attack) < SLOWED_DOWN
     assert services.store.get(key_of(services, honest)).turns
-    assert len(services.store) == 1  # what nobody listens to is not kept either
+    assert len(services.store) == 1  # unheard messages are not stored
 
 
 def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
@@ -139,7 +139,7 @@ def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
         program.result()
 
 
-# --- what is refused, and how --------------------------------------------------------------------
+# --- rejections ----------------------------------------------------------------------------------
 
 
 def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
@@ -193,7 +193,7 @@ def test_all_programs_together_leave_the_page_alone(address):
 
 
 def test_nothing_goes_past_the_queue(address):
-    """Gradio would answer a direct call in a thread of the server, in no line at all."""
+    """Gradio would answer a direct call in a server thread, without any queue."""
     with httpx.Client(base_url=address) as program:
         for name in ("chat", "score"):
             direct = program.post(f"/gradio_api/run/{name}", json={"data": asking()["data"]})
@@ -215,7 +215,7 @@ def test_what_was_answered_takes_no_room(address):
         browser.act("message", "stop", browser.conversation)
 
 
-# --- who leaves, and who never listened ----------------------------------------------------------
+# --- clients that leave or never listen ---------------------------------------------------------
 
 
 def test_a_program_that_leaves_stops_its_turn(services, address):
@@ -232,7 +232,7 @@ def test_a_program_that_leaves_stops_its_turn(services, address):
 
 
 def test_a_client_that_leaves_stops_its_turn_too(services, address):
-    """As gradio_client asks: on the stream of a session."""
+    """As gradio_client does: on a session's stream."""
     with httpx.Client(base_url=address, timeout=60) as program:
         config = program.get("/config").json()["dependencies"]
         index = next(each["id"] for each in config if each["api_name"] == "chat")
@@ -278,7 +278,7 @@ def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, 
 
     def slowly(session: ScriptedScoring, text: str, labels: Any) -> tuple[float, ...]:
         asked.append(text)
-        time.sleep(0.7)  # a judge that takes its time
+        time.sleep(0.7)  # a slow judge
         return (1.0, 0.0)
 
     monkeypatch.setattr(ScriptedScoring, "ask", slowly)
@@ -309,7 +309,7 @@ def test_a_call_that_nobody_listens_to_is_never_begun(services, address, monkeyp
 def test_a_program_may_listen_a_little_later(address):
     with httpx.Client(base_url=address, timeout=60) as program:
         event = program.post(CHAT, json=asking("quick")).json()["event_id"]
-        time.sleep(1.5)  # longer than who leaves is waited for
+        time.sleep(1.5)  # longer than the grace period
         answer = program.get(f"{CHAT}/{event}").text
 
     assert "event: complete" in answer
@@ -344,7 +344,7 @@ def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(se
 
 
 def test_who_listens_late_is_answered_like_everybody_else(services, address):
-    """A page opens its stream when its message was taken, which takes as long as its line does."""
+    """A page opens its stream once its message is accepted, which can take a while."""
     browser = Page(address)
     browser.join("quick").raise_for_status()
     assert not services.store.get(key_of(services, browser)).turns
@@ -354,7 +354,7 @@ def test_who_listens_late_is_answered_like_everybody_else(services, address):
     assert services.store.get(key_of(services, browser)).turns[0].progress.outcome == "finished"
 
 
-# --- what is kept --------------------------------------------------------------------------------
+# --- storage -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cookies", ["one cookie", "no cookie"])

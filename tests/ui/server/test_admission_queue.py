@@ -1,4 +1,4 @@
-"""The line in front of a model."""
+"""The queue in front of a model."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def program(network: str) -> Caller:
 
 @contextmanager
 def waiting_behind_one(line: AdmissionQueue, *callers: Caller) -> Iterator[dict[Ticket, str]]:
-    """Let all take a place while somebody else is served; yields their tickets by name."""
+    """Take a place for each caller while somebody else is served; yields their tickets by name."""
     with ExitStack() as stack:
         stack.enter_context(line.place(person("somebody")))
         names: dict[Ticket, str] = {}
@@ -47,7 +47,7 @@ def order(line: AdmissionQueue, names: dict[Ticket, str]) -> list[str]:
 
 
 def served(line: AdmissionQueue, *callers: Caller) -> list[str]:
-    """Return in which order callers are served who all came while somebody else was."""
+    """Return the order in which callers are served who all arrived while somebody else was."""
     came: list[str] = []
     ready = threading.Semaphore(0)
     threads = []
@@ -194,7 +194,7 @@ def test_many_visitors_of_one_network_do_not_stand_before_everybody_else():
 
 
 def turns_until_served(line: AdmissionQueue, callers: Sequence[Caller]) -> int:
-    """Return after how many turns all have been served, while with each turn somebody new comes."""
+    """Return after how many turns all have been served, while a newcomer arrives at each turn."""
     places: dict[Ticket, ExitStack] = {}
 
     def stand(caller: Caller) -> Ticket:

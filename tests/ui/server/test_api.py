@@ -1,4 +1,4 @@
-"""The endpoints as a program calls them: gradio_client against a server that runs."""
+"""The API as a program calls it: gradio_client against a running server."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +12,7 @@ from compeer_core.turn import take_turn
 from tests.pages import BROKEN, COMPLETE, REPLY, SECOND_REPLY, make_services
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 SEEKER = [{"role": "user", "content": "I lost my job."}]

@@ -1,4 +1,4 @@
-"""The server around the page: headers, cookie, language, pictures, and gradio's switches."""
+"""The server around the page: headers, cookie, language, images, and gradio's settings."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Delete my data, over HTTP: all of it is gone, from the files too, whatever was on its way."""
+""" "Delete my data" over HTTP: all data is gone, from the files too, whatever was running."""
 
 import asyncio
 import random
@@ -35,21 +35,21 @@ from ui_components.shared.session_store import SessionKey
 ROUNDS = 50
 WORDS = "nobody may read this"
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
 
 
 def files_of(services: Services) -> bytes:
-    """Return all that lies in the files of the database."""
+    """Return the contents of the database files."""
     path = Path(services.votes.database._eraser._path)
     files = (path, path.with_name(f"{path.name}-wal"))
     return b"".join(each.read_bytes() for each in files if each.exists())
 
 
 def in_memory(services: Services) -> str:
-    """Return all that conversations and comparisons hold, as one text."""
+    """Return all stored conversations and comparisons as text."""
     return " ".join(
         text
         for store in (services.store, services.compare_jobs.store)
@@ -71,7 +71,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def opened(services: Services, visitor: str, words: str = WORDS) -> str:
-    """Open a battle whose words are kept."""
+    """Open a battle with stored words."""
     plan = BattlePlan(
         voter=visitor,
         dialogue=Dialogue((Utterance(Speaker.SEEKER, words),)),
@@ -87,7 +87,7 @@ def opened(services: Services, visitor: str, words: str = WORDS) -> str:
 
 @pytest.fixture
 def world(tmp_path):
-    """The route without the rest of the page, and a visitor with words in memory and database."""
+    """The route alone, and a visitor with words in memory and database."""
     services = make_services(tmp_path)
     services.votes.database.erased.result(30)
     app = FastAPI()
@@ -150,7 +150,7 @@ def test_where_the_database_fails_the_page_says_what_is_gone_and_what_is_not(
     assert world.services.votes.counts().battles == 1
 
 
-# --- what was begun before ----------------------------------------------------------------------
+# --- work that began before --------------------------------------------------------------------
 
 
 def test_a_deletion_is_known_to_what_was_begun_before_it_alone():
@@ -213,7 +213,7 @@ def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
 
 
 def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(services):
-    """The deletion comes between the look at the conversation and the transaction."""
+    """The deletion comes between reading the comparison and the transaction."""
     ann = Visitor(services)
     key = ann.key
     wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)

@@ -1,7 +1,7 @@
-"""A disk that is full or may not be written: one sentence, nothing pretended, nothing lost.
+"""A full or read-only disk: one sentence, no false success, nothing lost.
 
-The disk is full where a file may not grow any more (``RLIMIT_FSIZE``), and read-only where SQLite is
-told so (``query_only``); both fail within SQLite, as a real disk does.
+A full disk is simulated with ``RLIMIT_FSIZE``, a read-only one with SQLite's ``query_only``; both
+fail within SQLite, as a real disk does.
 """
 
 import resource
@@ -30,7 +30,7 @@ from ui_components.shared.texts import load_texts
 WORDS = "nobody may read this"
 FORM = {"steps": [True, True, True], "preference": "first"}
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -111,7 +111,7 @@ def page(request: pytest.FixtureRequest, server) -> Page:
 
 
 def battle_of(services: Services, page: Page) -> str:
-    """Let a comparison end, and return its battle."""
+    """Finish a comparison, and return its battle."""
     key = SessionKey(page.visitor, CONVERSATION, services.deletions.generation(page.visitor))
     said = Utterance(Speaker.SEEKER, WORDS)
     wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
@@ -156,7 +156,7 @@ def test_a_comparison_does_not_begin_and_says_so(server, page, broken):
 
 
 def test_a_comparison_that_cannot_be_written_down_any_more_has_failed(server, page, broken):
-    """Its battle is there, since it began before; without the end of both sides it takes no vote."""
+    """Its battle was opened before; without results of both sides it accepts no vote."""
     _, services = server
     key = SessionKey(page.visitor, CONVERSATION)
     wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)

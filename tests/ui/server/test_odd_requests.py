@@ -1,4 +1,4 @@
-"""Whatever stands in an address, a header or a cookie, the answer is one sentence and never a 500."""
+"""Odd URLs, headers and cookies give one sentence, never a 500."""
 
 import json
 import socket
@@ -56,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(address: str, path: str, headers: bytes = b"") -> tuple[int, str, str]:
-    """Ask as any program can, byte by byte; returns status, kind and body."""
+    """Send a raw request; returns status, kind and body."""
     where = urlsplit(address)
     with socket.create_connection((where.hostname, where.port), timeout=60) as line:
         line.sendall(
@@ -73,7 +73,7 @@ def ask(address: str, path: str, headers: bytes = b"") -> tuple[int, str, str]:
 
 
 def is_answered(status: int, kind: str, body: str) -> bool:
-    """Whether it is a file that can be read, or one sentence about what is wrong."""
+    """Whether it is a readable file, or one sentence about the error."""
     if status == 200:
         if "json;" in f"{kind};" and "jsonl" not in kind:
             json.loads(body)

@@ -1,4 +1,4 @@
-"""A progress is folded from events, and ends as what the record says."""
+"""A progress is folded from events and ends as the record says."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Conversations in memory: found by their visitor only, bounded, and gone after a while."""
+"""Conversations in memory: private, bounded, expiring."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Whose conversations make room when there are too many: never those of somebody who holds few."""
+"""Eviction: never the conversations of a visitor who holds few."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def key(visitor: str, number: int = 0, network: str = "") -> SessionKey:
 
 
 def session(*sizes: int) -> Session:
-    """One conversation, with a picture of each of these sizes."""
+    """One conversation with images of these sizes."""
     images = tuple(Image(bytes(size), 1, 1) for size in sizes)
     return Session(turns=(Turn(Utterance(Speaker.SEEKER, "hello", images)),))
 
@@ -139,7 +139,7 @@ def test_pictures_in_all_are_taken_from_whoever_holds_most_of_them():
     assert kept(store, key("anna"), key("ben", 0), key("ben", 1)) == [True, False, True]
 
 
-# --- one who writes and writes -------------------------------------------------------------------
+# --- a flood from one visitor --------------------------------------------------------------------
 
 
 def with_one_cookie(visitors: Visitors, network: str) -> Callable[[], str]:
@@ -185,7 +185,7 @@ def test_everybody_elses_outlive_any_number_of_one_attacker(messages, attack, is
 
 
 def test_what_all_cookies_of_a_network_may_hold_does_not_push_others_out():
-    """Two hundred visitors with as much as one may have would be more than all the room."""
+    """Two hundred visitors with full shares would exceed the store."""
     assert NEW_VISITORS * OF_VISITOR.sessions > IN_ALL.sessions
     store = SessionStore(Session())
     neighbour, stranger = key("anna", network="attic"), key("ben")

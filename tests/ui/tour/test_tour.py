@@ -1,4 +1,4 @@
-"""The tour as the server renders it: both languages, what depends on the data, and its addresses."""
+"""The tour as rendered by the server: both languages, data-dependent parts, routes."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def client(services: Services):
 
 
 def words(html: str) -> str:
-    """The text that a reader sees, tags taken out."""
+    """The visible text."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
@@ -59,7 +59,7 @@ def with_recording(tour: Tour, case: str, stage: str, **changes: object) -> Tour
     return replace(tour, recordings={**tour.recordings, (case, stage): changed})
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- rendering ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -92,7 +92,7 @@ def test_recorded_words_are_shown_letter_by_letter_and_marked_as_english(languag
 
 
 def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
-    """The same tour, with another verdict on the step that is explained."""
+    """The same tour with another verdict on the explained step."""
     judged = tour.recordings["friend", "sft"].judged
     assert judged is not None
     update = {"correct": correct, "probability_correct": probability}
@@ -109,9 +109,9 @@ def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
     counted = missed.tally("sft")
 
     assert tour.notes["friend", "sft"].steps[0].why.en in seen
-    assert "78 % sure" in seen
+    assert "78 % confident" in seen
     assert "The judge missed the error." in seen
-    assert f"calls {counted.wrong} of the {counted.steps} recorded steps wrong" in seen
+    assert f"calls {counted.wrong} of the {counted.steps} recorded steps incorrect" in seen
     assert f"found {counted.noticed} of those" in seen
 
 
@@ -119,7 +119,7 @@ def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
     seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
 
     assert "The judge found the error." in seen
-    assert "90 % sure" in seen
+    assert "90 % confident" in seen
     assert "The judge missed the error." not in seen
 
 
@@ -230,7 +230,7 @@ def test_without_its_files_the_tour_says_so(monkeypatch):
     assert "The tour cannot be shown" in tour_html(load_texts("en"))
 
 
-# --- addresses ------------------------------------------------------------------------------------
+# --- routes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -328,7 +328,7 @@ def test_votes_are_counted_as_they_stand(tmp_path):
         printed = words(client.get("/tour/print?lang=en").text)
 
     for text in (seen, printed):
-        assert re.search(r"votes 2 of them count 2 people, counted votes only 2", text)
+        assert re.search(r"votes 2 of them counted 2 raters \(counted votes only\) 2", text)
         assert "2 of 20" in text  # too few to rank anybody
 
 
