@@ -11,7 +11,7 @@ PAGE = """<!doctype html><html lang="en"><title>A page</title><body class="{sche
 
 
 @pytest.mark.parametrize("scheme", ["", "dark"])
-def test_what_is_faint_in_the_dark_is_found(browser, scheme):
+def test_low_contrast_in_dark_mode_is_found(browser, scheme):
     page: Page = browser.new_page()
     page.set_content(PAGE.format(scheme=scheme))
 

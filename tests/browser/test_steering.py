@@ -138,7 +138,7 @@ def test_an_emotion_is_edited_by_keyboard_alone(page):
     assert page.evaluate("document.querySelector('#inspector').contains(document.activeElement)")
 
 
-def test_what_is_wrong_is_said_at_the_form_and_what_was_typed_stays(page):
+def test_an_error_is_shown_at_its_form_and_the_text_stays(page):
     send(page, "hello")
     fold(page, "edit-history").click()
     form = page.locator("#inspector form[data-part=history]")

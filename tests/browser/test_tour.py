@@ -215,7 +215,7 @@ def test_axe_finds_nothing_on_any_step(browser, address):
     context.close()
 
 
-def test_on_a_phone_in_chinese_nothing_sticks_out_and_nothing_moves(browser, address):
+def test_on_a_phone_in_chinese_nothing_overflows_or_moves(browser, address):
     context = browser.new_context(
         locale="zh-CN",
         viewport={"width": 390, "height": 844},

@@ -161,7 +161,7 @@ def test_the_token_gives_a_cookie_that_scripts_cannot_read(world):
     assert "SameSite=None; Secure; Partitioned" in over_tls.headers["set-cookie"]
 
 
-def test_who_leaves_is_out_and_so_is_whose_token_was_revoked(world):
+def test_signing_out_and_revoking_a_token_end_the_session(world):
     ann, bo = world.enter("ann"), world.enter("bo")
     assert "You are signed out" in ann.post("logout").json()["html"]
     assert 'data-place="outside"' in ann.look()
@@ -172,7 +172,7 @@ def test_who_leaves_is_out_and_so_is_whose_token_was_revoked(world):
         assert (answer.status_code, answer.json()["code"]) == (401, "logged_out")
 
 
-def test_the_cookie_of_a_browser_that_has_left_is_no_use_and_other_browsers_stay_in(world):
+def test_signing_out_ends_one_browsers_session_only(world):
     at_work, at_home = world.enter("ann"), world.enter("ann")
     kept = at_work.client.cookies[ANNOTATOR_COOKIE]
     at_work.post("logout")
@@ -184,7 +184,7 @@ def test_the_cookie_of_a_browser_that_has_left_is_no_use_and_other_browsers_stay
 
 
 @pytest.mark.parametrize("cookie", ["", "1.abc.def.ghi", "x", "1.2", "\xff\xfe", "x" * 4000])
-def test_a_made_up_cookie_is_nobodys(world, cookie):
+def test_a_forged_cookie_is_rejected(world, cookie):
     assert read_annotator(world.desk, {ANNOTATOR_COOKIE: cookie}) is None
 
 
@@ -205,7 +205,7 @@ def test_a_wrong_token_takes_a_while(world):
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_who_guesses_is_told_to_wait_and_the_right_token_works_all_the_same(world):
+def test_after_many_guesses_only_the_right_token_works(world):
     person = Person(world.server)
     for _ in range(TRIES_OF_VISITOR):
         assert person.post("login", token="guess").status_code == 403
@@ -272,7 +272,7 @@ def test_guesses_do_not_hold_more_than_so_many_connections(world, monkeypatch):
 @pytest.mark.parametrize(
     "body", ["", "[]", "{", '{"token": 3}', '{"token": "\\ud800"}', "9" * 300_000]
 )
-def test_nonsense_at_the_door_is_refused_calmly(world, body):
+def test_malformed_sign_ins_are_refused(world, body):
     person = Person(world.server)
     answer = person.client.post("/desk/login", content=body)
 
@@ -422,7 +422,7 @@ def test_an_answer_is_saved_once_and_the_next_item_comes(world):
     assert said.answer(Part.REPLY) == ("first" if as_in_item else "second")
 
 
-def test_nobody_gets_at_what_was_not_given_to_them(world):
+def test_annotators_cannot_reach_items_of_others(world):
     ann, bo = world.enter("ann"), world.enter("bo")
     for _ in range(3):
         item, _ = ann.open()
@@ -465,7 +465,7 @@ def test_the_last_answer_comes_back_as_a_draft(world):
     assert '<dd data-count="done">0' in shown["html"]
 
 
-def test_a_picture_is_shown_to_whom_the_item_was_given(world, tmp_path):
+def test_an_image_is_served_to_the_items_annotator(world, tmp_path):
     PIL.Image.new("RGB", (4, 3), "teal").save(tmp_path / "a.png")
     write_records(tmp_path / "more.jsonl", [record(9, images=("a.png",))])
     assert main(["items", str(tmp_path / "more.jsonl"), "--database-url", world.url]) == 0
@@ -609,7 +609,7 @@ def test_files_tell_nothing_about_items_that_are_still_to_be_answered(world):
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_failing_database_is_a_calm_sentence(world, monkeypatch, language):
+def test_a_failing_database_gives_one_sentence(world, monkeypatch, language):
     ann, cy = world.enter("ann", language), world.enter("cy", language)
 
     def fail(*_, **__):
@@ -629,7 +629,7 @@ def test_a_failing_database_is_a_calm_sentence(world, monkeypatch, language):
         assert (file.status_code, file.text) == (503, sentence)
 
 
-def test_a_file_that_finds_no_room_is_a_calm_sentence(world, monkeypatch):
+def test_a_full_disk_during_export_gives_one_sentence(world, monkeypatch):
     cy = world.enter("cy")
 
     def full():
@@ -664,7 +664,7 @@ def test_an_empty_desk_says_how_to_fill_it(tmp_path):
     services.votes.close()
 
 
-def test_a_request_for_nothing_of_ours_is_an_input_error():
+def test_an_unknown_request_is_an_input_error():
     from ui_components.annotate.handlers import read_asked
 
     for body in (

@@ -107,7 +107,7 @@ def test_a_chosen_seed_is_the_seed_of_the_record(anna):
     assert anna.session.turns[0].progress.record.seed == 17
 
 
-def test_nobody_judges_if_nobody_is_asked_to(anna):
+def test_without_a_judge_nothing_is_scored(anna):
     asyncio.run(anna.send("hello", judge=""))
 
     assert "no judge" in anna.screen["inspector"]
@@ -254,7 +254,7 @@ def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_
     assert [turn.message.text for turn in anna.session.turns] == ["one", "two"]
 
 
-def test_a_change_can_be_left_alone(anna):
+def test_an_edit_can_be_cancelled(anna):
     asyncio.run(anna.send("one"))
     anna.chat.edit({"text": "draft", "files": []}, anna.conversation_id, anna.request, pressed(0))
     anna.see(anna.chat.stop_edit({"text": "one!", "files": []}, anna.conversation_id, anna.request))
@@ -330,7 +330,7 @@ def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
     assert anna.screen["conversation_id"] != claimed
 
 
-def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(anna):
+def test_a_reply_survives_a_reload_and_stops_without_watchers(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
         while not anna.services.chat_jobs.job(anna.key):
@@ -366,7 +366,7 @@ def test_two_visitors_never_meet(services):
     assert len(anna.session.turns) == 1
 
 
-def test_whoever_waits_sees_the_place_and_can_leave(services):
+def test_a_waiting_visitor_sees_the_place_and_can_stop(services):
     anna, ben = Visitor(services), Visitor(services)
 
     async def scene() -> None:
@@ -426,9 +426,7 @@ def asked(monkeypatch) -> list[Dialogue]:
 
 
 @pytest.mark.parametrize("text", ["I want to kill myself", "I cut myself last night", "我割腕了"])
-def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_asked(
-    anna, asked, text
-):
+def test_a_message_in_danger_gets_a_card_and_no_model_is_called(anna, asked, text):
     anna.request.headers["accept-language"] = "en-GB"
     asyncio.run(anna.send(text))
     screen = anna.screen["conversation"]
@@ -467,7 +465,7 @@ def test_an_emergency_number_comes_first_where_minutes_count(anna):
     assert suicide.index("tel:988") < suicide.index("tel:911")
 
 
-def test_there_is_no_way_round_the_card(anna, asked):
+def test_the_card_cannot_be_bypassed(anna, asked):
     asyncio.run(anna.send("I want to kill myself"))
     steering = Steering(anna.services, anna.chat._parts, anna.chat)
     order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)

@@ -120,14 +120,14 @@ def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
     assert "the reply is unfinished" in html
 
 
-def test_a_reply_that_broke_off_says_so_and_keeps_what_there_is():
+def test_a_failed_reply_says_so_and_keeps_its_text():
     html = drawn(turn(ScriptedTurn(text=COMPLETE[:70], ending="failed")))
 
     assert "Generation failed" in html
     assert "The seeker lost a job" in html
 
 
-def test_a_part_that_is_written_has_a_verdict_on_its_way():
+def test_a_finished_part_waits_for_its_verdict():
     progress = Progress(model="m", judge="judge", phase="writing")
     parts = {**progress.parts, Part.HISTORY: replace(progress.parts[Part.HISTORY], state="done")}
     running = replace(progress, parts=parts)
@@ -154,7 +154,7 @@ def test_totals_over_the_turns_are_a_line_and_a_sentence():
     assert "<svg" not in drawn(turn(COMPLETE))  # one point is no line
 
 
-def test_another_turn_can_be_looked_at():
+def test_another_turn_can_be_inspected():
     html = drawn(turn(COMPLETE), turn(SECOND), selected=0)
 
     assert "Turn 1 of 2" in html

@@ -127,7 +127,7 @@ def test_a_step_that_was_not_changed_is_kept_not_edited(anna):
         ({"reply": 9}, None),
     ],
 )
-def test_what_cannot_be_is_refused_at_its_form_and_nothing_is_lost(anna, change, sentence):
+def test_invalid_edits_are_refused_at_their_form(anna, change, sentence):
     anna.ask("edit_step", **(SHAME | change))
 
     assert len(anna.session.turns[0].replies) == 1
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_at_its_form_and_nothing_is_lost(anna, change,
         assert sentence in anna.inspector
 
 
-def test_a_strategy_that_there_is_not_is_refused(anna):
+def test_an_unknown_strategy_is_refused(anna):
     anna.ask("try_strategy", part="strategy", strategy="Hug")
 
     assert "There is no strategy with that name." in anna.inspector
@@ -153,14 +153,14 @@ def test_words_of_a_person_cannot_forge_a_tag_or_a_label(anna):
     assert "<script>" not in anna.screen["inspector"]
 
 
-def test_a_model_that_cannot_be_written_for_is_asked_and_that_is_said(anna):
+def test_a_model_without_prefill_is_only_asked_and_the_page_says_so(anna):
     anna.ask("try_strategy", model="other", part="strategy", strategy="Information")
 
     assert "cannot continue from given text" in anna.inspector
     assert "was asked for the strategy “Information” and names another one" in anna.inspector
 
 
-def test_one_may_go_back_and_forth_and_what_followed_comes_along(anna):
+def test_switching_back_and_forth_restores_what_followed(anna):
     asyncio.run(anna.send("And more"))
     anna.ask("try_strategy", part="strategy", strategy="Question")
     assert len(anna.session.turns) == 1
@@ -182,7 +182,7 @@ def test_undo_after_steering_shows_the_reply_before_and_keeps_the_new_one(anna):
     assert len(anna.session.turns[0].replies) == 2
 
 
-def test_a_reply_is_laid_beside_and_taken_away_again(anna):
+def test_a_comparison_of_replies_is_opened_and_closed(anna):
     anna.ask("edit_step", **SHAME)
     assert anna.session.compared == 1
     anna.press("compare", reply=1)
@@ -212,7 +212,7 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
     assert said not in whole.inspector
 
 
-def test_nothing_is_steered_while_a_reply_is_written(anna):
+def test_steering_is_refused_during_generation(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("slow"))
         while not anna.services.chat_jobs.job(anna.key):
@@ -295,7 +295,7 @@ def test_a_judge_that_fails_leaves_no_ranks(anna):
 
 
 @pytest.mark.parametrize("size", [1, 9, 0, -4, "4", None, True, 2.0])
-def test_as_many_as_there_may_be(anna, size):
+def test_best_of_n_is_bounded(anna, size):
     ask_for_several(anna, size)
 
     assert "Please choose from 2 to 8 replies." in anna.inspector

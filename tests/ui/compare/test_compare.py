@@ -193,7 +193,7 @@ def test_both_sides_are_written_at_the_same_time(anna):
     assert anna.talk.count('data-state="done"') == 2
 
 
-def test_nothing_tells_who_is_who_before_the_persons_own_vote(anna, services):
+def test_nothing_reveals_the_models_before_the_vote(anna, services):
     anna.send("Slowly, please.")
     assert anna.screens
     services.compare_jobs.stop(anna.key)
@@ -227,7 +227,7 @@ def test_a_vote_counts_with_the_time_that_the_server_knows(anna, services):
     assert row.rewards == (2.0, 2.0)
 
 
-def test_a_vote_that_nothing_speaks_against_counts_and_others_say_why_not(anna):
+def test_an_unflagged_vote_counts_and_others_say_why_not(anna):
     anna.send("hello")
     aged(anna)
     anna.vote("first")
@@ -350,7 +350,7 @@ def test_a_battle_is_not_voted_on_while_a_side_is_written(anna):
     assert anna.ballot.count("disabled") == 0
 
 
-def test_whoever_has_no_cookie_is_told_so(services):
+def test_without_a_cookie_comparing_is_refused(services):
     guest = Guest(services, cookie="forged.cookie")
     guest.send("hello")
 
@@ -366,7 +366,7 @@ def test_whoever_has_no_cookie_is_told_so(services):
         ("sideways", [], "could not be read"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused_in_words(anna, mode, models, words):
+def test_invalid_settings_are_refused_with_a_sentence(anna, mode, models, words):
     anna.send("hello", mode, models)
 
     assert words in anna.error
@@ -589,7 +589,7 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
     assert SECOND_REPLY in anna.talk
 
 
-def test_where_neither_is_preferred_chance_decides_and_the_person_may_choose(anna):
+def test_without_a_preference_a_reply_is_drawn_and_can_be_changed(anna):
     anna.send("hello")
     anna.vote("both")
     assert "You preferred neither, so one was drawn at random" in anna.talk
@@ -620,7 +620,7 @@ def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
     assert not row.blind
 
 
-def test_where_one_of_three_fails_the_others_are_voted_on(tmp_path):
+def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
     anna = Guest(make(tmp_path, tuple(MODELS)))
     anna.send("break, please", "named", list(MODELS))
     able = [n for n in range(3) if n != anna.left("maple-1")]
@@ -691,7 +691,7 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     assert 'data-state="done"' in anna.talk
 
 
-def test_a_sign_that_the_chat_would_answer_closes_the_comparison_too(anna, services):
+def test_any_risk_sign_closes_the_comparison(anna, services):
     anna.send("My husband hits me")
 
     assert "Nobody has the right to hurt you" in anna.talk

@@ -123,7 +123,7 @@ def test_filters_survive_the_way_through_an_address():
 @pytest.mark.parametrize(
     "query", ["kind=all", "image=yes", "reasoning=1", "admit=nothing", "topic=" + "x" * 3000]
 )
-def test_filters_that_cannot_be_are_refused(query):
+def test_invalid_filters_are_refused(query):
     with pytest.raises(InputError):
         read_filters(query)
 
@@ -131,7 +131,7 @@ def test_filters_that_cannot_be_are_refused(query):
 # --- cached boards -------------------------------------------------------------------------------
 
 
-def test_a_board_is_kept_until_votes_change(tmp_path):
+def test_a_board_is_cached_until_votes_change(tmp_path):
     clock, ticks = Clock(), [0.0]
     with VoteStore(default_url(tmp_path), clock=clock) as store:
         boards = Boards(store, Settings(fits=50), clock=lambda: ticks[0])
@@ -157,7 +157,7 @@ def test_a_board_is_kept_until_votes_change(tmp_path):
         assert boards.kept(Filters(kind="any")) is None  # what was deleted is shown to nobody
 
 
-def test_for_a_moment_nobody_asks_the_database(tmp_path, monkeypatch):
+def test_the_database_is_not_asked_for_a_moment(tmp_path, monkeypatch):
     ticks = [0.0]
     with VoteStore(default_url(tmp_path), clock=Clock()) as store:
         boards = Boards(store, clock=lambda: ticks[0])
@@ -170,7 +170,7 @@ def test_for_a_moment_nobody_asks_the_database(tmp_path, monkeypatch):
         assert boards.current(Filters(kind="any")).result(60).board.votes == 0
 
 
-def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch):
+def test_concurrent_requests_for_a_board_compute_it_once(tmp_path, monkeypatch):
     with VoteStore(default_url(tmp_path), clock=Clock()) as store:
         boards = Boards(store)
         gate, reads = threading.Event(), []
@@ -194,14 +194,14 @@ def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch)
         assert boards.current(Filters(topics=("one too many",))).result(60)
 
 
-def test_a_group_of_one_person_cannot_be_looked_at(services):
+def test_a_group_of_one_person_cannot_be_selected(services):
     assert board_of(services, rater_groups=("counsellors",)).raters == 5
     assert board_of(services, rater_groups=("",)).raters == 2
     with pytest.raises(InputError, match="alone"):
         board_of(services, rater_groups=("alone",))
 
 
-def test_a_moment_that_has_not_passed_is_refused(services):
+def test_a_future_moment_is_refused(services):
     with pytest.raises(InputError, match="in the future"):
         services.boards.at(Filters(), services.votes.now()).result(60)
 
@@ -269,12 +269,12 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
 # --- rendering -----------------------------------------------------------------------------------
 
 
-def test_the_head_sentence_says_who_is_preferred_and_how_sure_that_is():
+def test_the_headline_states_the_preference_with_its_interval():
     board = made_board(("urp", "base", FIRST, 60), ("base", "urp", FIRST, 6), raters=12)
     told = sentence(board, EN, str.upper)
 
     assert told == (
-        f"URP is preferred to BASE in 91 % of decided votes (95 % "
+        f"URP is preferred to BASE in 91 % of decisive votes (95 % CI "
         f"{round(board.headline.win_share.low * 100)}–{round(board.headline.win_share.high * 100)}, "
         "66 votes, 12 raters)."
     )
@@ -384,7 +384,7 @@ def looked(services: Services, query: str = "", form: str = "") -> list[dict[str
     return asyncio.run(updates())
 
 
-def test_who_comes_first_sees_that_votes_are_counted_then_the_board(tmp_path):
+def test_the_first_visitor_sees_a_placeholder_then_the_board(tmp_path):
     services = services_in(tmp_path)
 
     counting, shown = looked(services)
@@ -406,7 +406,7 @@ def test_a_database_that_fails_is_told_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("query", ["image=maybe", "group=nobody"])
-def test_filters_that_cannot_be_are_told_in_words(services, query):
+def test_invalid_filters_give_one_sentence(services, query):
     assert "cannot be used" in looked(services, query)[-1]["board"]
 
 
@@ -436,7 +436,7 @@ def test_the_command_on_the_page_writes_the_bytes_of_the_download(
         assert board.vote_set in page
 
 
-def test_a_link_of_an_earlier_moment_still_gives_the_board_of_then(tmp_path):
+def test_a_link_to_an_earlier_moment_reproduces_its_board(tmp_path):
     clock = Clock()
     services = services_in(tmp_path, clock)
     vote(services.votes, "ann", "a", "b")

@@ -82,7 +82,7 @@ def slowed_down(honest: Page, attack: Attack) -> float:
 
 
 @pytest.mark.parametrize("local", [HERE, ELSEWHERE])
-def test_beside_300_calls_of_chat(address, local):
+def test_300_chat_calls_do_not_delay_an_honest_visitor(address, local):
     honest = Page(address)
     attack = Attack(address, [Post(CHAT, asking())] * 300, local)
 
@@ -93,7 +93,7 @@ def test_beside_300_calls_of_chat(address, local):
 @pytest.mark.parametrize("local", [HERE, ELSEWHERE])
 @pytest.mark.parametrize("cookies", ["one cookie", "a cookie each", "no cookie"])
 @pytest.mark.parametrize("count", [36, 2300])
-def test_beside_messages_that_nobody_listens_to(services, address, local, cookies, count):
+def test_unheard_messages_do_not_delay_an_honest_visitor(services, address, local, cookies, count):
     honest, attacker = Page(address), Page(address, local=local)
     network = services.visitors.network(local)
     cookie_for = {
@@ -116,7 +116,7 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
     assert len(services.store) == 1  # unheard messages are not stored
 
 
-def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
+def test_listening_programs_do_not_delay_an_honest_visitor(services, address):
     honest = Page(address)
     quiet = seconds_of(honest.send)
     line = services.models.queue("scripted-nano")
@@ -142,7 +142,7 @@ def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
 # --- rejections ----------------------------------------------------------------------------------
 
 
-def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
+def test_requests_beyond_the_limit_are_rejected_for_that_visitor_only(address):
     anna, ben = Page(address), Page(address)
     chinese = Page(address, language="zh-CN")
     for browser in (anna, chinese):
@@ -192,7 +192,7 @@ def test_all_programs_together_leave_the_page_alone(address):
     assert REPLY[:20] in Page(address).send("quick")
 
 
-def test_nothing_goes_past_the_queue(address):
+def test_nothing_bypasses_the_queue(address):
     """Gradio would answer a direct call in a server thread, without any queue."""
     with httpx.Client(base_url=address) as program:
         for name in ("chat", "score"):
@@ -200,7 +200,7 @@ def test_nothing_goes_past_the_queue(address):
             assert direct.status_code == httpx.codes.NOT_FOUND
 
 
-def test_what_is_refused_or_broken_takes_no_room(address):
+def test_rejected_requests_occupy_no_slot(address):
     browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert browser.http.post(JOIN, json={"data": []}).status_code >= 400
@@ -208,7 +208,7 @@ def test_what_is_refused_or_broken_takes_no_room(address):
     assert REPLY[:20] in browser.send("quick")
 
 
-def test_what_was_answered_takes_no_room(address):
+def test_answered_requests_occupy_no_slot(address):
     browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert REPLY[:20] in browser.send("quick")
@@ -260,7 +260,7 @@ def test_a_session_has_a_few_streams_at_once(services, address):
         assert [answer.status_code for answer in opened] == [200] * admission.STREAMS + [429]
 
 
-def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
+def test_a_program_that_disconnects_leaves_the_queue(services, address):
     line = services.models.queue("scripted-nano")
     with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
         event = program.post(CHAT, json=asking()).json()["event_id"]
@@ -273,7 +273,7 @@ def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
     assert services.metrics.text().count(b"compeer_turns_total{") == 0
 
 
-def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, monkeypatch):
+def test_score_stops_when_its_caller_disconnects(services, address, monkeypatch):
     asked = []
 
     def slowly(session: ScriptedScoring, text: str, labels: Any) -> tuple[float, ...]:
@@ -294,7 +294,7 @@ def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, 
     assert len(asked) < 3
 
 
-def test_a_call_that_nobody_listens_to_is_never_begun(services, address, monkeypatch):
+def test_an_unheard_call_never_starts(services, address, monkeypatch):
     monkeypatch.setattr(admission, "HEARD_WITHIN_SECONDS", 4.0)
     with httpx.Client(base_url=address) as program:
         calls = [program.post(CHAT, json=asking()) for _ in range(admission.PROGRAM.of_network)]
@@ -316,7 +316,7 @@ def test_a_program_may_listen_a_little_later(address):
     assert REPLY[:20] in answer
 
 
-def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address):
+def test_a_closed_page_leaves_the_queue(services, address):
     line = services.models.queue("scripted-nano")
     browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
@@ -333,7 +333,7 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
     assert reply.outcome == "stopped"
 
 
-def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
+def test_a_page_closed_before_its_first_update_leaves_the_queue(services, address):
     line = services.models.queue("scripted-nano")
     browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
@@ -343,7 +343,7 @@ def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(se
         eventually(lambda: len(line) == 0, jobs.UNWATCHED_SECONDS + 2)
 
 
-def test_who_listens_late_is_answered_like_everybody_else(services, address):
+def test_a_late_listener_is_answered(services, address):
     """A page opens its stream once its message is accepted, which can take a while."""
     browser = Page(address)
     browser.join("quick").raise_for_status()

@@ -87,7 +87,7 @@ def test_several_slots_serve_several_at_once():
         assert len(line) == 1
 
 
-def test_who_leaves_lets_the_next_one_in():
+def test_leaving_lets_the_next_one_in():
     line = AdmissionQueue()
     is_served = threading.Event()
 
@@ -107,7 +107,7 @@ def test_who_leaves_lets_the_next_one_in():
     assert is_served.is_set()
 
 
-def test_a_full_line_takes_nobody():
+def test_a_full_queue_rejects_everyone():
     line = AdmissionQueue(slots=1, longest=1)
     with (
         line.place(ANNA),
@@ -160,7 +160,7 @@ def test_the_programs_of_a_network_share_a_few_places():
             assert len(line) == len(programs) + 1
 
 
-def test_whoever_asks_again_stands_behind_all_who_ask_once():
+def test_a_repeated_request_waits_behind_first_requests():
     anna, ben, cleo = ANNA, BEN, person("cleo")
     expected = ["anna 0", "ben 3", "cleo 4", "anna 1", "anna 2"]
     line = AdmissionQueue()
@@ -170,13 +170,13 @@ def test_whoever_asks_again_stands_behind_all_who_ask_once():
     assert served(AdmissionQueue(), anna, anna, anna, ben, cleo) == expected
 
 
-def test_who_is_being_served_has_had_a_turn():
+def test_being_served_counts_as_a_turn():
     line = AdmissionQueue()
     with line.place(ANNA), line.place(ANNA) as again, line.place(BEN) as once:
         assert line.ahead(once) < line.ahead(again)
 
 
-def test_turns_that_kept_nobody_waiting_are_not_held_against_a_visitor():
+def test_turns_in_an_idle_queue_do_not_count():
     line = AdmissionQueue()
     for _ in range(3):
         with line.place(ANNA):
@@ -185,7 +185,7 @@ def test_turns_that_kept_nobody_waiting_are_not_held_against_a_visitor():
         assert order(line, names) == ["anna 0", "ben 1"]
 
 
-def test_many_visitors_of_one_network_do_not_stand_before_everybody_else():
+def test_many_visitors_of_one_network_do_not_go_first():
     crowd = [person(f"{number}", "attic") for number in range(10)]
     line = AdmissionQueue()
     with waiting_behind_one(line, *crowd) as names, line.place(ANNA) as honest:
@@ -234,7 +234,7 @@ def test_people_come_first_and_programs_get_a_turn():
     assert came[:8] == ["a 2", "b 3", "c 4", "x 0", "d 5", "e 6", "f 7", "y 1"]
 
 
-def test_a_place_is_what_it_is_said_to_be():
+def test_the_reported_place_is_the_order_of_service():
     callers = [program("x"), ANNA, ANNA, program("x"), BEN, person("cleo"), program("y"), BEN]
     line = AdmissionQueue()
     with waiting_behind_one(line, *callers) as names:
@@ -243,7 +243,7 @@ def test_a_place_is_what_it_is_said_to_be():
     assert served(AdmissionQueue(), *callers) == said
 
 
-def test_each_model_behind_an_endpoint_has_a_line_of_its_own():
+def test_each_endpoint_model_has_its_own_queue():
     remote = "openai:http://h/v1#m"
     models = Models(
         Registry(

@@ -104,7 +104,7 @@ def world(tmp_path):
     services.votes.close()
 
 
-def test_when_the_page_says_deleted_the_words_are_in_neither_file(world):
+def test_deleted_words_are_in_no_database_file(world):
     assert WORDS.encode() in files_of(world.services)
     answer = world.client.post("/forget")
 
@@ -133,9 +133,7 @@ def test_beside_a_long_reader_the_page_says_that_traces_are_left_and_they_go_lat
     ("language", "sentence"),
     [("en", "Your conversation is deleted. Your votes"), ("zh", "你的对话已删除，但你的投票")],
 )
-def test_where_the_database_fails_the_page_says_what_is_gone_and_what_is_not(
-    world, language, sentence
-):
+def test_if_the_database_fails_the_page_says_what_was_deleted(world, language, sentence):
     @event.listens_for(world.services.votes.database._engine, "connect")
     def only_read(connection, _):
         connection.execute("PRAGMA query_only = ON").close()
@@ -153,7 +151,7 @@ def test_where_the_database_fails_the_page_says_what_is_gone_and_what_is_not(
 # --- work that began before --------------------------------------------------------------------
 
 
-def test_a_deletion_is_known_to_what_was_begun_before_it_alone():
+def test_a_deletion_invalidates_only_earlier_work():
     deletions = Deletions()
     arrived = deletions.count
     before = SessionKey("ann", CONVERSATION, deletions.generation("ann", arrived))
@@ -168,7 +166,7 @@ def test_a_deletion_is_known_to_what_was_begun_before_it_alone():
     assert deletions.is_current(SessionKey("bo", CONVERSATION, deletions.generation("bo", arrived)))
 
 
-def test_deletions_are_remembered_of_so_many(monkeypatch):
+def test_the_number_of_remembered_deletions_is_bounded(monkeypatch):
     monkeypatch.setattr("ui_components.server.deletions.MOST_VISITORS", 3)
     deletions = Deletions()
     for visitor in ("a", "b", "a", "c", "d"):
@@ -184,7 +182,7 @@ def services(tmp_path) -> Iterator[Services]:
     made.votes.close()
 
 
-def test_a_message_that_is_kept_after_the_deletion_is_refused(services):
+def test_a_message_sent_before_the_deletion_is_refused_after_it(services):
     ann = Visitor(services)
     key = ann.key
     services.forget(key.visitor)

@@ -155,7 +155,7 @@ def test_a_comparison_does_not_begin_and_says_so(server, page, broken):
     eventually(lambda: services.compare_jobs.count() == 0)
 
 
-def test_a_comparison_that_cannot_be_written_down_any_more_has_failed(server, page, broken):
+def test_a_comparison_that_cannot_be_stored_has_failed(server, page, broken):
     """Its battle was opened before; without results of both sides it accepts no vote."""
     _, services = server
     key = SessionKey(page.visitor, CONVERSATION)
@@ -182,7 +182,7 @@ def test_a_deletion_says_what_is_gone_and_what_is_not(server, page, broken):
     assert page.http.post("/forget").json()["battles"] == 1
 
 
-def test_the_desk_answers_in_words_and_what_was_saved_stays(server, page, broken):
+def test_the_desk_reports_the_error_and_keeps_saved_answers(server, page, broken):
     _, services = server
     desk = Desk(services.votes)
     name = f"ann-{page.visitor}"
@@ -219,7 +219,7 @@ def test_the_desk_answers_in_words_and_what_was_saved_stays(server, page, broken
     assert desk.let_in(kept) is None
 
 
-def test_what_writes_nothing_goes_on(server, page, broken):
+def test_read_only_routes_keep_working(server, page, broken):
     _, services = server
     with broken():
         for path in ("/", "/healthz", "/results/board.json", "/results/votes.jsonl"):

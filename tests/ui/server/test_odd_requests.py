@@ -116,7 +116,7 @@ def test_any_filters_are_a_file_or_one_sentence(address, name, filters):
         (f"topic={'x' * 3000}", "the filters have more than 2000 characters"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said_in_one_sentence(address, query, sentence):
+def test_an_invalid_query_gives_one_sentence(address, query, sentence):
     status, kind, body = ask(address, f"/results/board.json?{query}")
 
     assert status == 400

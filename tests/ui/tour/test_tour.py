@@ -115,7 +115,7 @@ def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
     assert f"found {counted.noticed} of those" in seen
 
 
-def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
+def test_a_judge_that_finds_the_error_gets_credit(tour):
     seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
 
     assert "The judge found the error." in seen
@@ -146,7 +146,7 @@ def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, no
     assert caveat in words(step(4, changed))
 
 
-def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_else(tour):
+def test_an_uncommented_recording_shows_no_other_comment(tour):
     other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
     unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
 
@@ -179,7 +179,7 @@ def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
     assert "(UR)”" not in words(step(4, every)).split("Not trained yet")[1]
 
 
-def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring(tour):
+def test_the_reward_gain_is_shown_beside_agreement_with_people(tour):
     result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
     values = {(one["about"], one["of"], one["name"]): one for one in result["metrics"]}
     reward = values["the judge", "urp", "reward"]["value"]
@@ -187,7 +187,7 @@ def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring
 
     seen = words(step(4, tour))
 
-    assert f"to +{reward:.1f}, of 5" in seen
+    assert f"to +{reward:.1f} of 5" in seen
     low, high = (f"{strategy[end]:+.1f}".replace("-", "−") for end in ("low", "high"))
     assert f"points [{low}, {high}]" in seen
     assert seen.count("assets/results/grpo_nano.json") == 1
@@ -332,7 +332,7 @@ def test_votes_are_counted_as_they_stand(tmp_path):
         assert "2 of 20" in text  # too few to rank anybody
 
 
-def test_a_database_that_fails_takes_the_count_and_not_the_page(tmp_path, monkeypatch):
+def test_a_failing_database_costs_only_the_count(tmp_path, monkeypatch):
     from compeer_core.errors import StoreError
 
     fresh = make_services(tmp_path)
