@@ -498,7 +498,7 @@ def test_only_who_may_decide_sees_what_two_said_and_without_names(world):
     assert 'data-decides="yes"' in html
     assert html.count('class="two-said differ"') == 2
     assert html.count("≠") == 2
-    assert html.count("Both say: Right") == 2
+    assert html.count("Both answered: Correct") == 2
     assert "ann&#39;s own words" in html
     assert "very fast" in html
     assert "<img src=x" not in html

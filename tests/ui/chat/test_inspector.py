@@ -57,8 +57,8 @@ def test_without_a_turn_it_says_what_will_be_here():
 def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
     html = drawn(turn(COMPLETE))
 
-    assert html.count("<b>judged right</b>") == 2
-    assert html.count("<b>judged wrong</b>") == 1
+    assert html.count("<b>judged correct</b>") == 2
+    assert html.count("<b>judged incorrect</b>") == 1
     assert [int(share) for share in re.findall(r"(\d+) % confident", html)] == [90, 90, 70]
     # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
     assert "steps +1 +1 −1 · reply n/a (no reference) · format +1" in words(html).replace("  ", " ")

@@ -157,14 +157,14 @@ def test_a_model_without_prefill_is_only_asked_and_the_page_says_so(anna):
     anna.ask("try_strategy", model="other", part="strategy", strategy="Information")
 
     assert "cannot continue from given text" in anna.inspector
-    assert "was asked for the strategy “Information” and names another one" in anna.inspector
+    assert "was asked to use the strategy “Information” but names another one" in anna.inspector
 
 
 def test_switching_back_and_forth_restores_what_followed(anna):
     asyncio.run(anna.send("And more"))
     anna.ask("try_strategy", part="strategy", strategy="Question")
     assert len(anna.session.turns) == 1
-    assert "1 later messages belong to it." in anna.inspector
+    assert "Later messages: 1" in anna.inspector
 
     anna.press("switch", reply=1)
     assert [turn.message.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
@@ -198,7 +198,7 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
 
     # a step judged right while it was written, above the lowest total: that must not look like an error
     assert "Reply 1 and Reply 2" in anna.inspector
-    assert "judged right +1" in anna.inspector
+    assert "judged correct +1" in anna.inspector
     said = "does not follow the format, so every part of its total counts −1"
     assert anna.inspector.count("−4 of 4") >= 1
     broken = sum(not reply.record.reading.is_complete for reply in anna.session.turns[0].replies)
@@ -234,7 +234,7 @@ def test_a_reply_that_asks_instead_of_suggesting_has_a_badge_with_its_reason(ser
     asyncio.run(ben.send("advice please"))
 
     assert "Reasoning and reply contradict each other." in ben.inspector
-    assert "names “Providing Suggestions”, but the reply suggests nothing" in ben.inspector
+    assert "names “Providing Suggestions”, but the reply asks a question instead of suggesting anything" in ben.inspector
 
 
 def test_the_badge_speaks_chinese(services):

@@ -244,7 +244,7 @@ def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
     anna.send("hello")
     aged(anna)
     anna.vote("first")
-    assert "You said: A is better." in anna.ballot
+    assert "Your vote: A is better." in anna.ballot
     assert 'data-act="undo"' in anna.ballot
     anna.act("undo", battle=anna.battle, revision=1)
     assert 'data-state="open"' in anna.ballot
@@ -329,7 +329,7 @@ def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
     assert anna.error == ""
     anna.vote("second", revision=0)  # another tab
     assert "You have already voted on this" in anna.error
-    assert "You said: A is better." in anna.ballot
+    assert "Your vote: A is better." in anna.ballot
 
     assert [row.preference for row in services.votes.votes()] == [Preference.FIRST]
 
@@ -429,7 +429,7 @@ def test_stop_and_vote_ends_what_would_go_on_for_ever(anna):
 
     assert all(side.progress.outcome == "stopped" for side in anna.round.sides)
     anna.vote("both")
-    assert "You said: Both are good." in anna.ballot
+    assert "Your vote: Both are good." in anna.ballot
 
 
 def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
@@ -487,7 +487,7 @@ def test_a_page_that_comes_back_finds_the_round_and_the_vote(anna, services):
 
     asyncio.run(load())
     assert REPLY in again.talk
-    assert "You said: A is better." in again.ballot
+    assert "Your vote: A is better." in again.ballot
     stranger = Guest(services)
     stranger.see(stranger.compare.clear(stranger.conversation_id, stranger.request))
     assert REPLY not in stranger.talk
@@ -529,7 +529,7 @@ def test_a_reply_that_says_who_wrote_it_is_flagged_and_can_be_drawn_again(anna, 
     assert 'data-act="draw_again"' in anna.talk
     aged(anna)
     anna.vote("first")
-    assert "does not count: a reply says who wrote it." in anna.ballot
+    assert "does not count: a reply reveals its model." in anna.ballot
     assert Flag.LEAKED in next(services.votes.votes()).flags
     anna.draw_again()
     assert "This round already has a vote" in anna.error
@@ -565,7 +565,7 @@ def test_a_writer_that_introduces_itself_is_found(text):
 )
 def test_a_reply_that_only_speaks_of_a_model_is_left_alone(text):
     assert not says_who_wrote_it(text, ["maple-1", "base"])
-    assert not says_who_wrote_it("You said maple-1 was kind.", ["maple-1"], asked="maple-1 is kind")
+    assert not says_who_wrote_it("Your vote maple-1 was kind.", ["maple-1"], asked="maple-1 is kind")
 
 
 # --- several rounds, several models ---------------------------------------------------------------
@@ -631,7 +631,7 @@ def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
     assert list(active.sides) == able
     anna.vote("both", battle=active.battle)
     assert anna.error == ""
-    assert "You said: Both are good." in anna.ballot
+    assert "Your vote: Both are good." in anna.ballot
     assert anna.round.goes_on in able
 
 
