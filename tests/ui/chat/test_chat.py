@@ -374,7 +374,7 @@ def test_a_waiting_visitor_sees_the_place_and_can_stop(services):
         while "is-done" not in str(anna.screen.get("conversation")):
             await asyncio.sleep(0.01)
         second = asyncio.create_task(ben.send("And me?"))
-        while "number 1 in line" not in str(ben.screen.get("conversation")):
+        while "number 1 in the queue" not in str(ben.screen.get("conversation")):
             await asyncio.sleep(0.01)
         ben.chat.stop(ben.conversation_id, ben.request)
         await asyncio.wait_for(second, 10)
@@ -569,7 +569,7 @@ def test_every_sign_has_a_sentence_and_every_region_a_name(language):
 def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):
     asyncio.run(anna.send("我很难过，不知道怎么办。"))
 
-    assert "Scripted nano was made for English" in anna.screen["conversation"]
+    assert "Scripted nano was trained for English" in anna.screen["conversation"]
     assert REPLY in anna.screen["conversation"]
 
 

@@ -95,7 +95,7 @@ def test_an_edited_emotion_is_gone_on_from_and_marked_as_the_persons(anna):
     assert (emotion.text, emotion.emotion, emotion.intensity) == ("There is shame.", "Shame", 2)
     assert anna.shown.record.controls.given[1].step == emotion
     assert "Emotional state edited by you" in anna.inspector
-    assert "Conversation history kept" in anna.inspector
+    assert "Conversation history unchanged" in anna.inspector
     assert "Reply 2: emotion edited" in anna.inspector
     assert anna.shown.parts["emotion"].verdict is not None
 
@@ -168,7 +168,7 @@ def test_switching_back_and_forth_restores_what_followed(anna):
 
     anna.press("switch", reply=1)
     assert [turn.message.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
-    assert "Another reply to message 1 is shown" in anna.screen["conversation"]
+    assert "Another reply to message 1 is now current" in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert len(anna.session.turns) == 1
     assert anna.shown.number == 2

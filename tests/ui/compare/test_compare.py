@@ -221,7 +221,7 @@ def test_a_vote_counts_with_the_time_that_the_server_knows(anna, services):
 
     assert row.dwell_ms is not None
     assert row.dwell_ms < 600_000
-    assert "kept" in anna.ballot
+    assert "stored" in anna.ballot
     assert row.preference is Preference.SECOND
     assert row.verdict is Preference.BOTH
     assert row.rewards == (2.0, 2.0)
