@@ -1,4 +1,4 @@
-"""Scripted models to compare, for the tests of the screen Compare."""
+"""Services with scripted models for the tests of Compare."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def make(
     grace_seconds: float = 0.2,
     limits: Limits | None = None,
 ) -> Services:
-    """Return the services of a server that compares scripted models."""
+    """Return services with scripted models to compare."""
     registry = Registry.from_toml(write_list(folder, names))
     votes = VoteStore(default_url(folder), limits)
     return Services(Models(registry), votes, grace_seconds=grace_seconds)

@@ -1,4 +1,4 @@
-"""What the tests of the page share: scripted models on disk, services on them, a page to look at."""
+"""Shared by the page's tests: scripted models, services on them, and a visitor without a browser."""
 
 import threading
 import time
@@ -75,7 +75,7 @@ JUDGE = "answers = [{ True = 0.91, False = 0.09 }, { True = 0.83, False = 0.17 }
 
 
 def write_models(folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS) -> Path:
-    """Write a list of models: a policy, one that cannot be loaded, a judge, one that fails."""
+    """Write a model list: policies and judges that work, fail, or cannot be loaded."""
     (folder / "turns.toml").write_text(script(turns), encoding="utf-8")
     (folder / "other.toml").write_text(script([{"text": SECOND}]), encoding="utf-8")
     (folder / "judge.toml").write_text(JUDGE, encoding="utf-8")
@@ -143,11 +143,11 @@ PARTS = SimpleNamespace(
         )
     }
 )  # fmt: skip
-"""Stand-ins for the components: an update then says by name what it changes."""
+"""Stand-ins for the components, so that an update names what it changes."""
 
 
 class Visitor:
-    """Somebody at the page, without a page: calls the handlers and keeps what the screen shows."""
+    """A visitor without a browser: calls the handlers and stores what the screen shows."""
 
     def __init__(
         self, services: Services, language: str = "en", *, cookie: str | None = None
@@ -179,21 +179,22 @@ class Visitor:
         judge: str = "recorded-judge",
         seed: str = "",
     ) -> None:
-        """Send a message and look on until the reply is over."""
+        """Send a message and watch until the reply has ended."""
         message = {"text": text, "files": [self.upload(path) for path in files]}
         await self.watch(
             self.chat.send(message, alt, model, judge, seed, self.conversation_id, self.request)
         )
 
     def upload(self, path: Path | str) -> str:
-        """Upload a file, and return the path that the page gets; one that is not there stays as it is."""
+        """Upload a file, and return the path that the page gets; other paths are returned
+        unchanged."""
         if not isinstance(path, Path) or not path.is_file():
             return str(path)
         owner = self.services.owner(self.request)
         return self.services.uploads.add(path.name, path.read_bytes(), owner, "")
 
     async def ask_again(self, index: int = 0, model: str = "scripted-nano") -> None:
-        """Ask for another reply and look on until it is over."""
+        """Regenerate the reply and watch until it has ended."""
         arguments = (model, "recorded-judge", None, self.conversation_id, self.request)
         await self.watch(self.chat.ask_again(*arguments, pressed(index)))
 
@@ -216,9 +217,9 @@ def pressed(turn: int) -> gr.EventData:
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         pause.wait(0.01)

@@ -1,4 +1,4 @@
-"""People who vote, by way of the real store, for tests of what is counted."""
+"""Votes in a real store, for tests of the leaderboard."""
 
 import random
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def vote(
     topic: str = "",
     blind: bool = True,
 ) -> str:
-    """Hold a battle and vote in it; returns its id."""
+    """Open a battle and vote on it; returns its id."""
     sides = (SidePlan(left, 1), SidePlan(right, 2))
     plan = BattlePlan(
         voter=voter,
@@ -81,7 +81,7 @@ def hold_votes(
     voters: int = 8,
     seed: int = 1,
 ) -> None:
-    """Let people vote on models of which each is better than those after it."""
+    """Draw votes on models, of which each is better than those after it."""
     drawn = random.Random(seed)
     for turn in range(number):
         pair = sorted(drawn.sample(range(len(models)), 2))

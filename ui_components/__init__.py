@@ -1,7 +1,6 @@
-"""The page and its API: one file per part. Gradio lives here and in ``app.py`` only.
+"""The page and its API. Only this package and ``app.py`` use gradio.
 
-``services`` holds what all visitors share, ``session`` what one visitor has said, ``writing`` a
-reply on its way, ``progress`` how far it has come. ``conversation`` and ``inspector`` draw the two
-halves of the page, ``chat`` answers its buttons, ``page`` puts it together. ``api`` is the same for
-programs, and ``server`` carries both.
+One package per screen (`chat`, `compare`, `results`, `annotate`, `tour`); `shared` holds what
+several screens use (sessions, jobs, texts), `server` the web server around them, and `page` puts
+the screens together.
 """

@@ -1,4 +1,4 @@
-"""The page: the frame around all screens, one tab for each."""
+"""The page: a frame with one tab per screen."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +23,8 @@ FORGET_UPLOADS_SECONDS = 3600
 def build_page(services: Services, version: str) -> gr.Blocks:
     """Lay out the page and its API.
 
-    A screen is named by its tab's identifier, which is also what stands in the address
-    (``?screen=chat``) and, in ``page.*``, the key of its title.
+    A screen's tab id is also its name in the URL (``?screen=chat``) and the key of its title in
+    ``page.*``.
     """
     i18n = gradio_texts()
     page = QuietBlocks(

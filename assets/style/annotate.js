@@ -1,5 +1,5 @@
-// Runs once for the annotation desk: `element` comes from gradio. The server draws; this script asks for
-// what it draws, keeps drafts, and says honestly whether they arrived.
+// Runs once for the annotation desk; gradio provides `element`. The server renders the HTML; this script fetches
+// it, saves drafts, and reports whether they arrived.
 const desk = element.querySelector("[data-desk]");
 const chinese = document.documentElement.lang.startsWith("zh");
 const words = desk.querySelector(`[data-opening][data-in=${chinese ? "zh" : "en"}]`).dataset;
@@ -19,7 +19,7 @@ let seconds = 0;
 let lastTouch = 0;
 const folds = new Map();
 
-// Screen readers hear what happened.
+// Announce to screen readers.
 const live = document.createElement("div");
 live.className = "vh";
 live.setAttribute("aria-live", "polite");
@@ -47,7 +47,7 @@ async function post(path, body) {
 const find = (selector) => desk.querySelector(selector);
 const clock = (moment) => new Date(moment).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
 
-// --- what is shown ---------------------------------------------------------------------------------
+// --- rendering -------------------------------------------------------------------------------------
 
 function draw(html, said = "", focus = true) {
   clearTimeout(timer);
@@ -86,7 +86,7 @@ function tell(text, where = ".desk-said, [data-form-said]") {
 }
 
 function failed(error) {
-  // Whoever is logged out in the middle of something keeps it before their eyes.
+  // After a sign-out, unsaved input stays visible.
   if (error instanceof Refused && error.html && (!form || kept === changes)) { draw(error.html, error.message); return; }
   if (error instanceof Refused && error.code === "item_open_elsewhere") writes(false);
   tell(error.message || words.offline);
@@ -165,7 +165,7 @@ async function keep() {
   sending = null;
 }
 
-// Nothing is lost while there is no answer: it stays in the page and is sent again, less and less often.
+// Without an answer from the server the draft stays in the page and is resent with growing delays.
 function later(what, sentence) {
   wait = Math.min(wait ? wait * 2 : 2000, LONGEST_WAIT);
   status(sentence.replace("%s", Math.round(wait / 1000)));
@@ -243,7 +243,7 @@ async function undo() {
   }
 }
 
-// --- one tab writes, another one reads ---------------------------------------------------------------
+// --- one tab edits, the others only read--------------------------------------------------------------
 
 function writes(may) {
   form.dataset.writes = may ? "yes" : "no";
@@ -261,7 +261,7 @@ async function beat() {
     if (told.may_write && !mayWrite()) show({ item }, false);
     else if (!told.may_write && mayWrite()) { clearTimeout(timer); writes(false); }
   } catch {
-    // The next beat, or the next draft, will tell.
+    // The next heartbeat or draft will show.
   }
 }
 setInterval(beat, BEAT);
@@ -279,14 +279,14 @@ addEventListener("beforeunload", (event) => {
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) beat(); });
 
-// The time that an answer took does not run while nobody is there.
+// The answering time pauses while the page is hidden or idle.
 setInterval(() => {
   if (form && !document.hidden && visible() && Date.now() - lastTouch < IDLE) seconds += 1;
 }, 1000);
 for (const kind of ["pointermove", "keydown", "scroll"])
   document.addEventListener(kind, () => { lastTouch = Date.now(); }, { passive: true, capture: true });
 
-// --- hands -----------------------------------------------------------------------------------------
+// --- events----------------------------------------------------------------------------------------
 
 element.addEventListener("input", (event) => {
   if (event.target.matches("[data-keys]")) remember(event.target.checked);
@@ -360,7 +360,7 @@ function remember(on) {
 const visible = () => element.offsetParent !== null && element.getClientRects().length > 0;
 const typing = (target) => target.isContentEditable || target.matches("textarea, select, input:not([type=radio]):not([type=checkbox])");
 
-// Where another alphabet is on the keys, or an input method listens, the place of the key counts.
+// With another keyboard layout or an input method, use the position of the key.
 function keyOf(event) {
   if (/^[a-zA-Z0-9?]$/.test(event.key) || event.key === "Enter") return event.key.toLowerCase();
   return event.code.replace(/^(Key|Digit|Numpad)/, "").toLowerCase();

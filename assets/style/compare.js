@@ -1,17 +1,17 @@
-// Runs once for the rounds of a comparison: `element`, `trigger` and `watch` come from gradio.
+// Runs once for the rounds of a comparison; gradio provides `element`, `trigger` and `watch`.
 const acts = ["stop_side", "use_starter", "choose_side", "clear_all", "draw_again"];
 const phone = matchMedia("(max-width: 759px)");
 const shared = (window.compeerCompare ??= { opened: new Set(), seen: new Map(), round: "" });
 
-// Screen readers hear each reply once, when it is whole.
+// Announce each reply once, when it is complete.
 const live = document.createElement("div");
 live.className = "vh";
 live.setAttribute("aria-live", "polite");
 (document.querySelector("main") || document.body).append(live);
 let announced = null;
 
-// While a reply is written, what is under the pointer is drawn anew many times a second, so a click
-// may never come about. These act when they are pressed; a click without a pointer is the keyboard's.
+// During generation the HTML under the pointer is replaced many times a second, so a click may never fire.
+// These buttons act on pointerdown; a click without a pointer comes from the keyboard.
 const pressed = ".switch [data-side], [data-act=stop_side]";
 element.addEventListener("pointerdown", (event) => {
   const target = event.button === 0 && event.target.closest(pressed);
@@ -29,7 +29,7 @@ function act(button) {
   trigger(button.dataset.act, { number: Number(button.dataset.number ?? -1) });
 }
 
-// On a phone one side is shown at a time. Which one stands outside of what is drawn anew.
+// On a phone one side is shown at a time; the choice is stored outside the HTML that is replaced.
 const frame = element.closest("#compare-talk") ?? element;
 function show(side) {
   frame.dataset.shown = String(side);
@@ -52,7 +52,7 @@ element.addEventListener("touchend", (event) => {
   if (Math.abs(across) > 60 && Math.abs(across) > 2 * Math.abs(down) && next >= 0 && next < sides) show(next);
 }, { passive: true });
 
-// A reply has been seen when its beginning and its end have both been on the screen.
+// A reply counts as seen once its beginning and its end have been on screen.
 function look() {
   const bar = document.querySelector("#compare-ballot .ballot.is-open");
   const covered = bar && getComputedStyle(bar).position === "sticky" ? bar.getBoundingClientRect().top : innerHeight;
@@ -89,7 +89,7 @@ function settle() {
   announced = new Set(whole.map((each) => each.dataset.announce));
 }
 
-// Drawing anew takes the focus away; it goes back to the same button.
+// A redraw drops the focus; restore it to the same button.
 let focused = null;
 element.addEventListener("focusin", (event) => (focused = event.target.dataset?.keep ?? null));
 element.addEventListener("focusout", (event) => {

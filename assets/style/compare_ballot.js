@@ -1,4 +1,4 @@
-// Runs once for the ballot of a comparison: `element`, `trigger` and `watch` come from gradio.
+// Runs once for the ballot of a comparison; gradio provides `element`, `trigger` and `watch`.
 const shared = (window.compeerCompare ??= { opened: new Set(), seen: new Map(), round: "" });
 const phone = matchMedia("(max-width: 759px)");
 const over = new Map(); // battle -> when both replies were there
@@ -41,13 +41,13 @@ function vote(choice) {
   });
 }
 
-// A single key that acts can be in the way of speech input, so it can be switched off.
+// Single-key shortcuts can interfere with speech input, so they can be disabled.
 const KEYS = "compeer-vote-keys";
 let keys = true;
 try {
   keys = localStorage.getItem(KEYS) !== "off";
 } catch {
-  // A browser that keeps nothing has them on.
+  // Without storage they are on.
 }
 element.addEventListener("change", (event) => {
   if (!event.target.matches("[data-keys]")) return;
@@ -56,7 +56,7 @@ element.addEventListener("change", (event) => {
     if (keys) localStorage.removeItem(KEYS);
     else localStorage.setItem(KEYS, "off");
   } catch {
-    // The choice holds until the page is left.
+    // The choice lasts until the page is closed.
   }
 });
 document.addEventListener("keydown", (event) => {
@@ -73,7 +73,7 @@ document.addEventListener("keydown", (event) => {
   vote(choice);
 });
 
-// A key that cannot be used yet says why.
+// A key that cannot be used yet explains why.
 function blink(reason) {
   const said = reason.textContent;
   reason.textContent = "";
@@ -95,7 +95,7 @@ function explain(battle) {
   if (form) trigger("explain", { battle, token: fresh(), ...read(form) });
 }
 function reveal(battle) {
-  // Reasons that were not saved yet travel along: after the names it would be too late for them.
+  // Send unsaved reasons along: they cannot be added after the names are shown.
   const form = dirty(battle) && why(battle);
   trigger("reveal", form ? { battle, token: fresh(), ...read(form) } : { battle });
 }
@@ -106,7 +106,7 @@ element.addEventListener("input", (event) => {
   drafts.set(battle, { revision, caret: form.querySelector("[data-note]").selectionEnd, ...read(form) });
 });
 
-// --- the countdown: ten seconds to take the vote back, then the names ---
+// --- the countdown: ten seconds to undo the vote, then the names ---
 function tick() {
   for (const ballot of element.querySelectorAll('.ballot:not([data-state="open"])')) {
     const time = undoing.get(ballot.dataset.battle);
@@ -128,7 +128,7 @@ function tick() {
 }
 setInterval(tick, 250);
 
-// --- what the page knows better than the server: which replies have been opened here ---
+// --- which replies were opened on this page ---
 function allow() {
   const ballot = open();
   if (!ballot || ballot.dataset.over !== "yes") return;
@@ -161,7 +161,7 @@ function settle() {
   tick();
 }
 
-// Drawing anew takes the focus away; it goes back to the same place, or to what follows a vote.
+// A redraw drops the focus; restore it, or move it to what follows a vote.
 let focused = null;
 element.addEventListener("focusin", (event) => (focused = event.target.dataset?.keep ?? null));
 element.addEventListener("focusout", (event) => {

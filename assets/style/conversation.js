@@ -1,8 +1,8 @@
-// Runs once for the conversation: `element`, `trigger` and `watch` come from gradio.
+// Runs once for the conversation; gradio provides `element`, `trigger` and `watch`.
 const acts = ["ask_again", "edit_turn", "pick_turn", "use_starter", "clear_all", "undo_last", "stop_edit"];
 const focusMessage = ["edit_turn", "use_starter", "stop_edit"];
 
-// Screen readers hear a reply once, when it is whole, and not letter by letter.
+// Announce a reply once, when it is complete, not letter by letter.
 const live = document.createElement("div");
 live.className = "vh";
 live.setAttribute("aria-live", "polite");
@@ -24,7 +24,7 @@ element.addEventListener("click", (event) => {
   if (focusMessage.includes(button.dataset.act)) window.compeerFocusMessage = true;
 });
 
-// The newest words stay in view unless the reader has scrolled away from them.
+// Keep the newest text in view unless the reader has scrolled away.
 element.addEventListener("scroll", (event) => {
   const log = event.target;
   if (log.classList.contains("log")) pinned = log.scrollHeight - log.scrollTop - log.clientHeight < 60;

@@ -1,4 +1,4 @@
-// Runs once for the inspector: `element`, `trigger` and `watch` come from gradio.
+// Runs once for the inspector; gradio provides `element`, `trigger` and `watch`.
 const acts = ["pick_turn", "keep_step", "try_strategy", "switch_reply", "compare_reply"];
 const open = new Set();
 const drafts = new Map();
@@ -6,17 +6,17 @@ const away = ["keep_step", "try_strategy", "switch_reply", "compare_reply"];
 let held = null;
 let scrolled = 0;
 
-// An update draws the panel anew, and it would begin at its top.
+// An update replaces the panel and would reset its scroll position.
 element.addEventListener("scroll", (event) => {
   if (event.target.classList.contains("inspector")) scrolled = event.target.scrollTop;
 }, true);
-// What comes next is seen from the top: which reply it is, and how it differs.
+// A new reply is shown from the top.
 const fromTheTop = () => {
   scrolled = 0;
   if (element.getBoundingClientRect().top < 0) element.scrollIntoView({ block: "start" });
 };
 
-// What a button or a form says about itself, numbers as numbers.
+// The data attributes of a button or form, with numbers parsed.
 const told = (data) => {
   const said = { turn: Number(data.turn), reply: Number(data.reply ?? 0) };
   for (const name of ["part", "strategy"]) if (data[name] !== undefined) said[name] = data[name];
@@ -34,7 +34,7 @@ element.addEventListener("click", (event) => {
   const summary = event.target.closest("summary");
   if (!summary) return;
   const fold = summary.parentElement;
-  // The click comes before the fold moves; a key press on a summary arrives as a click too.
+  // The click fires before <details> toggles; a key press on a summary is a click too.
   if (fold.open) open.delete(fold.dataset.fold);
   else open.add(fold.dataset.fold);
 });
@@ -52,14 +52,14 @@ element.addEventListener("submit", (event) => {
   }
 });
 
-// What is being typed outlives an update of the page.
+// Preserve typed text across updates.
 element.addEventListener("input", (event) => {
   const form = event.target.form;
   if (form?.dataset.key) drafts.set(form.dataset.key, Object.fromEntries(new FormData(form)));
 });
 element.addEventListener("reset", (event) => drafts.delete(event.target.dataset.key));
 
-// The focus stays where it was, as far as that is still there.
+// Preserve the focus if its element still exists.
 const nameOf = (target) => {
   const { act, turn, reply, part, strategy } = target.dataset;
   if (act) return `[data-act="${act}"]` + Object.entries({ turn, reply, part, strategy })
@@ -74,7 +74,7 @@ const nameOf = (target) => {
 };
 element.addEventListener("focusin", (event) => { held = nameOf(event.target); });
 element.addEventListener("focusout", (event) => {
-  // What is taken away or folded away loses the focus without anybody having moved it.
+  // An element that is removed or hidden loses the focus without the user moving it.
   const left = event.target;
   setTimeout(() => {
     if (element.contains(document.activeElement)) return;
@@ -83,7 +83,7 @@ element.addEventListener("focusout", (event) => {
   });
 });
 
-// An update draws every fold closed; those that the reader opened are opened again.
+// An update closes every <details>; reopen those that the reader had opened.
 watch("value", () => {
   for (const fold of element.querySelectorAll("details[data-fold]")) {
     if (fold.open) open.add(fold.dataset.fold);

@@ -1,5 +1,5 @@
 () => {
-  // WORDS is put in by the server: the labels that gradio has in English only.
+  // The server replaces WORDS by the labels that gradio provides in English only.
   const words = WORDS[document.documentElement.lang.startsWith("zh") ? "zh" : "en"];
   const dark = () => document.body.classList.contains("dark");
   const set = (on) => document.body.classList.toggle("dark", on);
@@ -7,7 +7,7 @@
     const chosen = localStorage.getItem("compeer-theme");
     if (chosen) set(chosen === "dark");
   } catch {
-    // A browser that keeps nothing follows the system's setting.
+    // Without storage, follow the system's setting.
   }
   document.addEventListener("click", (event) => {
     if (!event.target.closest("#theme-switch")) return;
@@ -15,11 +15,11 @@
     try {
       localStorage.setItem("compeer-theme", dark() ? "dark" : "light");
     } catch {
-      // The choice holds until the page is left.
+      // The choice lasts until the page is closed.
     }
   });
 
-  // The address names the screen, so that a link or a reload leads back to it.
+  // The URL names the screen, so that a link or a reload returns to it.
   const tab = (name) => document.getElementById(`screen-${name}-button`);
   const asked = new URLSearchParams(location.search).get("screen");
   const open = () => {

@@ -1,9 +1,9 @@
-// Runs once for the form of the results: `element`, `trigger` and `watch` come from gradio.
-// The page asks anew when it is shown, when a filter changes, and when somebody wants to try again.
+// Runs once for the form of the results; gradio provides `element`, `trigger` and `watch`.
+// Requests the board when the tab is shown, when a filter changes, and on retry.
 const board = () => document.querySelector("#results-board [data-state]");
 const form = () => element.querySelector("form");
 
-// Not part of the page: what is drawn anew would be said twice, or not at all.
+// Outside the HTML that is replaced, which would be announced twice or not at all.
 const live = document.createElement("div");
 live.className = "vh";
 live.setAttribute("aria-live", "polite");
@@ -54,7 +54,7 @@ document.addEventListener("click", async (event) => {
   }
 });
 
-// A tab that is not shown has no size. Coming back asks again, since others may have voted.
+// A hidden tab has no size. Request again when it is shown, since others may have voted.
 const panel = element.closest("[role=tabpanel]") ?? element;
 new IntersectionObserver(([entry]) => {
   const now = entry.isIntersecting;
@@ -62,7 +62,7 @@ new IntersectionObserver(([entry]) => {
   if (panel.offsetParent === null || now) shown = now;
 }).observe(panel);
 
-// Of boards that are asked for in a row, another than the last may come last: then it is asked again.
+// Boards may arrive in another order than requested; if the last one is not the latest, request again.
 const sorted = (text) => [...new URLSearchParams(text)].map(String).sort().join("&");
 function insist(wait) {
   clearTimeout(later);

@@ -1,5 +1,5 @@
-// Runs once for the tour: `element` and `watch` come from gradio. Everything is in the page already; a step is
-// shown by hiding the others. Only the count of votes is fetched, and the tour does without it.
+// Runs once for the tour; gradio provides `element` and `watch`. All steps are in the page; one is shown by hiding
+// the others. Only the count of votes is fetched, and the tour works without it.
 const kept = { step: Number(new URLSearchParams(location.search).get("step")) || 1, pick: null };
 const tour = () => element.querySelector(".t-tour");
 const count = () => Number(tour()?.dataset.count ?? 0);
@@ -71,7 +71,7 @@ async function toggleFull() {
     if (document.fullscreenElement) await document.exitFullscreen();
     else await root.requestFullscreen();
   } catch {
-    // Where the browser refuses, the tour stays as it is.
+    // The browser may refuse full screen.
   }
 }
 
@@ -108,7 +108,7 @@ const pages = { PageDown: keys.ArrowRight, PageUp: keys.ArrowLeft };
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !visible()) return;
-  // Whoever types means letters; what can be scrolled sideways keeps its arrows.
+  // Leave keys to text fields, and the arrows to elements that scroll sideways.
   if (event.target.closest("input, textarea, select, [contenteditable=true], [role=combobox], .t-scroll")) return;
   if (document.querySelector("dialog[open]")) return;
   const name = event.key.length === 1 ? event.key.toLowerCase() : event.key;
@@ -118,7 +118,7 @@ document.addEventListener("keydown", (event) => {
   act();
 });
 
-// The address names the step while the tour is open, and no longer than that.
+// The URL names the step only while the tour is open.
 document.addEventListener("click", (event) => {
   const tab = event.target.closest("#screens button[role=tab]");
   if (!tab && !event.target.closest("[data-screen]")) return;
@@ -139,5 +139,5 @@ function settle() {
 }
 watch("value", settle);
 requestAnimationFrame(settle);
-// The tab may open before or after the words arrive.
+// The tab may open before or after the content arrives.
 new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && remember()).observe(element);

@@ -1,12 +1,12 @@
-"""The tour: what a person sees who has six steps' time and neither a model nor a network.
+"""The tour: a presentation in six steps that needs neither a model nor a network.
 
-Its turns are recordings: a model really wrote them, and the files say which one, when, and from what
-weights. `python -m compeer_core.tour record` makes them again.
+Its turns are recordings: a model really generated them, and the files say which model, when, and
+with which weights. `python -m compeer_core.tour record` records them again.
 
 ```text
-assets/tour/plan.toml      what is recorded: situations, stages of training, the seed
-assets/tour/*.json         the recordings, one for each situation and stage
-assets/tour/notes.toml     what a person says about the recorded steps
+assets/tour/plan.toml      what is recorded: situations, training stages, the seed
+assets/tour/*.json         the recordings, one per situation and stage
+assets/tour/notes.toml     a person's comments on the recorded steps
 assets/tour/figures.toml   which measured numbers the tour shows, and which of the paper's
 ```
 """

@@ -1,11 +1,11 @@
 """The command line of the tour's recordings.
 
     python -m compeer_core.tour record                        all stages whose models are listed
-    python -m compeer_core.tour record --weights base=FOLDER  and one whose weights are not shipped
-    python -m compeer_core.tour check                         do the shipped models say the same again?
+    python -m compeer_core.tour record --weights base=FOLDER  also one whose weights are not shipped
+    python -m compeer_core.tour check                         do the shipped models reproduce their recordings?
 
-A wrong flag or file is one sentence on stderr and exit code 2. `check` ends with 1 where a text
-differs: another version of torch or another processor may do that, and so does another checkpoint.
+Invalid flags or files give one sentence on stderr and exit code 2. `check` exits with 1 if a text
+differs, which another version of torch, another CPU or another checkpoint can cause.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PROGRAM = "python -m compeer_core.tour"
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one sentence instead of a page of usage."""
+    """An argument parser that reports errors in one sentence instead of the full usage."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; {self.prog} --help explains")
@@ -96,9 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def _weights(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not STAGE=FOLDER with a folder that is there"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE=FOLDER with an existing folder")
     return name, Path(folder)
 
 

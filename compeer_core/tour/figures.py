@@ -1,6 +1,6 @@
-"""The numbers that the tour shows: ours come out of `assets/results`, the paper's are quoted.
+"""The numbers in the tour: ours are read from `assets/results`, the paper's are quoted.
 
-Both kinds are named in `figures.toml`, and are of two types, so that no table can mix them.
+Both are named in `figures.toml`, and have different types, so that no table can mix them.
 """
 
 import json
@@ -16,7 +16,7 @@ from compeer_core.errors import ConfigError
 
 
 class FigureSource(FrozenModel):
-    """Where a number of ours stands."""
+    """The place of one of our numbers."""
 
     name: str
     file: str
@@ -27,13 +27,13 @@ class FigureSource(FrozenModel):
 
 
 class PaperFigure(FrozenModel):
-    """A number that the paper prints."""
+    """A number from the paper."""
 
     name: str
     value: str
-    """As it is printed."""
+    """As printed."""
     place: str
-    """Where it is printed."""
+    """Where the paper prints it."""
 
 
 class FigureList(FrozenModel):
@@ -46,7 +46,7 @@ class FigureList(FrozenModel):
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number, ready to be shown."""
+    """A measured number, ready for display."""
 
     value: float
     low: float | None
@@ -57,7 +57,7 @@ class Figure:
     """Below `assets`."""
     model: str
     labels: str
-    """Where the right answers come from."""
+    """The source of the reference labels."""
 
     @property
     def text(self) -> str:
@@ -71,7 +71,7 @@ class Figure:
 
     @property
     def interval(self) -> str:
-        """Its 95 % interval, empty where there is none.
+        """Its 95 % CI, empty if there is none.
 
         Example:
             >>> Figure(53.377, 46.87, 59.66, 400, "%", "", "", "").interval
@@ -86,7 +86,7 @@ def load_figures(sources: FigureList, assets: Path) -> Mapping[str, Figure]:
     """Read the numbers.
 
     Raises:
-        ConfigError: A file cannot be read, or does not hold the number just once.
+        ConfigError: A file cannot be read, or does not contain the number exactly once.
     """
     return {source.name: _figure(source, assets) for source in sources.figures}
 
@@ -95,19 +95,21 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
     path = assets / "results" / source.file
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = [
+        metrics = [
             metric
             for metric in result["metrics"]
             if metric["name"] == source.metric
             and metric.get("of", "") == source.of
             and metric.get("about", "") == source.about
         ]
-        if len(found) != 1:
+        if len(metrics) != 1:
             raise ConfigError(
-                f"figure {source.name!r}: {path} holds {source.metric!r} {len(found)} times"
+                f"figure {source.name!r}: {path} holds {source.metric!r} {len(metrics)} times"
             )
-        metric = found[0]
-        compared = str(result["model"]).split(", ")  # of several models, whose number it is
+        metric = metrics[0]
+        compared = str(result["model"]).split(
+            ", "
+        )  # with several models, the one that the number belongs to
         return Figure(
             value=float(metric["value"]),
             low=metric.get("low"),

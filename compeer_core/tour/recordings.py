@@ -1,4 +1,4 @@
-"""A recorded turn: the words of a model as they came, where they came from, and what a judge said."""
+"""A recorded turn: a model's output, its origin, and the judge's verdict."""
 
 import datetime
 import hashlib
@@ -14,13 +14,13 @@ from compeer_core.reasoning import Part, Reading, read
 from compeer_core.registry import ModelEntry
 
 CARD = "README.md"
-"""A card may be mended without a change to what the model says."""
+"""A model card may change without changing the model's output."""
 
 Hash = str
 
 
 class Origin(FrozenModel):
-    """A model, down to its bytes."""
+    """A model, identified by its files."""
 
     name: str
     title: str
@@ -29,11 +29,11 @@ class Origin(FrozenModel):
     licence: str = ""
     """Of the weights."""
     files: Mapping[str, Hash]
-    """SHA-256 of everything that decides what it says: ``folder/file``, cards left out."""
+    """SHA-256 of every file that determines its output: ``folder/file``, cards excluded."""
 
     @property
     def weights(self) -> str:
-        """The file of its own weights, ``folder/file``; of an adapter, not of its base."""
+        """The file of its own weights, ``folder/file``; an adapter's, not its base's."""
         weights = [name for name in self.files if name.endswith(".safetensors")]
         return next((name for name in weights if "adapter" in name), weights[0] if weights else "")
 
@@ -44,13 +44,13 @@ class Origin(FrozenModel):
 
     @property
     def card(self) -> str:
-        """Where its card is, below ``assets``; empty where the model is not shipped."""
+        """Its card below ``assets``; empty if the model is not shipped."""
         folder = self.weights.partition("/")[0]
         return f"checkpoints/{folder}/{CARD}" if self.shipped and folder else ""
 
 
 class SamplingUsed(FrozenModel):
-    """How each token was chosen."""
+    """The sampling parameters."""
 
     temperature: float
     top_p: float
@@ -60,28 +60,29 @@ class SamplingUsed(FrozenModel):
 
 
 class StepJudged(FrozenModel):
-    """What the judge said about one step."""
+    """The judge's verdict on one step."""
 
     part: Part
     correct: bool | None
-    """None: it gave no answer that can be relied on."""
+    """None: no usable verdict."""
     probability_correct: float | None = Field(default=None, ge=0, le=1)
 
 
 class Judged(FrozenModel):
-    """What the judge said about a turn."""
+    """The judge's verdict on a turn."""
 
     judge: Origin
     date: datetime.date
     versions: Mapping[str, str]
     asked: bool
-    """False: the turn is not complete, which costs all points by rule, and nobody was asked."""
+    """False: the turn is incomplete, which costs all points by rule, and the judge was not asked.
+    """
     steps: tuple[StepJudged, ...] = ()
     total: float | None
     maximum: int
 
     def step(self, part: Part) -> StepJudged | None:
-        """Return what was said about a step."""
+        """Return the verdict on a step."""
         return next((step for step in self.steps if step.part == part), None)
 
 
@@ -91,9 +92,9 @@ class Recording(FrozenModel):
     case: str
     stage: str
     said: str
-    """The seeker's message, all that the model was given."""
+    """The seeker's message, the model's only input."""
     raw: str
-    """All that the model wrote, untouched."""
+    """The model's whole output, unchanged."""
     status: Literal["finished", "stopped", "failed"]
     tokens: int
     date: datetime.date
@@ -103,21 +104,21 @@ class Recording(FrozenModel):
     versions: Mapping[str, str]
     machine: str
     judged: Judged | None = None
-    """None: nobody has judged it yet."""
+    """None: not judged yet."""
 
     @property
     def file_name(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return f"{self.case}.{self.stage}.json"
 
     @property
     def text_hash(self) -> str:
-        """What a note names the text by."""
+        """The hash by which a comment refers to the text."""
         return hashlib.sha256(self.raw.encode()).hexdigest()[:16]
 
     @property
     def reading(self) -> Reading:
-        """The text as the parser reads it."""
+        """The parsed text."""
         return read(self.raw)
 
 
@@ -125,7 +126,7 @@ def load_recordings(folder: Path) -> list[Recording]:
     """Read all recordings of a folder, in the order of their names.
 
     Raises:
-        ConfigError: A file is no recording, or is not called as it says.
+        ConfigError: A file is not a recording, or its name does not match its content.
     """
     return [load_recording(path) for path in sorted(folder.glob("*.json"))]
 
@@ -134,7 +135,7 @@ def load_recording(path: Path) -> Recording:
     """Read one recording.
 
     Raises:
-        ConfigError: It cannot be read, is no recording, or is not called as it says.
+        ConfigError: It cannot be read, is not a recording, or its name does not match its content.
     """
     try:
         recording = Recording.model_validate_json(path.read_text(encoding="utf-8"))
@@ -145,7 +146,7 @@ def load_recording(path: Path) -> Recording:
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: {key or 'the file'}: {first['msg']}") from error
     if recording.file_name != path.name:
-        raise ConfigError(f"{path}: by what it says it should be called {recording.file_name}")
+        raise ConfigError(f"{path}: its content requires the name {recording.file_name}")
     return recording
 
 
@@ -157,12 +158,12 @@ def save_recording(recording: Recording, folder: Path) -> Path:
 
 
 def origin_of(entry: ModelEntry, folder: Path, *, shipped: bool) -> Origin:
-    """Describe a model of a list by the bytes of its files.
+    """Describe a model of a list by its files.
 
     Args:
-        entry: The model; a checkpoint or a script on this machine.
-        folder: What its paths are relative to.
-        shipped: Whether the files are part of this repository.
+        entry: The model; a local checkpoint or script.
+        folder: The folder that its paths are relative to.
+        shipped: Whether this repository contains the files.
     """
     places = [folder / entry.where.location]
     if entry.adapter is not None:

@@ -1,4 +1,4 @@
-"""What axe says against parts of a page that are ours, in light and in dark colours."""
+"""Runs axe on our own parts of a page, in light and in dark colours."""
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
@@ -7,11 +7,11 @@ DARKEN = "dark => document.body.classList.toggle('dark', dark)"
 
 
 def violations(page: Page, *parts: str) -> list[str]:
-    """Return what axe finds; gradio's own parts are not ours to change.
+    """Return axe's violations; gradio's own parts are excluded.
 
     Args:
-        page: Is left as it was.
-        parts: Selectors; those that the page does not have are passed over, but not all of them.
+        page: Restored afterwards.
+        parts: Selectors; missing ones are skipped, but not all of them may be missing.
     """
     shown = [[part] for part in parts if page.locator(part).count()]
     assert shown, f"the page has none of {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""A server with scripted models, and a page of it in a real Chromium."""
+"""A server with scripted models and its page in a real Chromium."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def opened(page: Page, address: str) -> Page:
 
 @pytest.fixture
 def another(browser: Browser, address: str) -> Iterator[Page]:
-    """Somebody else at the same server."""
+    """A second visitor of the same server."""
     context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 900})
     context.set_default_timeout(30_000)
     yield opened(context.new_page(), address)

@@ -1,11 +1,11 @@
-"""Takes the pictures of README.md with the shipped models, in a real Chromium.
+"""Takes the README's screenshots with the shipped models in a real Chromium.
 
     python -m tests.browser.pictures            # all, into assets/screenshots
     python -m tests.browser.pictures compare    # one
 
-What models write is a first sample with a fixed seed where the page has a field for one. Two screens
-need what people give: the votes of `results` are drawn by chance and the item of `annotate` is a
-recording of the tour; README says so under each.
+Model output is the first sample, with a fixed seed where the page has a field for one. Two screens
+need people's input: the votes of `results` are random and the item of `annotate` is a recording of
+the tour; README says so under each.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def chat(camera: Camera) -> None:
 def steer(camera: Camera) -> None:
     page = camera.page("chat")
     _say(page)
-    page.get_by_role("button", name="Write and rank").click()
+    page.get_by_role("button", name="Generate and rank").click()
     expect(page.locator("#inspector .ranking > li")).to_have_count(4, timeout=PATIENCE_MS)
     _wait_for_reply(page)
     page.locator("#inspector .ranking").scroll_into_view_if_needed()
@@ -119,9 +119,9 @@ def compare(camera: Camera) -> None:
     page.evaluate("document.activeElement.blur()")
     film(2)
     page.keyboard.press("2")
-    expect(ballot).to_contain_text("The vote is kept")
+    expect(ballot).to_contain_text("Your vote is stored")
     film(1)
-    ballot.get_by_role("button", name="Show who wrote what").click()
+    ballot.get_by_role("button", name="Reveal the models").click()
     expect(ballot.locator(".names dd")).to_have_count(2)
     ballot.scroll_into_view_if_needed()
     page.wait_for_timeout(600)
@@ -173,7 +173,7 @@ def _wait_for_reply(page: Page) -> None:
 
 
 def _animate(name: str, frames: Sequence[Frame]) -> None:
-    """Write an animated WebP in which each frame stands as long as it stood on the screen."""
+    """Write an animated WebP with the frames' original timing."""
     begun = [
         0,
         *(n for n in range(1, len(frames)) if frames[n][1].tobytes() != frames[n - 1][1].tobytes()),
@@ -189,7 +189,7 @@ def _animate(name: str, frames: Sequence[Frame]) -> None:
     sys.stdout.write(f"{path.name}: {path.stat().st_size / 1000:.0f} kB, {len(small)} frames\n")
 
 
-# --- what people would give ----------------------------------------------------------------------
+# --- people's input -------------------------------------------------------------------------------
 
 
 def _recorded_item() -> CerRecord:

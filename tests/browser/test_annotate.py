@@ -1,4 +1,4 @@
-"""People at the annotation desk, in a real Chromium: items by the command, keys, tabs, a lost server."""
+"""The annotation desk in a real Chromium: keyboard, tabs, a lost server."""
 
 import re
 
@@ -16,7 +16,7 @@ from training.data.samples import read_records, write_records
 from training.reward_model.conversations import Kind, conversations
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 HOSTILE = '<img src=x onerror="window.stolen=1"> ${window.stolen=2} \u202ecba\u202c a\u200bb'
@@ -58,7 +58,7 @@ def record(number):
 
 
 class World:
-    """A server with a desk, and its people's tokens."""
+    """A server with a desk, and its annotators' tokens."""
 
     def __init__(self, folder, items=2):
         self.services = make_services(folder)
@@ -82,7 +82,7 @@ def world(tmp_path):
 
 @pytest.fixture
 def enter(browser: Browser, world):
-    """Let somebody in, in a browser of their own."""
+    """Sign an annotator in, in a separate browser context."""
     contexts = []
 
     def entered(name, **options) -> Page:
@@ -115,7 +115,7 @@ def status(page):
 
 
 def prefer(page, reply):
-    """Press the key of a reply, wherever it stands."""
+    """Press the key of a reply, wherever it is shown."""
     texts = page.locator(f"{DESK} .pair .words").all_inner_texts()
     assert len(texts) == 2
     good = 0 if "exhausting" in texts[0] else 1
@@ -126,7 +126,7 @@ def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-# --- the whole way ------------------------------------------------------------------------------
+# --- end to end ---------------------------------------------------------------------------------
 
 
 def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, enter, tmp_path):
@@ -156,7 +156,7 @@ def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, en
         page.keyboard.press("Enter")
         expect(page.locator(f"{DESK} [data-nothing=waiting]")).to_be_visible()
     ann.locator("[data-go=agreement]").click()
-    expect(title(ann)).to_have_text("Not before the end")
+    expect(title(ann)).to_have_text("Not available yet")
 
     cy = enter("cy")
     cy.locator("[data-go=conflicts]").click()
@@ -168,7 +168,9 @@ def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, en
     cy.keyboard.press("w")
     prefer(cy, "good")
     cy.keyboard.press("Enter")
-    expect(cy.locator("[data-form-said]")).to_have_text(re.compile("say in a few words why"))
+    expect(cy.locator("[data-form-said]")).to_have_text(
+        re.compile("explain your decision in a few words")
+    )
     expect(cy.locator("#desk-note")).to_be_focused()
     cy.keyboard.type("q 1 z ? fear is plain")
     cy.keyboard.press("Control+Enter")
@@ -180,7 +182,7 @@ def test_two_people_differ_a_third_decides_and_training_reads_the_file(world, en
     expect(cy.locator(f"{DESK} .measures").first).to_contain_text("50 %")
     assert violations(cy, DESK) == []
     with cy.expect_download() as download:
-        cy.get_by_role("link", name="Rows of CER for training (JSONL)").click()
+        cy.get_by_role("link", name="CER rows for training (JSONL)").click()
     download.value.save_as(tmp_path / "cer.jsonl")
     rows = list(read_records(tmp_path / "cer.jsonl", CerRecord))
     assert [row.second.steps for row in rows] == [(True, True, True), (True, True, False)]
@@ -253,7 +255,9 @@ def test_what_is_open_is_asked_for_and_the_first_of_it_is_focused(enter):
     page.keyboard.press("q")
     page.keyboard.press("Enter")
 
-    expect(page.locator("[data-form-said]")).to_have_text(re.compile("3 questions are still open"))
+    expect(page.locator("[data-form-said]")).to_have_text(
+        re.compile("3 questions are still unanswered")
+    )
     expect(page.locator("input[name=step-2]").first).to_be_focused()
     page.keyboard.press("w")
     expect(page.locator("[data-form-said]")).to_be_hidden()
@@ -299,12 +303,14 @@ def test_nothing_is_lost_while_the_server_does_not_answer(enter, world):
     page = enter("ann")
     page.context.set_offline(True)
     page.keyboard.press("q")
-    expect(status(page)).to_have_text(re.compile("Your work is kept in this page; next try in 2 s"))
+    expect(status(page)).to_have_text(
+        re.compile("Your work is still on this page; retrying in 2 s")
+    )
     expect(page.locator("[data-retry]")).to_be_visible()
     for key in ("w", "e", "3"):
         page.keyboard.press(key)
     page.keyboard.press("Enter")
-    expect(status(page)).to_have_text(re.compile("Your answer has not arrived"))
+    expect(status(page)).to_have_text(re.compile("Your answer was not received"))
     expect(page.locator("#desk-note")).to_be_disabled()
     assert list(world.desk.annotations()) == []
 
@@ -318,7 +324,7 @@ def test_a_failing_database_is_told_and_the_draft_is_sent_again(enter):
     page = enter("ann")
     page.route("**/desk/draft", lambda route: route.fulfill(status=503, json={"error": "x"}))
     page.locator("#desk-note").fill("kept")
-    expect(status(page)).to_have_text(re.compile("kept in this page"))
+    expect(status(page)).to_have_text(re.compile("still on this page"))
     page.unroute("**/desk/draft")
     page.locator("[data-retry]").click()
     expect(status(page)).to_have_text(re.compile("^Saved"))
@@ -330,23 +336,23 @@ def test_who_is_logged_out_keeps_what_is_before_them(enter, world):
     world.desk.revoke("ann")
     page.locator("#desk-note").fill("not lost")
 
-    expect(page.locator("[data-form-said]")).to_have_text(re.compile("not logged in any more"))
+    expect(page.locator("[data-form-said]")).to_have_text(re.compile("You are signed out"))
     expect(page.locator("#desk-note")).to_have_value("not lost")
 
 
-# --- coming in ----------------------------------------------------------------------------------
+# --- sign-in ------------------------------------------------------------------------------------
 
 
 def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_read(world, chromium):
     page = chromium
     page.goto(world.address)
-    expect(page.locator(DESK)).to_contain_text("Where people judge what models write")
+    expect(page.locator(DESK)).to_contain_text("Annotate model output")
     assert violations(page, DESK) == []
     page.locator("#desk-token").fill("guess")
     page.locator("#desk-token").press("Enter")
-    expect(page.locator("#desk-door-said")).to_have_text(re.compile("Nobody has this token"))
+    expect(page.locator("#desk-door-said")).to_have_text(re.compile("This token is not valid"))
     page.locator("#desk-token").fill(world.tokens["cy"])
-    page.get_by_role("button", name="Come in").click()
+    page.get_by_role("button", name="Sign in").click()
     expect(title(page)).to_have_text("Item 1")
 
     kept = page.evaluate("JSON.stringify([{...localStorage}, document.cookie, location.href])")
@@ -354,13 +360,13 @@ def test_a_wrong_token_is_a_calm_sentence_and_the_right_one_is_nowhere_to_be_rea
     assert "compeer_annotator" not in kept
     page.reload()
     expect(title(page)).to_have_text("Item 1")
-    page.get_by_role("button", name="Log out").click()
-    expect(page.locator(DESK)).to_contain_text("You have left the desk")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator(DESK)).to_contain_text("You are signed out")
     page.reload()
     expect(page.locator("#desk-token")).to_be_visible()
 
 
-# --- everybody ----------------------------------------------------------------------------------
+# --- accessibility ------------------------------------------------------------------------------
 
 
 def test_axe_finds_nothing_and_a_phone_need_not_scroll_sideways(enter):

@@ -1,4 +1,4 @@
-"""The check of colours and names finds what is wrong in one scheme only, and leaves the page as it was."""
+"""The accessibility check finds violations in either colour scheme and restores the page."""
 
 import pytest
 from playwright.sync_api import Page
@@ -11,7 +11,7 @@ PAGE = """<!doctype html><html lang="en"><title>A page</title><body class="{sche
 
 
 @pytest.mark.parametrize("scheme", ["", "dark"])
-def test_what_is_faint_in_the_dark_is_found(browser, scheme):
+def test_low_contrast_in_dark_mode_is_found(browser, scheme):
     page: Page = browser.new_page()
     page.set_content(PAGE.format(scheme=scheme))
 

@@ -1,4 +1,4 @@
-"""Somebody compares two models, in a real Chromium. The models play scripts."""
+"""Compare in a real Chromium with scripted models."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -29,7 +29,7 @@ OWN_PARTS = ["#compare-talk", "#compare-ballot", "#compare-error"]
 CHECKPOINT = app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json"
 PHONE = {"width": 390, "height": 844}
 UNDO_SECONDS = 5.0
-"""Half of what people have, since tests wait for it."""
+"""Half the real limit, since tests wait for it."""
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +122,12 @@ def test_a_person_compares_votes_and_sees_who_wrote_what(page):
     page.wait_for_timeout(1600)
     page.keyboard.press("3")
 
-    expect(ballot(page)).to_contain_text("You said: Both are good. The vote is kept and counts.")
+    expect(ballot(page)).to_contain_text(
+        "Your vote: Both are good. Your vote is stored and counts."
+    )
     expect(ballot(page).locator("[data-countdown]")).to_have_text(re.compile(r"\(\d\)"))
     ballot(page).get_by_label("understands the feeling").check()
-    ballot(page).get_by_role("button", name="Show who wrote what").click()
+    ballot(page).get_by_role("button", name="Reveal the models").click()
     expect(ballot(page).locator(".names")).to_contain_text("Maple the First")
     expect(ballot(page).locator(".names")).to_contain_text("Cedar the Second")
     expect(ballot(page)).to_contain_text("You and the judge agree.")
@@ -171,31 +173,31 @@ def test_the_keys_vote(page, services, key, said):
     page.keyboard.press(key)
     page.keyboard.press(key)
 
-    expect(ballot(page)).to_contain_text(f"You said: {said}")
+    expect(ballot(page)).to_contain_text(f"Your vote: {said}")
     expect(page.locator("#compare-error")).not_to_contain_text("voted")
 
 
 def test_the_keys_can_be_switched_off(page):
     send(page, "hello")
     settled(page)
-    ballot(page).get_by_label("The keys 1 to 4 vote").uncheck()
+    ballot(page).get_by_label("Keys 1 to 4 vote").uncheck()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("1")
     page.wait_for_timeout(600)
     expect(page.locator("#compare-ballot .ballot.is-open")).to_be_visible()
     ballot(page).get_by_text("A is better").click()
-    expect(ballot(page)).to_contain_text("You said: A is better.")
+    expect(ballot(page)).to_contain_text("Your vote: A is better.")
 
 
 def test_a_vote_is_taken_back_and_the_names_come_by_themselves(page):
     send(page, "hello")
     settled(page)
     page.keyboard.press("1")
-    expect(ballot(page)).to_contain_text("You said")
-    ballot(page).get_by_role("button", name="Take it back").click()
+    expect(ballot(page)).to_contain_text("Your vote:")
+    ballot(page).get_by_role("button", name="Undo vote").click()
     expect(page.locator("#compare-ballot .ballot.is-open")).to_be_visible()
     page.keyboard.press("2")
-    expect(ballot(page)).to_contain_text("You said: B is better.")
+    expect(ballot(page)).to_contain_text("Your vote: B is better.")
     expect(ballot(page).locator(".names")).to_contain_text("Maple the First")
     expect(ballot(page).locator("[data-act=undo]")).to_have_count(0)
 
@@ -209,9 +211,9 @@ def test_the_names_wait_for_a_note_that_is_being_written(page):
     note.fill(hostile)
     page.wait_for_timeout((UNDO_SECONDS + 1) * 1000)
     expect(note).to_have_value(hostile)
-    expect(ballot(page).locator("[data-soon]")).to_contain_text("wait until you are done")
+    expect(ballot(page).locator("[data-soon]")).to_contain_text("appear when you are done")
     expect(ballot(page).locator(".names")).to_have_count(0)
-    ballot(page).get_by_role("button", name="Show who wrote what").click()
+    ballot(page).get_by_role("button", name="Reveal the models").click()
 
     expect(ballot(page).locator(".kept-note")).to_have_text(hostile)
     assert page.evaluate("window.stolen") is None
@@ -223,11 +225,11 @@ def test_two_tabs_have_one_vote(page, address):
     other = opened(page.context.new_page(), address)
     settled(other)
     page.keyboard.press("1")
-    expect(ballot(page)).to_contain_text("You said: A is better.")
+    expect(ballot(page)).to_contain_text("Your vote: A is better.")
     other.keyboard.press("2")
 
-    expect(other.locator("#compare-error")).to_contain_text("You have voted on this already")
-    expect(ballot(other)).to_contain_text("You said: A is better.")
+    expect(other.locator("#compare-error")).to_contain_text("You have already voted on this")
+    expect(ballot(other)).to_contain_text("Your vote: A is better.")
 
 
 def test_a_reload_finds_the_round_again(page, address):
@@ -237,10 +239,10 @@ def test_a_reload_finds_the_round_again(page, address):
     settled(page)
     assert LONG in page.locator("#compare-talk").inner_text()
     page.keyboard.press("4")
-    expect(ballot(page)).to_contain_text("You said: Neither is acceptable.")
+    expect(ballot(page)).to_contain_text("Your vote: Neither is acceptable.")
     opened(page, address)
 
-    expect(ballot(page)).to_contain_text("You said: Neither is acceptable.")
+    expect(ballot(page)).to_contain_text("Your vote: Neither is acceptable.")
 
 
 def test_one_side_is_stopped_or_both_and_what_there_is_is_compared(page):
@@ -254,12 +256,12 @@ def test_one_side_is_stopped_or_both_and_what_there_is_is_compared(page):
     page.wait_for_timeout(1600)
     page.keyboard.press("1")
 
-    expect(ballot(page)).to_contain_text("a reply was stopped before its end")
+    expect(ballot(page)).to_contain_text("a reply was stopped early")
 
 
 def test_a_side_that_fails_is_said_and_drawn_again(page):
     send(page, "break, please")
-    expect(page.locator("#compare-talk .status.is-failed")).to_contain_text("broke off")
+    expect(page.locator("#compare-talk .status.is-failed")).to_contain_text("failed")
     expect(page.locator("#compare-talk .redraw")).to_contain_text("so there is no vote")
     expect(page.locator("#compare-ballot [data-vote]")).to_have_count(0)
     key = page.locator("#compare-talk .talk").get_attribute("data-round")
@@ -275,7 +277,7 @@ def test_a_message_in_danger_gets_the_card_and_no_comparison(page):
 
     expect(page.locator("#compare-talk .risk")).to_contain_text("988")
     expect(page.locator("#compare-talk .risk")).to_contain_text("911")
-    expect(page.locator("#compare-talk .risk")).to_contain_text("Nothing in it is counted")
+    expect(page.locator("#compare-talk .risk")).to_contain_text("None of it counts")
     expect(page.locator("#compare-talk .side")).to_have_count(0)
 
 
@@ -285,11 +287,13 @@ def test_a_picture_goes_to_both_sides_and_to_nobody_else(page, another_context, 
     with page.expect_file_chooser() as chooser:
         page.locator("#compare-message").get_by_role("button", name="Add photos").click()
     chooser.value.set_files(path)
-    page.get_by_label("What is in the photo?").fill("a teal wall")
+    page.get_by_label("Describe the photo").fill("a teal wall")
     send(page, "look")
     picture = page.locator("#compare-talk .asked img")
     expect(picture).to_have_attribute("alt", "a teal wall")
-    expect(page.locator("#compare-talk .asked")).to_contain_text("same pictures went to every side")
+    expect(page.locator("#compare-talk .asked")).to_contain_text(
+        "Every model received the same message and images"
+    )
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 80
     source = picture.get_attribute("src")
 
@@ -321,13 +325,13 @@ def test_a_closed_page_stops_its_round(browser, address, services):
     page = opened(context.new_page(), address)
     send(page, "for ever")
     expect(page.locator("#compare-talk [data-reply]").first).to_be_visible()
-    assert services.comparing.count() >= 1
+    assert services.compare_jobs.count() >= 1
     context.close()
 
-    eventually(lambda: services.comparing.count() == 0, seconds=60)
+    eventually(lambda: services.compare_jobs.count() == 0, seconds=60)
 
 
-# --- who reads it, and on what --------------------------------------------------------------------
+# --- accessibility and devices --------------------------------------------------------------------
 
 
 def test_each_reply_is_announced_once(page):
@@ -354,7 +358,7 @@ def test_the_focus_stays_when_the_ballot_is_drawn_anew(page):
     first = ballot(page).locator("[data-vote]").first
     first.focus()
     page.keyboard.press("Enter")
-    expect(ballot(page)).to_contain_text("You said")
+    expect(ballot(page)).to_contain_text("Your vote:")
     page.wait_for_timeout(300)
 
     assert page.evaluate("document.activeElement.dataset.keep") == "reveal"
@@ -382,8 +386,8 @@ def test_on_a_phone_both_sides_are_opened_before_the_vote(phone):
     assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     phone.wait_for_timeout(1600)
     ballot(phone).get_by_text("B is better").click()
-    expect(ballot(phone)).to_contain_text("The vote is kept and counts.")
-    phone.get_by_role("button", name="Show who wrote what").click()
+    expect(ballot(phone)).to_contain_text("Your vote is stored and counts.")
+    phone.get_by_role("button", name="Reveal the models").click()
     expect(ballot(phone).locator(".names")).to_be_visible()
     assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
@@ -399,9 +403,9 @@ def test_our_own_parts_have_no_accessibility_violations(browser, address):
     settled(page)
     assert violations(page, *OWN_PARTS) == []
     page.keyboard.press("2")
-    expect(ballot(page)).to_contain_text("You said")
+    expect(ballot(page)).to_contain_text("Your vote:")
     assert violations(page, *OWN_PARTS) == []
-    ballot(page).get_by_role("button", name="Show who wrote what").click()
+    ballot(page).get_by_role("button", name="Reveal the models").click()
     expect(ballot(page).locator(".names")).to_be_visible()
     assert violations(page, *OWN_PARTS) == []
     context.close()
@@ -415,8 +419,8 @@ def test_the_screen_speaks_chinese(browser, address):
     settled(page)
     expect(ballot(page).locator("[data-vote]").first).to_contain_text("A 更好")
     page.keyboard.press("3")
-    expect(ballot(page)).to_contain_text("你的选择：两个都好。")
-    page.get_by_role("button", name="看看是谁写的").click()
+    expect(ballot(page)).to_contain_text("你的投票：两个都好。")
+    page.get_by_role("button", name="公布模型名称").click()
     expect(ballot(page)).to_contain_text("你和评判模型意见一致。")
     context.close()
 
@@ -425,7 +429,7 @@ def test_a_list_with_one_model_says_what_is_missing(chromium: Page, tmp_path: Pa
     services = make(tmp_path, ("maple-1",))
     with serving(build_server(services)) as where:
         chromium.goto(f"{where}/?screen=compare")
-        expect(chromium.locator("#compare-talk")).to_contain_text("There is only one model here")
+        expect(chromium.locator("#compare-talk")).to_contain_text("Only one model is available")
         expect(chromium.locator("#compare-talk pre")).to_contain_text("[[models]]")
         expect(chromium.locator("#compare-message")).to_have_count(0)
 
@@ -448,12 +452,12 @@ def test_the_models_of_the_shipped_list_are_compared_judged_and_counted(
         page.evaluate("document.activeElement.blur()")
         page.wait_for_timeout(1600)
         page.keyboard.press("2")
-        expect(ballot(page)).to_contain_text("The vote is kept and counts.")
-        ballot(page).get_by_role("button", name="Show who wrote what").click()
+        expect(ballot(page)).to_contain_text("Your vote is stored and counts.")
+        ballot(page).get_by_role("button", name="Reveal the models").click()
         expect(ballot(page).locator(".judge")).to_contain_text("You and the judge", timeout=120_000)
         expect(ballot(page).locator("tbody tr")).to_have_count(6)
         expect(ballot(page).locator(".names dd")).to_have_count(2)
-        page.wait_for_timeout(3000)  # a board looks at votes that are two seconds old
+        page.wait_for_timeout(3000)  # boards ignore votes younger than two seconds
         page.locator("#screen-results-button").click()
         expect(page.locator("#results-board")).to_contain_text(
             "Not enough votes to rank models: 1 of"

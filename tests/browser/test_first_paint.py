@@ -1,4 +1,4 @@
-"""How soon a screen is there, with 500 conversations in memory and as many votes."""
+"""Time to first paint with 500 conversations and 500 votes in memory."""
 
 import sys
 from dataclasses import replace

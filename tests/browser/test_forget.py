@@ -1,4 +1,4 @@
-"""Delete my data in a real Chromium: what the page says of it is what happened."""
+""" "Delete my data" in a real Chromium: the page reports what happened."""
 
 import sqlite3
 from contextlib import closing
@@ -22,7 +22,7 @@ def press(page: Page) -> None:
 
 
 def opened(page: Page, services: Services) -> None:
-    """Open a comparison of whoever is at the page."""
+    """Open a comparison of the page's visitor."""
     cookies = {each["name"]: each["value"] for each in page.context.cookies()}
     visitor = services.visitors.read({COOKIE: cookies[COOKIE]})
     services.votes.open_battle(
@@ -67,4 +67,4 @@ def test_where_nobody_answers_the_page_says_that_nothing_was_deleted(page: Page)
     page.route("**/forget", lambda route: route.fulfill(status=503, body="Service Unavailable"))
     press(page)
 
-    expect(page.get_by_text("Nothing could be deleted just now")).to_be_visible()
+    expect(page.get_by_text("Nothing could be deleted")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page with the models that come with the code: real weights, real scores."""
+"""The page with the shipped models: real weights, real scores."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CHECKPOINTS = (
 )
 
 if all(map(Path.is_file, CHECKPOINTS)):
-    # Gradio sets a pandas option that pandas has come to dislike.
+    # Gradio uses deprecated pandas features.
     pytestmark = pytest.mark.filterwarnings(
         "ignore:'future.no_silent_downcasting' is deprecated", "ignore::DeprecationWarning"
     )

@@ -1,4 +1,4 @@
-"""A person at the page, in a real Chromium. The models play scripts."""
+"""Chat in a real Chromium with scripted models."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.browser.axe import violations
 from tests.pages import REPLY, SECOND_REPLY, eventually
 from ui_components.shared.services import Services
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 OWN_PARTS = ["#top-bar", "#help-strip", "#note", "#conversation", "#error", "#inspector", "#foot"]
@@ -31,7 +31,7 @@ def message(page: Page):
 
 
 def send(page: Page, text: str) -> None:
-    """Type a message and press Enter; wait until it stands in the conversation."""
+    """Type a message, press Enter, and wait until it is in the conversation."""
     turns = page.locator("#conversation .turn")
     number = turns.count()
     message(page).fill(text)
@@ -40,7 +40,7 @@ def send(page: Page, text: str) -> None:
 
 
 def settled(page: Page) -> None:
-    """Wait until no reply is on its way."""
+    """Wait until no reply is being generated."""
     expect(page.locator("#conversation .log")).to_have_attribute("data-running", "no")
 
 
@@ -84,7 +84,7 @@ def test_a_person_types_and_sees_the_steps_light_up_the_reply_and_the_scores(pag
     assert begun == ["history", "emotion", "strategy", "reply"]
     inspector = page.locator("#inspector")
     expect(inspector.locator(".verdict.is-right")).to_have_count(2)
-    expect(inspector.locator(".verdict.is-wrong")).to_contain_text("66 % sure")
+    expect(inspector.locator(".verdict.is-wrong")).to_contain_text("66 % confident")
     expect(inspector.locator(".total")).to_contain_text("+2 of 4")
     expect(inspector.locator(".earned")).to_contain_text("reply n/a (no reference)")
     expect(inspector.locator(".is-intensity")).to_contain_text("4 of 5")
@@ -104,7 +104,7 @@ def test_turns_can_be_paged_through_and_folds_stay_open(page):
 
     expect(raw.locator("pre")).to_be_visible()
     expect(page.locator("#inspector svg[role=img]")).to_be_visible()
-    page.get_by_role("button", name="Turn before").click()
+    page.get_by_role("button", name="Previous turn").click()
     expect(page.locator("#inspector")).to_contain_text("Turn 1 of 2")
     page.locator("#conversation .turn").nth(1).locator(".chip").click()
     expect(page.locator("#inspector")).to_contain_text("Turn 2 of 2")
@@ -122,7 +122,7 @@ def test_a_reply_is_stopped_and_tried_again(page):
     expect(message(page)).to_have_value("Write for ever")
     message(page).fill("Fail")
     message(page).press("Enter")
-    expect(page.locator("#conversation")).to_contain_text("The reply broke off")
+    expect(page.locator("#conversation")).to_contain_text("Generation failed")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#conversation .turn")).to_have_attribute("data-outcome", "failed")
 
@@ -130,8 +130,10 @@ def test_a_reply_is_stopped_and_tried_again(page):
 def test_another_reply_edit_clear_and_undo(page):
     send(page, "one")
     settled(page)
-    page.get_by_role("button", name="Write another reply to message 1").click()
-    expect(page.locator("#conversation .undo")).to_contain_text("the one before is kept")
+    page.get_by_role("button", name="Regenerate the reply to message 1").click()
+    expect(page.locator("#conversation .undo")).to_contain_text(
+        "the earlier one is still available"
+    )
     settled(page)
     send(page, "two")
     settled(page)
@@ -163,13 +165,13 @@ def test_a_starter_fills_the_box_and_the_box_has_the_focus(page):
 
 def test_who_judges_can_be_nobody_and_the_seed_can_be_chosen(page):
     page.locator("#judge input").click()
-    page.get_by_role("option", name="Nobody (no scores)").click()
+    page.get_by_role("option", name="None (no scores)").click()
     page.locator("#settings button").first.click()
     page.locator("#seed input, #seed textarea").fill("41")
     send(page, "hello")
     settled(page)
 
-    expect(page.locator("#inspector")).to_contain_text("no total: nobody judges")
+    expect(page.locator("#inspector")).to_contain_text("no total: no judge")
     page.locator("#inspector details[data-fold=facts] summary").click()
     expect(page.locator("#inspector .facts")).to_contain_text("41")
 
@@ -199,7 +201,7 @@ def test_a_bad_upload_is_refused_at_the_field_and_the_words_are_kept(page, tmp_p
     message(page).fill("Look at this")
     message(page).press("Enter")
 
-    expect(page.locator("#error [role=alert]")).to_contain_text("notes.png is not a picture")
+    expect(page.locator("#error [role=alert]")).to_contain_text("notes.png is not an image")
     expect(message(page)).to_have_value("Look at this")
     expect(page.locator("#conversation .turn")).to_have_count(0)
 
@@ -226,12 +228,12 @@ def test_a_paste_of_twenty_thousand_characters_is_refused_and_kept(page):
     message(page).press("Enter")
 
     expect(page.locator("#error [role=alert]")).to_contain_text(
-        "20000 characters; 4000 is the most"
+        "20000 characters; the limit is 4000"
     )
     expect(message(page)).to_have_value("x" * 20_000)
 
 
-# --- coming back, and who sees what --------------------------------------------------------------
+# --- reloads and privacy -------------------------------------------------------------------------
 
 
 def test_a_reload_keeps_the_conversation_and_a_reply_goes_on(page):
@@ -254,17 +256,19 @@ def test_closing_the_page_ends_the_reply(browser: Browser, address, services: Se
     page = opened(context.new_page(), address)
     send(page, "Write for ever")
     expect(page.locator("#conversation .steps")).to_be_visible()
-    assert services.writers.count() == 1
+    assert services.chat_jobs.count() == 1
     context.close()
 
-    eventually(lambda: services.writers.count() == 0, seconds=30)
+    eventually(lambda: services.chat_jobs.count() == 0, seconds=30)
 
 
 def test_two_visitors_never_meet_and_wait_in_line(page, another, services: Services):
     send(page, "Write for ever, says Anna")
     expect(page.locator("#conversation .steps .is-done").first).to_be_visible()
     send(another, "Ben is here")
-    expect(another.locator("#conversation .status")).to_contain_text("You are number 1 in line")
+    expect(another.locator("#conversation .status")).to_contain_text(
+        "You are number 1 in the queue"
+    )
     page.locator("#message .stop-button").click()
     settled(another)
 
@@ -311,7 +315,7 @@ def test_what_a_model_writes_is_text_and_loads_nothing(page, address):
     assert [url for url in requested if not url.startswith(address)] == []
 
 
-# --- words, sizes, access ------------------------------------------------------------------------
+# --- languages, sizes, accessibility --------------------------------------------------------------------
 
 
 def test_a_message_in_danger_shows_a_card_in_place_of_a_reply(page):
@@ -325,7 +329,7 @@ def test_a_message_in_danger_shows_a_card_in_place_of_a_reply(page):
     expect(page.locator("#conversation .said .words")).to_be_in_viewport()
     expect(page.locator("#conversation .answer")).to_have_count(0)
     expect(page.locator("#conversation [data-act=ask_again]")).to_have_count(0)
-    expect(page.locator("#inspector")).to_contain_text("No reply is written to this message")
+    expect(page.locator("#inspector")).to_contain_text("No model replies to this message")
     expect(page.locator("#help-strip")).to_contain_text("Not a therapist")
     live = page.locator("[aria-live=polite]", has_text="988, 988 Suicide & Crisis Lifeline")
     expect(live).to_have_count(1)
@@ -344,18 +348,18 @@ def test_the_page_speaks_chinese_to_a_chinese_browser_and_can_be_switched(browse
     expect(page.locator("#help-strip")).to_contain_text("12356")
     expect(page.get_by_role("heading", name="对话")).to_be_visible()
     expect(message(page)).to_have_attribute("placeholder", "在想什么？")
-    expect(page.locator("#policy")).to_contain_text("由谁回复")
+    expect(page.locator("#policy")).to_contain_text("模型")
     send(page, "我失去了工作")
     settled(page)
     expect(page.locator("#inspector")).to_contain_text("焦虑")
-    expect(page.locator("#conversation")).to_contain_text("面向的语言是英语")
+    expect(page.locator("#conversation")).to_contain_text("是用英语训练的")
     message(page).fill("")
     message(page).press("Enter")
     expect(page.locator("#error")).to_contain_text("请写点什么")
 
     page.get_by_role("link", name="English").click()
     expect(page.get_by_role("heading", name="Conversation", exact=True)).to_be_visible()
-    expect(page.locator("#policy")).to_contain_text("Who answers")
+    expect(page.locator("#policy")).to_contain_text("Model")
     expect(page.locator("#conversation")).to_contain_text("我失去了工作")  # and it is still there
     assert page.evaluate("document.documentElement.lang") == "en"
     context.close()
@@ -427,7 +431,7 @@ def test_everything_can_be_reached_by_keyboard(page):
                 "|| document.activeElement.id || document.activeElement.tagName).trim().slice(0, 40)"
             )
         )
-    for name in ("Skip to the conversation", "Clear", "Edit", "Another reply", "Raw output"):
+    for name in ("Skip to the conversation", "Clear", "Edit", "Regenerate", "Raw output"):
         assert any(name in text for text in reached), (name, reached)
 
 
@@ -464,7 +468,7 @@ def test_a_person_has_everything_deleted_after_being_asked_once(page):
     expect(page.locator("#foot")).to_contain_text("Deleted: 0 comparisons, 0 votes")
     expect(page.locator("#conversation .turn")).to_have_count(0)
     assert len(questions) == 2
-    assert "for good" in questions[0]
+    assert "permanently deletes" in questions[0]
 
 
 def test_the_theme_can_be_switched_and_is_remembered(page):

@@ -1,4 +1,4 @@
-"""The results in a real Chromium: votes come in through the real store, filters go by keyboard."""
+"""The results in a real Chromium: votes in a real store, filters by keyboard."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
 
-# Gradio asks pandas for things that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated"),
     pytest.mark.filterwarnings("ignore:The copy keyword is deprecated"),
@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
-    """A server over 60 votes of eight people on three models."""
+    """A server with 60 votes of eight people on three models."""
     services = services_over(tmp_path_factory, clock)
     hold_votes(services.votes, 60, models=("scripted-nano", "other", "a-model-of-an-earlier-day"))
     clock.forward(seconds=10)
@@ -130,7 +130,7 @@ def test_filters_go_by_keyboard_and_stand_in_the_address(page, where):
 
 def test_doubtful_votes_are_counted_only_where_one_asks(page):
     left_out = page.locator("#results-board .left")
-    expect(left_out).to_contain_text("given too fast to have read both replies")
+    expect(left_out).to_contain_text("too fast to have read both replies")
     page.locator("#results-form summary").focus()
     page.keyboard.press("Enter")
     page.locator("#results-form input[value=too_fast]").focus()
@@ -150,7 +150,7 @@ def test_quick_changes_end_at_the_last_one(page):
 
 def test_the_board_that_is_seen_is_the_one_that_is_downloaded(page):
     with page.expect_download() as begun:
-        page.get_by_role("link", name="Board (JSON)").click()
+        page.get_by_role("link", name="Leaderboard (JSON)").click()
     board = Board.model_validate_json(begun.value.path().read_bytes())
 
     assert page.locator("[data-hash]").get_attribute("data-hash") == board.vote_set
@@ -189,7 +189,7 @@ def test_in_chinese_all_of_it_is_chinese(browser, where):
 
     expect(title(page)).to_contain_text("更受欢迎")
     shown = page.locator("#results-board").inner_text()
-    for word in ("两两比较", "都不可接受", "Kappa 系数", "未计入的投票", "随机种子"):
+    for word in ("两两比较", "都不可接受", "Cohen κ 系数", "未计入的投票", "随机种子"):
         assert word in shown
     for word in ("preferred", "votes", "Neither", "Score"):
         assert word not in shown.replace("compeer_core.votes", "").replace("--votes", "")

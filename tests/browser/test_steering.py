@@ -1,4 +1,4 @@
-"""Somebody steers a reply, in a real Chromium. The models play scripts."""
+"""Steering in a real Chromium with scripted models."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.browser.conftest import opened
 from tests.pages import make_services, script
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 STEPS = (
@@ -94,14 +94,14 @@ def test_another_strategy_changes_the_reply_and_the_words_that_differ_are_marked
         "What makes it hardest for you?"
     )
     expect(replies(page).nth(1)).to_contain_text("Reply 2: strategy Question")
-    expect(replies(page).nth(1)).to_contain_text("shown, goes on")
+    expect(replies(page).nth(1)).to_contain_text("current reply")
     expect(page.locator("#inspector .comparison del").first).to_contain_text("Maybe")
     expect(page.locator("#inspector .comparison ins").first).to_contain_text("What makes")
     line = page.locator("#inspector .diff del").first
     assert "line-through" in line.evaluate("one => getComputedStyle(one).textDecorationLine")
-    expect(page.locator("#inspector .comparison table")).to_contain_text("judged wrong")
+    expect(page.locator("#inspector .comparison table")).to_contain_text("judged incorrect")
 
-    page.get_by_role("button", name="Show reply 1 and go on from it").click()
+    page.get_by_role("button", name="Make reply 1 current").click()
     expect(page.locator("#conversation .answer .words")).to_have_text(
         "Maybe you could talk to a friend first."
     )
@@ -133,12 +133,12 @@ def test_an_emotion_is_edited_by_keyboard_alone(page):
     expect(card).to_contain_text("There is shame.")
     expect(card).to_contain_text("Shame")
     expect(card).to_contain_text("5 of 5")
-    expect(card).to_contain_text("judged right")
+    expect(card).to_contain_text("judged correct")
     # The form went, and the focus is not lost with it.
     assert page.evaluate("document.querySelector('#inspector').contains(document.activeElement)")
 
 
-def test_what_is_wrong_is_said_at_the_form_and_what_was_typed_stays(page):
+def test_an_error_is_shown_at_its_form_and_the_text_stays(page):
     send(page, "hello")
     fold(page, "edit-history").click()
     form = page.locator("#inspector form[data-part=history]")
@@ -146,15 +146,15 @@ def test_what_is_wrong_is_said_at_the_form_and_what_was_typed_stays(page):
     form.locator("select").select_option("Action")
     form.locator("button[type=submit]").click()
 
-    expect(form.get_by_role("alert")).to_have_text("Please write what the step should say.")
+    expect(form.get_by_role("alert")).to_have_text("Please write some text for the step.")
     expect(form.locator("select")).to_have_value("Action")
-    form.get_by_role("button", name="As it was").click()
+    form.get_by_role("button", name="Reset").click()
     expect(form.locator("select")).to_have_value("Exploration")
 
 
 def test_best_of_four_is_ranked_with_its_numbers_and_one_is_chosen(page):
     send(page, "hello")
-    page.get_by_role("button", name="Write and rank").click()
+    page.get_by_role("button", name="Generate and rank").click()
     expect(page.locator("#inspector .ranking > li")).to_have_count(4)
     settled(page)
 
@@ -164,8 +164,8 @@ def test_best_of_four_is_ranked_with_its_numbers_and_one_is_chosen(page):
     expect(ranking.locator("code").first).to_have_text(re.compile(r"^r' = [−0-9.]+ / \(\(1 \+ "))
     fold(page, "best-formula").click()
     expect(page.locator("#inspector .bestof details")).to_contain_text("Form “signed”")
-    ranking.get_by_role("button", name="Go on with reply 3").click()
-    expect(ranking.locator("li[data-reply='3']")).to_contain_text("shown, goes on")
+    ranking.get_by_role("button", name="Use reply 3").click()
+    expect(ranking.locator("li[data-reply='3']")).to_contain_text("current reply")
     expect(replies(page)).to_have_count(2)  # the one before, and the one that was chosen
 
 
@@ -174,7 +174,7 @@ def test_a_contradiction_has_a_badge_in_words(page):
 
     badge = page.locator("#inspector .conflict")
     expect(badge).to_contain_text("Reasoning and reply contradict each other.")
-    expect(badge).to_contain_text("suggests nothing and asks instead")
+    expect(badge).to_contain_text("asks a question instead of suggesting anything")
 
 
 def test_the_controls_have_no_accessibility_violations(browser: Browser, address):
@@ -186,7 +186,7 @@ def test_the_controls_have_no_accessibility_violations(browser: Browser, address
     page.locator("#inspector [data-strategy=Information]").click()
     expect(replies(page)).to_have_count(2)
     settled(page)
-    page.get_by_role("button", name="Write and rank").click()
+    page.get_by_role("button", name="Generate and rank").click()
     expect(page.locator("#inspector .ranking > li")).to_have_count(4)
     settled(page)
     for summary in page.locator("#inspector details summary").all():
@@ -211,8 +211,8 @@ def test_on_a_phone_in_chinese_all_of_it_is_there_without_sideways_scrolling(
     page.locator("#inspector [data-strategy=Information]").tap()
     expect(replies(page)).to_have_count(2)
     settled(page)
-    expect(replies(page).nth(1)).to_contain_text("正在显示，对话由此继续")
-    page.get_by_role("button", name="写出并排序").tap()
+    expect(replies(page).nth(1)).to_contain_text("当前回复")
+    page.get_by_role("button", name="生成并排序").tap()
     expect(page.locator("#inspector .ranking > li")).to_have_count(4)
     settled(page)
     fold(page, "edit-emotion").tap()

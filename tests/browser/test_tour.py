@@ -1,4 +1,4 @@
-"""Somebody presents the tour, in a real Chromium."""
+"""The tour in a real Chromium."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.texts import load_texts
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 STEPS = range(1, 7)
@@ -26,7 +26,7 @@ def _patient() -> None:
 
 
 def tour(page: Page, address: str, query: str = "") -> Page:
-    """Open the tour and wait until it can be used."""
+    """Open the tour and wait until it is ready."""
     page.goto(f"{address}/?screen=tour{query}")
     page.locator("#tour .t-slide:visible").wait_for()
     expect(page).to_have_url(re.compile(r"step=\d"))  # the script has run
@@ -34,7 +34,7 @@ def tour(page: Page, address: str, query: str = "") -> Page:
 
 
 def shows(page: Page, step: int) -> None:
-    """See that this step is shown, and no other, and that all says so."""
+    """Check that this step is shown, and no other."""
     expect(page.locator("#tour .t-slide:visible")).to_have_attribute("data-step", str(step))
     expect(page.locator("#tour [aria-current=step]")).to_have_attribute("data-go", str(step))
     expect(page).to_have_url(re.compile(rf"screen=tour&step={step}$"))
@@ -93,7 +93,7 @@ def test_full_screen_print_and_the_list_of_keys(chromium, address):
     page.keyboard.press("F")
     page.wait_for_function("!document.fullscreenElement")
 
-    keys = page.get_by_role("dialog", name="Keys for whoever presents")
+    keys = page.get_by_role("dialog", name="Shortcuts for presenters")
     page.keyboard.press("?")
     expect(keys).to_be_visible()
     page.keyboard.press("ArrowRight")
@@ -106,7 +106,7 @@ def test_full_screen_print_and_the_list_of_keys(chromium, address):
     printed = opened.value
     printed.wait_for_load_state()
     assert printed.url == f"{address}/tour/print?lang=en"
-    assert printed.title() == "COMPEER: the tour on paper"
+    assert printed.title() == "COMPEER: printable tour"
 
 
 def test_keys_are_letters_where_somebody_types_and_nothing_on_other_screens(chromium, address):
@@ -215,7 +215,7 @@ def test_axe_finds_nothing_on_any_step(browser, address):
     context.close()
 
 
-def test_on_a_phone_in_chinese_nothing_sticks_out_and_nothing_moves(browser, address):
+def test_on_a_phone_in_chinese_nothing_overflows_or_moves(browser, address):
     context = browser.new_context(
         locale="zh-CN",
         viewport={"width": 390, "height": 844},

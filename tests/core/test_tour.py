@@ -307,7 +307,7 @@ def test_a_damaged_recording_is_named(folder):
     run(folder, "record")
     path = folder / "tour" / "exam.after.json"
     shutil.copy(path, folder / "tour" / "exam.other.json")
-    with pytest.raises(ConfigError, match=r"should be called exam\.after\.json"):
+    with pytest.raises(ConfigError, match=r"requires the name exam\.after\.json"):
         load_recordings(folder / "tour")
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"exam\.after\.json: "):

@@ -13,18 +13,8 @@ import httpx
 import PIL.Image
 import pytest
 
-from tests.security.server_process import (
-    FILE_DATA,
-    SECRET,
-    ServerProcess,
-    call_chat,
-    chat_body,
-    handlers,
-    heard,
-    picture_of,
-    running_server,
-    upload,
-)
+from tests.page_client import FILE_DATA, call_chat, chat_body, handlers, heard, picture_of, upload
+from tests.security.server_process import SECRET, ServerProcess, running_server
 
 
 def png(width: int = 40, height: int = 30) -> bytes:

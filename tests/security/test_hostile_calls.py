@@ -17,14 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.security.server_process import (
-    FILE_DATA,
-    SECRET,
-    ServerProcess,
-    chat_body,
-    handlers,
-    picture_of,
-)
+from tests.page_client import FILE_DATA, chat_body, handlers, picture_of
+from tests.security.server_process import SECRET, ServerProcess
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The command line: what is wrong is said in one sentence, with exit code 2."""
+"""The command line: errors are one sentence, with exit code 2."""
 
 import re
 import socket
@@ -67,7 +67,7 @@ def test_a_taken_port_is_passed_over_if_none_was_asked_for():
 
 
 def test_an_answer_is_sent_at_once_and_not_held_back_for_the_next_piece():
-    """Where the protocol is 0, asyncio leaves Nagle's algorithm on: 40 ms for each answer."""
+    """With protocol 0, asyncio leaves Nagle's algorithm on: 40 ms per response."""
     with listen("127.0.0.1", 0) as bound:
         assert bound.proto == socket.IPPROTO_TCP
 
@@ -119,7 +119,7 @@ def test_the_counters_are_public_where_the_flag_says_so(
     models, tmp_path, monkeypatch, flags, is_public
 ):
     class BuiltError(Exception):
-        """The server was built."""
+        """Raised once the server is built."""
 
     def build(*_, public_metrics, **__):
         assert public_metrics is is_public

@@ -1,8 +1,8 @@
-"""Who annotates: known by a cookie that scripts cannot read, got for a token.
+"""Annotators: identified by a cookie that scripts cannot read, issued for a token.
 
-The cookie holds a pass (`Desk.new_pass`), which ends when its browser leaves or after `PASS_SECONDS`.
-Whoever guesses tokens is slowed down and, after a few, told to wait (`Guesses`); the right token lets
-its owner in all the same, since anybody can guess wrongly in somebody else's network.
+The cookie holds a pass (`Desk.new_pass`), which ends on sign-out or after `PASS_SECONDS`. Wrong
+tokens are answered slowly and, after a few, with a waiting time (`Guesses`); the right token always
+works, since anyone can guess wrongly in somebody else's network.
 """
 
 import threading
@@ -16,7 +16,7 @@ ANNOTATOR_COOKIE = "compeer_annotator"
 
 
 def read_annotator(desk: Desk, cookies: Mapping[str, str]) -> Annotator | None:
-    """Return who it is; None where the cookie is none, made up, old, or of a revoked token.
+    """Return the annotator; None without a valid, current cookie.
 
     Raises:
         StoreError: The database failed.
@@ -26,9 +26,9 @@ def read_annotator(desk: Desk, cookies: Mapping[str, str]) -> Annotator | None:
 
 
 class Guesses:
-    """How often somebody gave a wrong token: a few times in a few minutes, then too often.
+    """Counts wrong tokens in the last minutes.
 
-    Nothing is written down, and what is old is forgotten.
+    In memory only; old entries are dropped.
     """
 
     WINDOW_SECONDS = 600.0
@@ -40,10 +40,10 @@ class Guesses:
         self._lock = threading.Lock()
 
     def count(self, limits: Mapping[str, int]) -> float:
-        """Count a wrong token, and return 0, or for how many seconds it has been one too many.
+        """Count a wrong token; return 0, or the seconds to wait.
 
         Args:
-            limits: Who gave it, in every way in which they are known, and how often each may.
+            limits: The allowed number by identity of the sender, for all of its identities.
         """
         now = self._clock()
         with self._lock:

@@ -1,7 +1,7 @@
-"""What happens at the annotation desk: what is asked for, checked, saved and shown.
+"""The logic of the annotation desk: what is requested, checked, saved and shown.
 
-`Annotating` answers requests that have been read already, for somebody who has come in. It knows
-nothing of HTTP; `annotate_routes` does.
+`Annotating` answers parsed requests of a signed-in annotator. It knows nothing of HTTP, unlike
+`annotate.routes`.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ MAX_SECONDS = 7 * 24 * 3600.0
 
 
 class Form(FrozenModel):
-    """What a person has filled in, whole or in part."""
+    """A form, complete or partial."""
 
     model_config = ConfigDict(strict=True)
 
     steps: list[bool | None] = Field(default=[None] * 3, min_length=3, max_length=3)
     preference: Literal["first", "second", "both", "neither"] | None = None
-    """In the order in which the person sees the replies."""
+    """In the order in which the annotator sees the replies."""
     confidence: int | None = Field(default=None, ge=1, le=5)
     note: str = ""
     seconds: float | None = Field(default=None, ge=0, le=MAX_SECONDS)
 
 
-class Asked(FrozenModel):
-    """What a page asks for."""
+class PageRequest(FrozenModel):
+    """A page's request."""
 
     place: Place = "work"
     item: str | None = None
@@ -49,87 +49,89 @@ class Asked(FrozenModel):
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a page shows next."""
+class PageState:
+    """A page's next state."""
 
     html: str
     said: str = ""
-    """For the line of status, and for screen readers."""
+    """For the status line and screen readers."""
 
     def as_json(self) -> dict[str, Any]:
         return {"html": self.html, "said": self.said}
 
 
-def read_asked(body: Mapping[str, Any]) -> Asked:
-    """Read what a page asks for.
+def read_request(body: Mapping[str, Any]) -> PageRequest:
+    """Parse a page's request.
 
     Raises:
         InputError: ``request_unusable``, or ``note_too_long``.
     """
     try:
-        asked = Asked.model_validate(body)
+        page_request = PageRequest.model_validate(body)
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
         raise InputError(f"{place}: {detail['msg']}", "request_unusable") from error
-    if len(asked.form.note) > MAX_NOTE_CHARACTERS:
+    if len(page_request.form.note) > MAX_NOTE_CHARACTERS:
         raise InputError(
             "the note is too long",
             "note_too_long",
-            {"length": len(asked.form.note), "limit": MAX_NOTE_CHARACTERS},
+            {"length": len(page_request.form.note), "limit": MAX_NOTE_CHARACTERS},
         )
-    return asked
+    return page_request
 
 
 class Annotating:
-    """The desk as a person at the page sees it."""
+    """The desk of one annotator."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    # --- what is shown --------------------------------------------------------------------------
+    # --- viewing --------------------------------------------------------------------------------
 
-    def look(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Show a place of the desk, or an item that was given before.
+    def look(self, annotator: Annotator, page_request: PageRequest, texts: Texts) -> PageState:
+        """Show a section of the desk, or an item that was assigned before.
 
         Raises:
             InputError: See `Desk.open_item`.
         """
-        if asked.item is not None:
-            work = self._desk.open_item(annotator, asked.item, asked.tab)
-            return self._with_item(annotator, asked, work, texts)
-        if asked.place == "agreement":
+        if page_request.item is not None:
+            work = self._desk.open_item(annotator, page_request.item, page_request.tab)
+            return self._with_item(annotator, page_request, work, texts)
+        if page_request.place == "agreement":
             return self._with_agreement(annotator, texts)
-        wants_conflicts = asked.place == "conflicts" and annotator.may_adjudicate
-        next_work = self._desk.next_item(annotator, asked.tab, conflicts=wants_conflicts)
+        wants_conflicts = page_request.place == "conflicts" and annotator.may_adjudicate
+        next_work = self._desk.next_item(annotator, page_request.tab, conflicts=wants_conflicts)
         if next_work is None:
-            return self._with_nothing(annotator, asked.place, texts)
-        return self._with_item(annotator, asked, next_work, texts)
+            return self._with_nothing(annotator, page_request.place, texts)
+        return self._with_item(annotator, page_request, next_work, texts)
 
     def report(self, annotator: Annotator) -> Report | None:
-        """Return how well people agree, to those who may know it.
+        """Return the agreement report, to those who may see it.
 
-        Whoever decides conflicts may see it at any time; it is about items that two have answered.
-        All others see it when everything is done.
+        Whoever decides conflicts may see it at any time; it covers items with two answers. All
+        others see it once everything is done.
         """
         if not annotator.may_adjudicate and not self._desk.progress(annotator).is_over:
             return None
         return self._desk.report()
 
     def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
-        """Return a picture of an item that somebody was given.
+        """Return an image of an assigned item.
 
         Raises:
             InputError: ``item_not_yours``.
         """
         return self._desk.picture(annotator, item_id, index)
 
-    def _with_item(self, annotator: Annotator, asked: Asked, work: Work, texts: Texts) -> Shown:
+    def _with_item(
+        self, annotator: Annotator, page_request: PageRequest, work: Work, texts: Texts
+    ) -> PageState:
         conflict = None
         if work.decides:
             conflict = self._desk.conflict(annotator, work.item.id)
         place: Place = "conflicts" if work.decides else "work"
-        return Shown(
+        return PageState(
             view.frame(
                 self._around(annotator, place, texts, opened=work.item.id),
                 view.item(work, conflict, texts),
@@ -137,14 +139,14 @@ class Annotating:
             )
         )
 
-    def _with_nothing(self, annotator: Annotator, place: Place, texts: Texts) -> Shown:
+    def _with_nothing(self, annotator: Annotator, place: Place, texts: Texts) -> PageState:
         around = self._around(annotator, place, texts)
-        return Shown(view.frame(around, view.nothing(around, texts), texts))
+        return PageState(view.frame(around, view.nothing(around, texts), texts))
 
-    def _with_agreement(self, annotator: Annotator, texts: Texts) -> Shown:
+    def _with_agreement(self, annotator: Annotator, texts: Texts) -> PageState:
         around = self._around(annotator, "agreement", texts)
-        found = self.report(annotator)
-        return Shown(view.frame(around, view.agreement(found, around, texts), texts))
+        report = self.report(annotator)
+        return PageState(view.frame(around, view.agreement(report, around, texts), texts))
 
     def _around(
         self, annotator: Annotator, place: Place, texts: Texts, opened: str = ""
@@ -157,45 +159,48 @@ class Annotating:
             opened=opened,
         )
 
-    # --- what is saved --------------------------------------------------------------------------
+    # --- saving ---------------------------------------------------------------------------------
 
-    def save_draft(self, annotator: Annotator, asked: Asked) -> dict[str, str]:
-        """Keep what somebody has filled in so far; return when.
+    def save_draft(self, annotator: Annotator, page_request: PageRequest) -> dict[str, str]:
+        """Save a draft; return the time.
 
         Raises:
             InputError: See `Desk.save_draft`.
         """
         saved = self._desk.save_draft(
-            annotator, _item(asked), asked.tab, asked.form.model_dump(mode="json")
+            annotator,
+            _item(page_request),
+            page_request.tab,
+            page_request.form.model_dump(mode="json"),
         )
         return {"saved": saved.isoformat()}
 
-    def hold(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
-        """Say that a tab still has its item open; return whether it may write.
+    def hold(self, annotator: Annotator, page_request: PageRequest) -> dict[str, bool]:
+        """Renew a tab's lock on its item; return whether it may write.
 
         Raises:
             InputError: ``item_not_yours``.
         """
-        return {"may_write": self._desk.hold(annotator, _item(asked), asked.tab)}
+        return {"may_write": self._desk.hold(annotator, _item(page_request), page_request.tab)}
 
-    def leave(self, annotator: Annotator, asked: Asked) -> dict[str, bool]:
-        """Say that a tab is closed.
+    def leave(self, annotator: Annotator, page_request: PageRequest) -> dict[str, bool]:
+        """Release a closed tab's lock.
 
         Raises:
             InputError: ``item_not_yours``.
         """
-        self._desk.release(annotator, _item(asked), asked.tab)
+        self._desk.release(annotator, _item(page_request), page_request.tab)
         return {}
 
-    def save(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Save an answer and show what comes next.
+    def save(self, annotator: Annotator, page_request: PageRequest, texts: Texts) -> PageState:
+        """Save an answer and show the next item.
 
         Raises:
             InputError: ``answer_incomplete``, ``reason_missing``, or see `Desk.answer`.
         """
-        item_id = _item(asked)
-        work = self._desk.open_item(annotator, item_id, asked.tab)
-        form = asked.form
+        item_id = _item(page_request)
+        work = self._desk.open_item(annotator, item_id, page_request.tab)
+        form = page_request.form
         open_questions = self._questions(annotator, work)
         given = {
             **dict(zip(STEPS, form.steps, strict=True)),
@@ -218,36 +223,36 @@ class Annotating:
             confidence=form.confidence,
             note=form.note,
             seconds=form.seconds,
-            token=asked.token,
-            tab=asked.tab,
+            token=page_request.token,
+            tab=page_request.tab,
         )
         place: Place = "conflicts" if work.decides else "work"
-        shown = self.look(annotator, Asked(place=place, tab=asked.tab), texts)
-        return Shown(shown.html, texts("annotate.said_saved", number=work.number))
+        shown = self.look(annotator, PageRequest(place=place, tab=page_request.tab), texts)
+        return PageState(shown.html, texts("annotate.said_saved", number=work.number))
 
-    def take_back(self, annotator: Annotator, asked: Asked, texts: Texts) -> Shown:
-        """Take the last answer back and show it again.
+    def take_back(self, annotator: Annotator, page_request: PageRequest, texts: Texts) -> PageState:
+        """Undo the last answer and show it again.
 
         Raises:
             InputError: See `Desk.take_back`.
         """
         item_id = self._desk.take_back(annotator)
-        work = self._desk.open_item(annotator, item_id, asked.tab)
-        shown = self._with_item(annotator, asked, work, texts)
-        return Shown(shown.html, texts("annotate.said_back", number=work.number))
+        work = self._desk.open_item(annotator, item_id, page_request.tab)
+        shown = self._with_item(annotator, page_request, work, texts)
+        return PageState(shown.html, texts("annotate.said_back", number=work.number))
 
     def _questions(self, annotator: Annotator, work: Work) -> list[Part]:
-        """Return what somebody is asked about an item; the third only what the two differ on."""
-        asked = [
+        """Return the questions of an item; the third annotator answers only those in dispute."""
+        page_request = [
             part for part in QUESTIONS if part is not Part.REPLY or work.item.replies is not None
         ]
         if not work.decides:
-            return asked
+            return page_request
         one, other = self._desk.conflict(annotator, work.item.id)
-        return [part for part in asked if view.differs(one, other, part)]
+        return [part for part in page_request if view.differs(one, other, part)]
 
 
-def _item(asked: Asked) -> str:
-    if asked.item is None:
+def _item(page_request: PageRequest) -> str:
+    if page_request.item is None:
         raise InputError("no item is named", "request_unusable")
-    return asked.item
+    return page_request.item

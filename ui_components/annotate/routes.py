@@ -1,8 +1,8 @@
-"""The annotation desk over HTTP: coming in, what is shown, drafts, answers, pictures, files.
+"""The annotation desk over HTTP: sign-in, pages, drafts, answers, images, files.
 
-All of it needs the cookie of an annotator (`annotators.Annotators`), which coming in gives for a token;
-the token itself is in no address and nothing keeps it. What changes something is taken from our own page
-only. Errors are one sentence in the visitor's language, with a code that the script knows.
+Everything needs the cookie of an annotator (`annotators.Annotators`), which sign-in issues for a
+token; the token is in no URL and is not stored. Changes are accepted from our own page only. Errors
+are one sentence in the visitor's language, with a code for the script.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from compeer_core.annotation.desk import PASS_SECONDS, Annotator, Desk
 from compeer_core.errors import InputError, StoreError
 from ui_components.annotate import view
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
-from ui_components.annotate.handlers import Annotating, Asked, read_asked
+from ui_components.annotate.handlers import Annotating, PageRequest, read_request
 from ui_components.server.middleware import cookie_reach
 from ui_components.server.visitors import picture_number
 from ui_components.shared.services import Services
@@ -34,10 +34,10 @@ MAX_TOKEN = 200
 TRIES_OF_VISITOR = 8
 TRIES_OF_ADDRESS = 60
 WRONG_DELAY_SECONDS = 1.0
-"""How long the answer to a wrong token takes."""
+"""The delay of the response to a wrong token."""
 MOST_DELAYED = 32
-"""Answers to wrong tokens that wait at once; further ones are given immediately, so that guesses do not
-hold connections."""
+"""Delayed responses at once; further ones are sent immediately, so that guesses do not hold
+connections."""
 _CHUNK = 64 * 1024
 _NO_STORE = {"cache-control": "private, no-store"}
 _SENTENCES = {
@@ -53,7 +53,7 @@ _SENTENCES = {
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[Annotator, Asked, Texts], dict[str, Any]]
+Handler = Callable[[Annotator, PageRequest, Texts], dict[str, Any]]
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
@@ -65,7 +65,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
     _add_files(app, services, desk)
 
 
-# --- coming in -----------------------------------------------------------------------------------
+# --- sign-in -------------------------------------------------------------------------------------
 
 
 def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
@@ -96,7 +96,7 @@ def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
 
     @app.post("/desk/login")
     async def log_in(request: Request) -> Response:
-        """Give the cookie for a token."""
+        """Issue the cookie for a token."""
         texts = services.texts(request)
         visitor = services.visitors.read(request.cookies)
         if not visitor or not _is_own_page(request):
@@ -118,7 +118,7 @@ def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
 
     @app.post("/desk/logout")
     def log_out(request: Request) -> Response:
-        """Take the cookie back, and end the pass in it; other browsers of the person stay in."""
+        """End the pass in the cookie; other browsers of the annotator stay signed in."""
         texts = services.texts(request)
         if not _is_own_page(request):
             return _refused("request_unusable", texts("annotate.error_other"), 403)
@@ -138,12 +138,18 @@ def _add_door(app: FastAPI, services: Services, desk: Desk) -> None:
 
 def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotating) -> None:
     handlers: dict[str, Handler] = {
-        "view": lambda who, asked, texts: annotating.look(who, asked, texts).as_json(),
-        "draft": lambda who, asked, _: annotating.save_draft(who, asked),
-        "hold": lambda who, asked, _: annotating.hold(who, asked),
-        "leave": lambda who, asked, _: annotating.leave(who, asked),
-        "answer": lambda who, asked, texts: annotating.save(who, asked, texts).as_json(),
-        "undo": lambda who, asked, texts: annotating.take_back(who, asked, texts).as_json(),
+        "view": lambda who, page_request, texts: annotating.look(
+            who, page_request, texts
+        ).as_json(),
+        "draft": lambda who, page_request, _: annotating.save_draft(who, page_request),
+        "hold": lambda who, page_request, _: annotating.hold(who, page_request),
+        "leave": lambda who, page_request, _: annotating.leave(who, page_request),
+        "answer": lambda who, page_request, texts: annotating.save(
+            who, page_request, texts
+        ).as_json(),
+        "undo": lambda who, page_request, texts: annotating.take_back(
+            who, page_request, texts
+        ).as_json(),
     }
 
     def add(name: str, handler: Handler) -> None:
@@ -166,14 +172,14 @@ def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotati
                 said = texts("annotate.error_logged_out")
                 html = view.outside(texts, said=said)
                 return _json({"code": "logged_out", "error": said, "html": html}, 401)
-            return _json(handler(annotator, read_asked(body), texts))
+            return _json(handler(annotator, read_request(body), texts))
 
     for name, handler in handlers.items():
         add(name, handler)
 
     @app.get("/desk/picture")
     def picture(request: Request, item: str = "", number: str = "") -> Response:
-        """Show a picture of an item to whom the item was given."""
+        """Serve an image of an item to the annotator it is assigned to."""
         image = None
         try:
             annotator = read_annotator(desk, request.cookies)
@@ -214,7 +220,7 @@ def _add_files(app: FastAPI, services: Services, desk: Desk) -> None:
 
     @app.get("/desk/export/{name}")
     def export(request: Request, name: str) -> Response:
-        """Hand a file to somebody who may decide."""
+        """Serve a file to annotators who may decide conflicts."""
         texts = services.texts(request)
         try:
             annotator = read_annotator(desk, request.cookies)
@@ -227,14 +233,14 @@ def _add_files(app: FastAPI, services: Services, desk: Desk) -> None:
                 return PlainTextResponse("not found", status_code=404)
             media_type, write = files[name]
             content = _written(write, has_mark=name.endswith(".csv"))
-        except (StoreError, OSError) as error:  # no room for the file before it is sent
+        except (StoreError, OSError) as error:  # for example a full disk
             return _unread(error, texts)
         headers = {**_NO_STORE, "content-disposition": f'attachment; filename="{name}"'}
         return StreamingResponse(content, media_type=media_type, headers=headers)
 
 
 def _written(write: Callable[[IO[str]], object], *, has_mark: bool) -> Iterator[bytes]:
-    """Write a file whole before any of it is sent, so that a failure is not half a file."""
+    """Write the whole file before sending any of it, so that a failure does not send half a file."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it has been sent
     try:
         text = io.TextIOWrapper(
@@ -259,12 +265,12 @@ def _written(write: Callable[[IO[str]], object], *, has_mark: bool) -> Iterator[
 
 
 def _is_own_page(request: Request) -> bool:
-    # A page of another site can send the cookie along where the demo runs in a frame.
+    # Where the demo runs in a frame, a page of another site can send the cookie along.
     return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Read a JSON object that is not too large.
+    """Read a JSON object of limited size.
 
     Raises:
         InputError: ``request_unusable``.
@@ -277,9 +283,9 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InputError("the request is no JSON", "request_unusable") from error
+        raise InputError("the request is not JSON", "request_unusable") from error
     if not isinstance(body, dict):
-        raise InputError("the request is no JSON object", "request_unusable")
+        raise InputError("the request is not a JSON object", "request_unusable")
     return body
 
 
@@ -294,7 +300,7 @@ def _failed(error: InputError | StoreError, texts: Texts) -> Response:
 
 
 def _unread(error: StoreError | OSError, texts: Texts) -> Response:
-    """Say that a file cannot be had just now."""
+    """Report that a file is not available right now."""
     _log.error("the desk could not be read: %s", error)
     return PlainTextResponse(texts("annotate.error_store"), status_code=503)
 

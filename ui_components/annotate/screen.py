@@ -1,8 +1,7 @@
 """The annotation desk on the page: an empty frame that its script fills.
 
-What is shown and what is saved goes over plain requests (`annotate_routes`) instead of gradio's events,
-since a script has to know whether a draft arrived: only then may it say so, and else it keeps the words
-and tries again.
+It uses plain requests (`annotate.routes`) instead of gradio's events, because the script must know
+whether a draft was saved: only then may it say so; otherwise it retries.
 """
 
 import gradio as gr

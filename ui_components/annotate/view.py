@@ -1,4 +1,4 @@
-"""The annotation desk as it is drawn, out of values alone, so that it can be tested without a browser."""
+"""Renders the annotation desk from values alone, so that it can be tested without a browser."""
 
 import json
 import re
@@ -18,9 +18,9 @@ from ui_components.shared.templating import render
 from ui_components.shared.texts import Texts
 
 FAST_SECONDS = 5.0
-"""An answer that took no longer is pointed out to whoever decides."""
+"""An answer that took no longer is marked for whoever decides."""
 LISTED = 30
-"""So many drafts and answers of one's own are listed."""
+"""The annotator's drafts and answers that are listed."""
 _STEP_KEYS = ("Q", "W", "E")
 _VOCABULARIES = {
     "stage": "stages",
@@ -33,18 +33,18 @@ _LABEL_LINE = re.compile(r"\s*([A-Za-z]+)\s*[:：]\s*(.*?)\s*")
 
 @dataclass(frozen=True)
 class Around:
-    """What stands around an item: who it is, where they are, how far they are."""
+    """The frame around an item: annotator, section, progress."""
 
     annotator: Annotator
     place: str
     progress: Progress
     begun: Sequence[Begun]
     opened: str = ""
-    """The item that is open."""
+    """The open item."""
 
 
 def frame(around: Around, content: str, texts: Texts) -> str:
-    """Draw the desk around what is open. The guideline stands beside an item, else below."""
+    """Draw the desk. The guideline is beside an item, otherwise below."""
     progress = around.progress
     own = progress.done + progress.to_do
     return render(
@@ -82,12 +82,12 @@ def _guideline(texts: Texts) -> str:
 
 
 def outside(texts: Texts, *, said: str = "") -> str:
-    """Draw what somebody sees who has not come in, or not any more."""
+    """Draw the sign-in page."""
     return render("annotate_outside.html", t=texts, said=said)
 
 
 def nothing(around: Around, texts: Texts) -> str:
-    """Draw that there is nothing to do here, and why."""
+    """Draw that there is nothing to do, and why."""
     progress = around.progress
     if not progress.items:
         kind = "empty"
@@ -104,11 +104,11 @@ def nothing(around: Around, texts: Texts) -> str:
 
 
 def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Texts) -> str:
-    """Draw an item: the conversation, and what is asked about it.
+    """Draw an item: the conversation and the questions about it.
 
     Args:
-        work: The item before somebody.
-        conflict: What the first two said, where this person is to decide.
+        work: The item.
+        conflict: The two answers, if this annotator decides a conflict.
         texts: The words.
     """
     form = _filled_in(work)
@@ -151,9 +151,9 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
     )
 
 
-def differs(one: Annotation, other: Annotation, question: Part) -> bool:
-    """Whether two people gave a question two answers."""
-    return one.answer(question) != other.answer(question)
+def differs(first: Annotation, second: Annotation, question: Part) -> bool:
+    """Whether two annotators answered a question differently."""
+    return first.answer(question) != second.answer(question)
 
 
 def _filled_in(work: Work) -> Mapping[str, Any]:
@@ -171,7 +171,7 @@ def _step_of(form: Mapping[str, Any], number: int) -> bool | None:
 
 
 def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
-    """Return a step's free text, and its labels in the words of whoever reads."""
+    """Return a step's text, and its labels in the reader's language."""
     free: list[str] = []
     labels: dict[str, str] = {}
     for line in text.splitlines():
@@ -233,7 +233,7 @@ def _in_order(replies: tuple[str, str], work: Work) -> tuple[str, str]:
 def _said(
     conflict: tuple[Annotation, Annotation], part: Part, work: Work, texts: Texts
 ) -> dict[str, object]:
-    """Return what the first two answered to a question, as the third sees the replies."""
+    """Return the first two answers to a question, ordered as the third annotator sees the replies."""
     return {
         "differs": differs(*conflict, part),
         "answers": [_answer_words(each, part, work, texts) for each in conflict],
@@ -261,11 +261,11 @@ def _answer(annotation: Annotation, texts: Texts) -> dict[str, object]:
     }
 
 
-# --- how well people agree ------------------------------------------------------------------------
+# --- agreement ------------------------------------------------------------------------------------
 
 
 def agreement(found: Report | None, around: Around, texts: Texts) -> str:
-    """Draw how well people agree; None is that this person may not know it yet."""
+    """Draw the agreement report; None means that the annotator may not see it yet."""
     return render(
         "annotate_agreement.html",
         t=texts,
@@ -351,5 +351,5 @@ def _skewed(found: Report, texts: Texts) -> list[str]:
 
 
 def as_json(found: Report) -> str:
-    """Write a report as a file for programs, the same bytes for the same report."""
+    """Serialise a report deterministically for programs."""
     return json.dumps(found.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"

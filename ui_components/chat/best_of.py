@@ -1,4 +1,4 @@
-"""Best of G as it is drawn: several replies to the last message, ranked, with the numbers behind it."""
+"""Renders best of n: several ranked replies, with the numbers behind the ranking."""
 
 import math
 
@@ -19,7 +19,7 @@ from ui_components.shared.texts import Texts
 
 
 def best_of_view(session: Session, index: int, texts: Texts) -> dict[str, object] | None:
-    """Return what is offered and what there is; None for a turn that has neither."""
+    """Return the form and the ranking; None for a turn that has neither."""
     turn = session.turns[index]
     is_last = index == len(session.turns) - 1
     can_ask = is_last and turn.progress is not None and not session.is_writing
@@ -91,7 +91,7 @@ def _status(reply: Progress, texts: Texts) -> str:
 
 
 def _steps(reply: Progress, texts: Texts) -> str:
-    """The step rewards in the order of the steps, and the reply's where it has one."""
+    """The step rewards in order, and the reply's if it has one."""
     reward = reward_of(reply)
     if reward is None or reward.steps is None:
         return ""

@@ -1,4 +1,4 @@
-"""The replies to one message as they are drawn: which there are, and how two of them differ."""
+"""Renders the replies to one message: their list, and the difference between two of them."""
 
 from compeer_core.reasoning import LABELS, STEPS, Part
 from compeer_core.unifireward import StepVerdict
@@ -15,7 +15,7 @@ from ui_components.shared.session import Session, Turn
 from ui_components.shared.texts import Texts
 
 SNIPPET = 90
-"""Letters of a reply that its line in the list shows."""
+"""Characters of a reply shown in the list."""
 LABEL_TABLES = {
     "stage": "stages",
     "sentiment": "sentiments",
@@ -25,7 +25,7 @@ LABEL_TABLES = {
 
 
 def reply_name(progress: Progress, texts: Texts) -> str:
-    """Say which reply it is: its number, and how it came to be asked for."""
+    """Name a reply: its number and how it was requested."""
     origin = progress.origin
     name = texts("steering.reply", number=progress.number)
     match origin.kind:
@@ -43,7 +43,7 @@ def reply_name(progress: Progress, texts: Texts) -> str:
 
 
 def branches_view(session: Session, index: int, texts: Texts) -> dict[str, object] | None:
-    """Return the list of replies to a message, None where there is but one."""
+    """Return the list of replies to a message, None if there is only one."""
     turn = session.turns[index]
     if len(turn.replies) < 2:
         return None
@@ -72,7 +72,7 @@ def _row(
     reply: Progress, turn: Turn, compared: Progress | None, index: int, texts: Texts
 ) -> dict[str, object]:
     is_shown = reply is turn.progress
-    behind = next((len(one.after) for one in turn.aside if one.progress is reply), 0)
+    behind = next((len(first.after) for first in turn.aside if first.progress is reply), 0)
     words = reply.reply.strip()
     reward = reward_of(reply)
     return {
@@ -88,28 +88,29 @@ def _row(
     }
 
 
-def _comparison(one: Progress, other: Progress, texts: Texts) -> dict[str, object]:
-    """Two replies beside each other: verdicts on the steps, rewards, and the words that differ."""
-    pieces = words_diff(one.reply.strip(), other.reply.strip())
+def _comparison(first: Progress, second: Progress, texts: Texts) -> dict[str, object]:
+    """Compare two replies: verdicts on the steps, rewards, and the words that differ."""
+    pieces = words_diff(first.reply.strip(), second.reply.strip())
     sides = [
         [piece for piece in pieces if piece.kind in {"same", mine}] for mine in ("removed", "added")
     ]
     return {
-        "names": [texts("steering.reply", number=reply.number) for reply in (one, other)],
-        "titles": [reply_name(reply, texts) for reply in (one, other)],
+        "names": [texts("steering.reply", number=reply.number) for reply in (first, second)],
+        "titles": [reply_name(reply, texts) for reply in (first, second)],
         "rows": [
-            *(_step_row(part, one, other, texts) for part in STEPS),
+            *(_step_row(part, first, second, texts) for part in STEPS),
             {
                 "name": texts("inspector.total"),
                 "cells": [
-                    {"words": total_in_words(reply, texts), "verdict": ""} for reply in (one, other)
+                    {"words": total_in_words(reply, texts), "verdict": ""}
+                    for reply in (first, second)
                 ],
-                "differs": total_in_words(one, texts) != total_in_words(other, texts),
+                "differs": total_in_words(first, texts) != total_in_words(second, texts),
             },
         ],
         "notes": [
             texts("steering.incomplete", reply=texts("steering.reply", number=reply.number))
-            for reply in (one, other)
+            for reply in (first, second)
             if (record := reply.record) and record.judgement and not record.judgement.is_complete
         ],
         "sides": sides,
@@ -117,8 +118,8 @@ def _comparison(one: Progress, other: Progress, texts: Texts) -> dict[str, objec
     }
 
 
-def _step_row(part: Part, one: Progress, other: Progress, texts: Texts) -> dict[str, object]:
-    cells = [_step_cell(part, reply, texts) for reply in (one, other)]
+def _step_row(part: Part, first: Progress, second: Progress, texts: Texts) -> dict[str, object]:
+    cells = [_step_cell(part, reply, texts) for reply in (first, second)]
     return {
         "name": texts(f"inspector.part_{part}"),
         "cells": cells,

@@ -1,7 +1,7 @@
-"""The conversation as it is drawn: messages, replies as they grow, and what one may do with them.
+"""Renders the conversation: messages, growing replies, and their controls.
 
-`build_conversation` lays it out. `conversation_html` draws a `Session` alone, so that it can be tested
-without a browser.
+`build_conversation` lays it out. `conversation_html` draws a `Session` alone, so that it can be
+tested without a browser.
 """
 
 import gradio as gr
@@ -19,7 +19,7 @@ from ui_components.shared.texts import ASSETS, Texts
 
 
 def build_conversation() -> gr.HTML:
-    """Lay out the conversation. What it triggers is listed in its script."""
+    """Lay out the conversation. Its script lists the events that it triggers."""
     return gr.HTML(
         elem_id="conversation",
         js_on_load=(ASSETS / "style" / "conversation.js").read_text(encoding="utf-8"),
@@ -38,11 +38,11 @@ def conversation_html(
     """Draw the conversation.
 
     Args:
-        session: What there is.
+        session: The conversation.
         texts: The words.
-        models: To say where a model does not know a language.
-        keep_seconds: How long conversations are kept, to say so.
-        now: The monotonic time, to say how long a model has been loading.
+        models: For models that do not support the message's language.
+        keep_seconds: The lifetime of conversations, which the page states.
+        now: The monotonic time, for how long a model has been loading.
     """
     last = len(session.turns) - 1
     turns = [
@@ -61,7 +61,7 @@ def conversation_html(
         running=running,
         undo=_undo(session, texts),
         editing=editing,
-        editing_pictures=editing is not None and bool(session.turns[editing].said.images),
+        editing_pictures=editing is not None and bool(session.turns[editing].message.images),
         hours=round(keep_seconds / 3600),
         announced_key=announced_key,
         announced=announced,
@@ -89,7 +89,7 @@ def _turn(
         "index": index,
         "shown": session.shown == index,
         "last": is_last,
-        "said": turn.said.text,
+        "said": turn.message.text,
         "pictures": [
             {
                 "address": picture_address(turn.key, position),
@@ -97,7 +97,7 @@ def _turn(
                 "width": image.width,
                 "height": image.height,
             }
-            for position, image in enumerate(turn.said.images)
+            for position, image in enumerate(turn.message.images)
         ],
         "risk": risk_card(texts, turn.risk) if turn.risk else None,
         "notice": _language_notice(turn, texts, models),
@@ -143,7 +143,7 @@ def _undo(session: Session, texts: Texts) -> str:
 
 
 def _announced(turn: Turn, texts: Texts) -> tuple[str, str]:
-    """What a screen reader says of the newest turn, and a key that changes when it does."""
+    """The screen reader's announcement of the newest turn, and a key that changes with it."""
     words = [risk_card(texts, turn.risk).spoken] if turn.risk else []
     if forbids_reply(turn.risk):
         return f"{turn.key}-risk", " ".join([*words, texts("help.no_reply")])

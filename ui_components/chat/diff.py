@@ -1,4 +1,4 @@
-"""What differs between two texts, word by word; of scripts without spaces, letter by letter."""
+"""A diff of two texts by words, or by characters for scripts without spaces."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ PieceKind = Literal["same", "removed", "added"]
 _UNSPACED = "\u0e00-\u0eff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|\s+|.", re.DOTALL)
 MAX_TOKENS = 4000
-"""Of both texts together; longer ones would take seconds, and are told apart as a whole."""
+"""For both texts together; longer ones would take seconds and are shown as replaced."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text that is in both, or in one only."""
+    """A piece of text that is in both, or in one only."""
 
     kind: PieceKind
     text: str
 
 
 def words_diff(before: str, after: str) -> tuple[Piece, ...]:
-    """Return the pieces of both texts in reading order, what was removed before what was added.
+    """Return the pieces of both texts in reading order, removed before added.
 
     Example:
         >>> [(piece.kind, piece.text) for piece in words_diff("You did well.", "You do well.")]
@@ -34,23 +34,23 @@ def words_diff(before: str, after: str) -> tuple[Piece, ...]:
     old, new = _TOKEN.findall(before), _TOKEN.findall(after)
     if len(old) + len(new) > MAX_TOKENS:
         return tuple(_pieces([("removed", before), ("added", after)]))
-    found: list[tuple[PieceKind, str]] = []
+    pieces: list[tuple[PieceKind, str]] = []
     matcher = SequenceMatcher(None, old, new, autojunk=False)
     for kind, start, end, other_start, other_end in matcher.get_opcodes():
         if kind == "equal":
-            found.append(("same", "".join(old[start:end])))
+            pieces.append(("same", "".join(old[start:end])))
         else:
-            found.append(("removed", "".join(old[start:end])))
-            found.append(("added", "".join(new[other_start:other_end])))
-    return tuple(_pieces(_joined(found)))
+            pieces.append(("removed", "".join(old[start:end])))
+            pieces.append(("added", "".join(new[other_start:other_end])))
+    return tuple(_pieces(_joined(pieces)))
 
 
-def _joined(found: list[tuple[PieceKind, str]]) -> list[tuple[PieceKind, str]]:
-    """Let a lone space between two changes belong to both, so that a new phrase reads as one."""
+def _joined(pieces: list[tuple[PieceKind, str]]) -> list[tuple[PieceKind, str]]:
+    """Merge a single space between two changes into them, so that a new phrase reads as one."""
     result: list[tuple[PieceKind, str]] = []
     removed, added = "", ""
-    for place, (kind, text) in enumerate(found):
-        is_last = place == len(found) - 1
+    for place, (kind, text) in enumerate(pieces):
+        is_last = place == len(pieces) - 1
         if kind == "removed":
             removed += text
         elif kind == "added":
@@ -63,7 +63,7 @@ def _joined(found: list[tuple[PieceKind, str]]) -> list[tuple[PieceKind, str]]:
     return [*result, ("removed", removed), ("added", added)]
 
 
-def _pieces(found: list[tuple[PieceKind, str]]) -> Iterator[Piece]:
-    for kind, text in found:
+def _pieces(pieces: list[tuple[PieceKind, str]]) -> Iterator[Piece]:
+    for kind, text in pieces:
         if text:
             yield Piece(kind, text)

@@ -1,12 +1,10 @@
-"""What a visitor can do: the box for a message, and the handlers behind every button.
+"""The message box of Chat, and the handlers behind its buttons.
 
-A handler changes the session in the store and yields what the screen shows now. While a reply is
-on its way, the handler that began it (or that of a page that was reloaded) watches the store and
-yields at most `UPDATES_PER_SECOND`.
+A handler changes the session in the store and yields what the screen shows now. While a reply is being
+generated, the handler that began it (or the one of a reloaded page) watches the store; see `jobs.watch`.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,9 +19,11 @@ from compeer_core.images import Image
 from compeer_core.safety import find_risk, forbids_reply
 from ui_components.chat.conversation import conversation_html
 from ui_components.chat.inspector import inspector_html
+from ui_components.chat.jobs import ReplyRequest
 from ui_components.chat.starters import with_starter
 from ui_components.server.visitors import conversation_of
-from ui_components.shared.generation import Order
+from ui_components.shared.events import event_data, number_in
+from ui_components.shared.jobs import HEARTBEAT_SECONDS, Update, watch
 from ui_components.shared.progress import Origin
 from ui_components.shared.services import Services
 from ui_components.shared.session import (
@@ -40,14 +40,7 @@ from ui_components.shared.texts import Texts
 
 logger = logging.getLogger(__name__)
 
-UPDATES_PER_SECOND = 12
-HEARTBEAT_SECONDS = 1.0
-"""Gradio notices that a page was closed only when a handler yields."""
 MAX_SEED = 2**31 - 1
-OVER_SECONDS = 5.0
-"""How long a stopped reply may take to end before the next one is refused."""
-
-Update = dict[Any, Any]
 
 
 # --- the parts of the screen ---------------------------------------------------------------------
@@ -70,7 +63,7 @@ class ChatParts:
 
 
 def build_message(i18n: gr.I18n) -> tuple[gr.MultimodalTextbox, gr.Textbox, gr.HTML]:
-    """Lay out the box for a message, the line for a description of photos, and the line for errors."""
+    """Lay out the message box, the field for a photo's description, and the line for errors."""
     error = gr.HTML(elem_id="error", apply_default_css=False)
     alt, message = message_box(i18n, "chat.message")
     return message, alt, error
@@ -79,7 +72,7 @@ def build_message(i18n: gr.I18n) -> tuple[gr.MultimodalTextbox, gr.Textbox, gr.H
 def message_box(
     i18n: gr.I18n, label: str, prefix: str = ""
 ) -> tuple[gr.Textbox, gr.MultimodalTextbox]:
-    """Lay out a line for a description of photos and a box for a message, with their ids."""
+    """Lay out the field for a photo's description and the message box, with their ids."""
     alt = gr.Textbox(
         label=i18n("chat.alt"), elem_id=f"{prefix}alt", visible=False, max_lines=1, max_length=300
     )
@@ -101,13 +94,13 @@ def message_box(
 
 
 class Chat:
-    """The handlers of the page: plain functions of what came in, the store and the clock."""
+    """The handlers of Chat: plain functions of their input, the store and the clock."""
 
     def __init__(self, services: Services, parts: ChatParts) -> None:
         self._services = services
         self._parts = parts
 
-    # --- saying something ---
+    # --- sending ---
 
     async def send(
         self,
@@ -119,7 +112,7 @@ class Chat:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Keep a message, then show how the reply to it comes, or where people are who can help."""
+        """Store a message, then stream the reply to it, or show where to get help."""
         texts, parts = self._services.texts(request), self._parts
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
@@ -130,17 +123,18 @@ class Chat:
             images = await uploads.read(files, owner, alt or "")
             before = self._services.store.get(key)
             kept_images = (
-                len(before.turns[before.editing].said.images) if before.editing is not None else 0
+                len(before.turns[before.editing].message.images)
+                if before.editing is not None
+                else 0
             )
-            said = check_message(text, bool(images) or bool(kept_images))
-            turn = _said(said, images)
+            turn = _turn(check_message(text, bool(images) or bool(kept_images)), images)
             change = _sending(turn, self._services.store.now())
             gets_reply = not forbids_reply(turn.risk)
             if gets_reply:
-                await self.begin(key, change, self.order(model, judge, seed))
+                await self.begin(key, change, self.reply_request(model, judge, seed))
             else:
-                await self.wait_for_stopped(key)
-                self._services.writers.keep(key, change)
+                await self._services.chat_jobs.wait_for_stopped(key)
+                self._services.chat_jobs.update(key, change)
         except InputError as error:
             yield {parts.error: error_html(error, texts)}
             return
@@ -168,19 +162,19 @@ class Chat:
         request: gr.Request,
         event: gr.EventData,
     ) -> AsyncIterator[Update]:
-        """Write another reply to the last message; the one before is kept beside it."""
+        """Generate another reply to the last message; the earlier one stays available."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
-        index = _number(event)
+        index = number_in(event_data(event), "turn")
         try:
-            order = self.order(model, judge, seed)
-            answered = self._services.store.get(key).turns[-1:]
-            shown = answered[0].progress if answered else None
+            reply_request = self.reply_request(model, judge, seed)
+            last = self._services.store.get(key).turns[-1:]
+            shown = last[0].progress if last else None
             origin = Origin()
             if shown is not None and shown.has_words:
                 origin = Origin("again", parent=shown.number)
             change = _asking_again(index, self._services.store.now())
-            await self.begin(key, change, replace(order, origin=origin))
+            await self.begin(key, change, replace(reply_request, origin=origin))
         except InputError as error:
             yield {parts.error: error_html(error, texts)} | self.screen(key, texts)
             return
@@ -188,10 +182,10 @@ class Chat:
             yield update
 
     def stop(self, conversation_id: str | None, request: gr.Request) -> None:
-        """Ask the reply on its way to end; whoever watches it shows that it did."""
-        self._services.writers.stop(self._services.key(request, conversation_of(conversation_id)))
+        """Stop the reply; the handler that watches it shows the result."""
+        self._services.chat_jobs.stop(self._services.key(request, conversation_of(conversation_id)))
 
-    # --- changing what was said ---
+    # --- editing ---
 
     def edit(
         self,
@@ -200,17 +194,17 @@ class Chat:
         request: gr.Request,
         event: gr.EventData,
     ) -> Update:
-        """Put an earlier message into the box; what stood there comes back afterwards."""
+        """Put an earlier message into the box; the draft that was there comes back afterwards."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
-        index = _number(event)
+        index = number_in(event_data(event), "turn")
         session = self._services.store.get(key)
         if not 0 <= index < len(session.turns):
             return {parts.error: error_html(InputError("no such turn", code="turn_gone"), texts)}
         typed = (message or {}).get("text") or ""
         draft = session.draft if session.editing is not None else typed
         self._services.store.update(key, lambda now: replace(now, editing=index, draft=draft))
-        text = session.turns[index].said.text
+        text = session.turns[index].message.text
         files = (message or {}).get("files") or []
         return {parts.message: {"text": text, "files": files}} | self.screen(key, texts)
 
@@ -220,7 +214,7 @@ class Chat:
         conversation_id: str | None,
         request: gr.Request,
     ) -> Update:
-        """Leave the earlier message as it was."""
+        """Cancel the edit of an earlier message."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
         draft = self._services.store.get(key).draft
@@ -229,15 +223,15 @@ class Chat:
         return {parts.message: {"text": draft, "files": files}} | self.screen(key, texts)
 
     def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
-        """Empty the conversation; for a while it can be brought back."""
+        """Clear the conversation; it can be restored for a while."""
         key = self._services.key(request, conversation_of(conversation_id))
-        self._services.writers.stop(key)
+        self._services.chat_jobs.stop(key)
         until = self._services.store.now() + UNDO_SECONDS
         self._services.store.update(key, lambda session: _cleared(session, until))
         return {self._parts.error: ""} | self.screen(key, self._services.texts(request))
 
     def undo(self, conversation_id: str | None, request: gr.Request) -> Update:
-        """Bring back what the last change removed."""
+        """Restore what the last change removed."""
         texts = self._services.texts(request)
         key = self._services.key(request, conversation_of(conversation_id))
         undo = self._services.store.get(key).undo
@@ -245,38 +239,40 @@ class Chat:
             return {self._parts.error: error_line(texts("chat.undo_late"))} | self.screen(
                 key, texts
             )
-        self._services.writers.stop(key)
+        self._services.chat_jobs.stop(key)
         self._services.store.update(key, _undone)
         return {self._parts.error: ""} | self.screen(key, texts)
 
-    # --- looking ---
+    # --- viewing ---
 
     def pick(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
         """Show another turn in the inspector."""
         key = self._services.key(request, conversation_of(conversation_id))
-        index = _number(event)
+        index = number_in(event_data(event), "turn")
         self._services.store.update(key, lambda session: _picked(session, index))
         return self.screen(key, self._services.texts(request))
 
     def use_starter(
         self, message: Mapping[str, Any] | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Put a starter situation into the box, after what is there."""
+        """Put a starter into the box."""
         texts = self._services.texts(request)
-        return {self._parts.message: with_starter(message, _number(event), texts)}
+        return {
+            self._parts.message: with_starter(message, number_in(event_data(event), "turn"), texts)
+        }
 
     def attach(self, message: Mapping[str, Any] | None) -> Update:
-        """Offer the line for a description as soon as a photo is there."""
+        """Show the description field once a photo is attached."""
         return {self._parts.alt: gr.Textbox(visible=bool((message or {}).get("files")))}
 
     def choose_model(self, model: str, request: gr.Request) -> Update:
-        """Say what is to be known about the model that was picked."""
+        """Show the note on the selected model."""
         return {self._parts.note: self._note(model, self._services.texts(request))}
 
     async def load(
         self, model: str, conversation_id: str | None, request: gr.Request
     ) -> AsyncIterator[Update]:
-        """Show the conversation of whoever came, and what is still on its way."""
+        """Show the visitor's conversation and continue to stream a running reply."""
         texts, parts = self._services.texts(request), self._parts
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
@@ -287,9 +283,12 @@ class Chat:
             **self.screen(key, texts),
         }
         if session.editing is not None:
-            first[parts.message] = {"text": session.turns[session.editing].said.text, "files": []}
+            first[parts.message] = {
+                "text": session.turns[session.editing].message.text,
+                "files": [],
+            }
         yield first
-        if self._services.writers.job(key) is not None:
+        if self._services.chat_jobs.job(key) is not None:
             yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
             async for update in self._watch(key, texts):
                 yield update
@@ -297,77 +296,66 @@ class Chat:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             yield {parts.note: self._note(model, texts)}
 
-    # --- what they share ---
+    # --- shared by the handlers ---
 
     async def shown_while_written(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
-        """Yield the screen for as long as a reply to an earlier message of one's own is written."""
+        """Stream a reply that no new message began, with Stop in place of Send."""
         stop = gr.MultimodalTextbox(submit_btn=False, stop_btn=True)
         yield {self._parts.error: "", self._parts.message: stop}
         async for update in self._watch(key, texts):
             yield update
 
-    def order(self, model: str, judge: str, seed: str | None) -> Order:
-        """Return what is asked for by the choices under the message box.
+    def reply_request(self, model: str, judge: str, seed: str | None) -> ReplyRequest:
+        """Return the request that the choices under the message box make.
 
         Raises:
-            InputError: There is no such model or judge, or the seed is none.
+            InputError: There is no such model or judge, or the seed is invalid.
         """
         models = self._services.models
         if models.entry("policy", model) is None:
             raise InputError("no such model", code="unknown_model")
         if judge and models.entry("judge", judge) is None:
             raise InputError("no such judge", code="unknown_judge")
-        return Order(model, judge or None, read_seed(seed))
+        return ReplyRequest(model, judge or None, read_seed(seed))
 
     async def begin(
         self,
         key: SessionKey,
         change: Callable[[Session], Session],
-        order: Order,
+        reply_request: ReplyRequest,
         index: int | None = None,
     ) -> None:
-        """Begin a reply as `Writers.begin` does, once one that was stopped has ended."""
-        await self.wait_for_stopped(key)
-        self._services.writers.begin(key, change, order, index)
-
-    async def wait_for_stopped(self, key: SessionKey) -> None:
-        """Let a reply that was stopped end first."""
-        stopped = self._services.writers.job(key)
-        if stopped is not None and stopped.stop.is_set():
-            await asyncio.to_thread(stopped.over.wait, OVER_SECONDS)
+        """Begin a reply as `ReplyJobs.begin` does, once a stopped one has ended."""
+        await self._services.chat_jobs.wait_for_stopped(key)
+        self._services.chat_jobs.begin(key, change, reply_request, index)
 
     async def _watch(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
-        """Yield the screen whenever it changes, until the reply on its way is over."""
+        """Yield the screen whenever it changes, until no reply is being generated."""
         parts = self._parts
-        job = self._services.writers.job(key)
-        with contextlib.ExitStack() as stack:
-            if job is not None:
-                stack.enter_context(job.watched())
-            shown: tuple[Session, int] | None = None
-            last_yield = 0.0
-            while True:
-                over = job is None or job.over.is_set()
-                session = self._services.store.get(key)
-                state = (session, _loading_seconds(session))
-                if over or shown is None or state[0] is not shown[0] or state[1] != shown[1]:
-                    shown, last_yield = state, time.monotonic()
-                    yield self.screen(key, texts)
-                elif time.monotonic() - last_yield > HEARTBEAT_SECONDS:
-                    last_yield = time.monotonic()
-                    yield {parts.error: gr.skip()}
-                if over:
-                    break
-                await asyncio.sleep(1 / UPDATES_PER_SECOND)
+        drawn: tuple[Session | None, int] = (None, -1)
+
+        def draw(is_over: bool) -> Update:
+            nonlocal drawn
+            session = self._services.store.get(key)
+            state = (session, _loading_seconds(session))
+            if not is_over and state[0] is drawn[0] and state[1] == drawn[1]:
+                return {}
+            drawn = state
+            return self.screen(key, texts)
+
+        job = self._services.chat_jobs.job(key)
+        async for update in watch(job, draw, heartbeat={parts.error: gr.skip()}):
+            yield update
         yield {parts.message: gr.MultimodalTextbox(submit_btn=True, stop_btn=False)}
 
     def screen(self, key: SessionKey, texts: Texts, sentence: str = "", place: str = "") -> Update:
         """Draw the conversation and the inspector.
 
         Args:
-            key: Whose conversation.
+            key: The conversation.
             texts: The words.
-            sentence: What is wrong with what was asked for in the inspector.
-            place: The card of the inspector where it was asked for.
+            sentence: The error to show in the inspector.
+            place: The card of the inspector that it belongs to.
         """
         session = self._services.store.get(key)
         conversation = conversation_html(
@@ -408,26 +396,26 @@ class Chat:
 
 
 def error_html(error: InputError, texts: Texts) -> str:
-    """Draw what is wrong with what a visitor sent, in the visitor's language."""
+    """Draw an error in the visitor's language."""
     return error_line(error_sentence(error, texts))
 
 
 def error_sentence(error: InputError, texts: Texts) -> str:
-    """Say what is wrong with what a visitor sent."""
+    """Return the text of an error in the visitor's language."""
     key = f"errors.{error.code}"
     return texts(key, **error.values) if key in texts.words else texts("errors.other")
 
 
 def error_line(sentence: str) -> str:
-    """Draw one sentence at the field it is about."""
+    """Draw one sentence as an error."""
     return render("error.html", text=sentence)
 
 
 def read_seed(text: str | None) -> int | None:
-    """Return a seed that every model can take, None where none was given.
+    """Return a seed that every model accepts, None for an empty field.
 
     Raises:
-        InputError: It is not a whole number from 0 to `MAX_SEED`.
+        InputError: It is not an integer from 0 to `MAX_SEED`.
     """
     digits = (text or "").strip()
     if not digits:
@@ -441,7 +429,7 @@ def read_seed(text: str | None) -> int | None:
 # --- changes of a session ------------------------------------------------------------------------
 
 
-def _said(text: str, images: tuple[Image, ...]) -> Turn:
+def _turn(text: str, images: tuple[Image, ...]) -> Turn:
     sign = find_risk(text)
     return Turn(
         Utterance(Speaker.SEEKER, text, images),
@@ -457,8 +445,8 @@ def _sending(turn: Turn, now: float) -> Callable[[Session], Session]:
             if len(session.turns) >= MAX_TURNS:
                 raise InputError("too many", code="too_many_turns", values={"limit": MAX_TURNS})
             return Session(turns=(*session.turns, turn))
-        images = session.turns[index].said.images + turn.said.images
-        edited = replace(turn, said=replace(turn.said, images=images))
+        images = session.turns[index].message.images + turn.message.images
+        edited = replace(turn, message=replace(turn.message, images=images))
         undo = Undo("edited", session.turns, index + 1, now + UNDO_SECONDS)
         return Session(turns=(*session.turns[:index], edited), undo=undo)
 
@@ -475,7 +463,7 @@ def _asking_again(index: int, now: float) -> Callable[[Session], Session]:
 
 
 def _undone(session: Session) -> Session:
-    """Bring back what was removed, or show again what was shown; nothing is lost by it."""
+    """Restore what was removed, or show the earlier reply again; nothing is lost."""
     undo = session.undo
     assert undo is not None
     if not undo.back_to:
@@ -500,17 +488,3 @@ def _loading_seconds(session: Session) -> int:
     replies = session.turns[-1].replies if session.turns else ()
     loading = [reply.since for reply in replies if reply.phase == "loading"]
     return round(time.monotonic() - loading[0]) if loading else -1
-
-
-# --- what comes in -------------------------------------------------------------------------------
-
-
-def _number(event: gr.EventData) -> int:
-    data = event._data
-    return number_in(data if isinstance(data, Mapping) else {}, "turn")
-
-
-def number_in(data: Mapping[str, Any], name: str) -> int:
-    """Return a whole number that a script sent, -1 for anything else."""
-    value = data.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1

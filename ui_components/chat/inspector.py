@@ -1,4 +1,4 @@
-"""The inspector: how the reply of the selected turn came about, and what the judge makes of it.
+"""The inspector: the reasoning behind the reply of the selected turn, and the judge's verdicts.
 
 `build_inspector` lays it out. `inspector_html` draws it from a `Session` alone, so that it can be
 tested without a browser.
@@ -59,12 +59,12 @@ def inspector_html(
     """Draw the inspector for the selected turn.
 
     Args:
-        session: What there is.
+        session: The conversation.
         texts: The words.
         vocabulary: The strategies to choose from.
-        sentence: What is wrong with what was asked for here.
-        place: The card where it was asked for.
-        small_judges: The judges whose verdicts the page must warn of, by name.
+        sentence: The error to show.
+        place: The card that it belongs to.
+        small_judges: The names of the judges that the page must warn of.
     """
     shown = session.shown
     if shown is None:
@@ -76,7 +76,7 @@ def inspector_html(
             "address": picture_address(turn.key, index),
             "alt": image.alt or texts("chat.photo_of", number=index + 1, turn=shown + 1),
         }
-        for index, image in enumerate(turn.said.images)
+        for index, image in enumerate(turn.message.images)
     ]
     cards = [
         _card(part, progress, texts, vocabulary, pictures)
@@ -115,7 +115,7 @@ def inspector_html(
 
 
 def picture_address(turn_key: str, index: int) -> str:
-    """Where the server shows a picture of a turn, relative to the page."""
+    """The URL of a turn's image, relative to the page."""
     return f"pictures/{turn_key}/{index}"
 
 
@@ -124,7 +124,7 @@ def picture_address(turn_key: str, index: int) -> str:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What a card says about the judge: a sign, words, and how sure the judge is."""
+    """A card's verdict: an icon, words, and the judge's confidence."""
 
     kind: str
     sign: str
@@ -143,9 +143,7 @@ def _card(
     finished = progress is not None and progress.outcome == "finished"
     state = now.state
     if state in {"ahead", "missing"} and progress is not None and progress.phase == "over":
-        state = (
-            "missing" if finished else "ahead"
-        )  # what was cut off from outside is nobody's fault
+        state = "missing" if finished else "ahead"  # no fault of the model if it was interrupted
     known = state in {"writing", "done"}
     card: dict[str, object] = {
         "part": part.value,
@@ -222,7 +220,7 @@ def _labels(now: PartProgress, texts: Texts) -> list[dict[str, str]]:
 
 
 def _label_notes(now: PartProgress, texts: Texts) -> list[str]:
-    """Say which labels could not be read, and what stands in their place."""
+    """List unreadable labels and what the model wrote instead."""
     titles = {"emotion": "feeling", "strategy": "chosen"}
     notes: list[str] = []
     for name, value in now.labels.items():
@@ -278,7 +276,7 @@ def _strategies(
 
 
 def _score(progress: Progress | None, texts: Texts) -> dict[str, object] | None:
-    """The score line: what each part of the reply earned, and the total."""
+    """The score line: the reward of each part, and the total."""
     reward = reward_of(progress)
     if progress is None or (reward is None and progress.outcome == "running"):
         return None
@@ -318,7 +316,7 @@ def _reply_value(progress: Progress, reward: Reward, texts: Texts) -> str:
 
 
 def _sparkline(session: Session, texts: Texts, shown: int) -> dict[str, object] | None:
-    """Totals over the turns as points of an SVG, each share of its own maximum, and as a sentence."""
+    """Totals over the turns as SVG points, each relative to its maximum, and as a sentence."""
     rewards = [reward_of(turn.progress) for turn in session.turns]
     if sum(reward is not None and reward.total is not None for reward in rewards) < 2:
         return None
@@ -348,11 +346,11 @@ def _sparkline(session: Session, texts: Texts, shown: int) -> dict[str, object] 
     }
 
 
-# --- what is written in small --------------------------------------------------------------------
+# --- small print ---------------------------------------------------------------------------------
 
 
 def _problems(progress: Progress | None, texts: Texts) -> str:
-    """Say what a finished reply lacks; one that was cut off from outside lacks nothing of its own."""
+    """Say what a finished reply lacks; an interrupted one is not faulted."""
     record = progress.record if progress else None
     if record is None or record.status != "finished" or record.reading.is_complete:
         return ""

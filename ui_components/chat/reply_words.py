@@ -1,4 +1,4 @@
-"""The state of a reply in words: what both the conversation and the inspector say of it."""
+"""The state of a reply in words, for conversation and inspector."""
 
 from compeer_core.reasoning import LabelValue, Part, Unreadable
 from compeer_core.unifireward import Reward
@@ -7,7 +7,7 @@ from ui_components.shared.texts import Texts
 
 
 def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -> str:
-    """Return one calm sentence on how a reply stands; empty if it is there and whole."""
+    """Return one sentence on the state of a reply; empty if it is complete."""
     if progress is None:
         return texts("status.unfinished")
     if progress.outcome == "running":
@@ -46,7 +46,7 @@ def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
 
 
 def summary(progress: Progress, texts: Texts) -> list[str]:
-    """Return the labels of a reply in a few words, for the chip under it."""
+    """Return a reply's labels in a few words, for the chip under it."""
     words: list[str] = []
     stage = readable(progress.parts[Part.HISTORY].labels.get("stage"))
     emotion = readable(progress.parts[Part.EMOTION].labels.get("emotion"))
@@ -63,7 +63,7 @@ def summary(progress: Progress, texts: Texts) -> list[str]:
 
 
 def reward_of(progress: Progress | None) -> Reward | None:
-    """Return what a reply is worth, None where nobody judged it."""
+    """Return a reply's reward, None if it was not judged."""
     if progress is None or progress.record is None or progress.record.judgement is None:
         return None
     return progress.record.judgement.reward()
@@ -78,7 +78,7 @@ def total_in_words(progress: Progress | None, texts: Texts) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign, a real minus sign among them.
+    """Return a number with its sign, using a real minus sign.
 
     Example:
         >>> signed(1.0), signed(-4.0), signed(0.0), signed(0.25)

@@ -1,4 +1,4 @@
-"""The chat: conversation, message box and inspector side by side, and which handler answers what."""
+"""The layout of Chat: conversation, message box and inspector, and their handlers."""
 
 import gradio as gr
 
@@ -15,7 +15,7 @@ STORAGE_KEY = "compeer-conversation"
 
 def build_chat(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
     """Lay out the chat and wire it."""
-    # The secret keeps nothing secret; without one the entry would be unreadable after a restart.
+    # The secret protects nothing; without one the entry would be unreadable after a restart.
     conversation_id = gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
     with gr.Row(elem_id="main", equal_height=False):
         with gr.Column(scale=6, min_width=320, elem_id="left"):
@@ -55,7 +55,7 @@ def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropd
             filterable=False,
         )
     with gr.Accordion(i18n("model.settings"), open=False, elem_id="settings"):
-        # A number field would turn "nothing" into 0.
+        # A number field would turn an empty value into 0.
         seed = gr.Textbox(
             label=i18n("model.seed"), info=i18n("model.seed_info"), max_lines=1, elem_id="seed"
         )
@@ -63,7 +63,7 @@ def _build_pickers(models: Models, i18n: gr.I18n) -> tuple[gr.Dropdown, gr.Dropd
 
 
 def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
-    order = [parts.policy, parts.judge, parts.seed, parts.conversation_id]
+    settings = [parts.policy, parts.judge, parts.seed, parts.conversation_id]
     everything = [
         parts.conversation,
         parts.inspector,
@@ -75,8 +75,8 @@ def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
     ]
     message, talk, conversation = parts.message, parts.conversation, parts.conversation_id
     with_message = [message, conversation]
-    on(message.submit, chat.send, [message, parts.alt, *order], everything, streams=True)
-    on(talk.ask_again, chat.ask_again, order, everything, streams=True)
+    on(message.submit, chat.send, [message, parts.alt, *settings], everything, streams=True)
+    on(talk.ask_again, chat.ask_again, settings, everything, streams=True)
     on(page.load, chat.load, [parts.policy, conversation], everything, streams=True)
     on(message.stop, chat.stop, [conversation], [])
     on(message.change, chat.attach, [message], [parts.alt])
@@ -92,12 +92,12 @@ def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
 
 def _wire_steering(steering: Steering, parts: ChatParts) -> None:
     inspector, conversation = parts.inspector, parts.conversation_id
-    order = [parts.policy, parts.judge, parts.seed, conversation]
+    settings = [parts.policy, parts.judge, parts.seed, conversation]
     drawn = [parts.conversation, inspector, parts.error]
     streamed = [*drawn, parts.message]
-    on(inspector.edit_step, steering.edit_step, order, streamed, streams=True)
-    on(inspector.keep_step, steering.keep_step, order, streamed, streams=True)
-    on(inspector.try_strategy, steering.try_strategy, order, streamed, streams=True)
-    on(inspector.best_of, steering.best_of, order, streamed, streams=True)
+    on(inspector.edit_step, steering.edit_step, settings, streamed, streams=True)
+    on(inspector.keep_step, steering.keep_step, settings, streamed, streams=True)
+    on(inspector.try_strategy, steering.try_strategy, settings, streamed, streams=True)
+    on(inspector.best_of, steering.best_of, settings, streamed, streams=True)
     on(inspector.switch_reply, steering.switch, [conversation], drawn)
     on(inspector.compare_reply, steering.compare, [conversation], drawn)

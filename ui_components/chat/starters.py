@@ -1,4 +1,4 @@
-"""The situations that somebody may start from, offered where nothing has been said yet."""
+"""Starters: example situations, offered in an empty conversation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ STARTERS = (1, 2, 3)
 
 
 def with_starter(message: Mapping[str, Any] | None, number: int | None, texts: Texts) -> Any:
-    """Return what stands in a message box once a starter was pressed.
+    """Return the content of the message box after a starter was selected.
 
-    Another starter gives way to it; words of the visitor's own stay in front.
+    It replaces another starter; the visitor's own text stays in front.
 
     Args:
-        message: What stands there: `text` and `files`.
-        number: Of `STARTERS`; anything else changes nothing.
+        message: The current content: `text` and `files`.
+        number: One of `STARTERS`; anything else changes nothing.
         texts: The words.
     """
     if number not in STARTERS:

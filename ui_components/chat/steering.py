@@ -1,11 +1,11 @@
-"""Steering: a person changes a step, asks for another strategy, goes on from a step, or draws several.
+"""Steering: edit a step, choose another strategy, regenerate from a step, or draw several replies.
 
-These are the handlers behind the inspector's controls. A reply that comes of it stands beside the one
-before, and is shown.
+These are the handlers behind the inspector's controls. The new reply becomes the current one; the
+earlier one stays available.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
@@ -18,19 +18,19 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES
 from ui_components.chat.handlers import (
     Chat,
     ChatParts,
-    Update,
     error_html,
     error_sentence,
-    number_in,
 )
 from ui_components.server.visitors import conversation_of
+from ui_components.shared.events import event_data, number_in, text_in
+from ui_components.shared.jobs import Update
 from ui_components.shared.progress import Origin, Progress
 from ui_components.shared.services import Services
 from ui_components.shared.session import Session, way_back
 from ui_components.shared.session_store import SessionKey
 
 MOST_CHARACTERS = 20_000
-"""Of what a form may send; who sends more did not use the form."""
+"""The most that is read of a form's field."""
 
 
 class Steering:
@@ -41,16 +41,16 @@ class Steering:
         self._parts = parts
         self._chat = chat
         self.edit_step = self._handler(_edited)
-        """Go on from a step as a person has changed it."""
+        """Continue from a step as the visitor edited it."""
         self.keep_step = self._handler(_kept)
-        """Write again what follows a step."""
+        """Regenerate what follows a step."""
         self.try_strategy = self._handler(_by_strategy)
-        """Write a reply that follows another strategy, from the same history and emotion step."""
+        """Generate a reply with another strategy from the same history and emotion steps."""
 
-    # --- another reply that goes out from this one ---
+    # --- another reply, based on this one ---
 
-    def _handler(self, wish: "_Asked") -> Callable[..., AsyncIterator[Update]]:
-        """Return what gradio calls for a wish: it tells by the signature what to hand over."""
+    def _handler(self, steer: "_Steer") -> Callable[..., AsyncIterator[Update]]:
+        """Return the handler of a control; gradio reads its signature."""
 
         async def handler(
             model: str,
@@ -60,28 +60,39 @@ class Steering:
             request: gr.Request,
             event: gr.EventData,
         ) -> AsyncIterator[Update]:
-            texts, data = self._services.texts(request), _data(event)
+            texts, data = self._services.texts(request), event_data(event)
             key = self._services.key(request, conversation_of(conversation_id))
             index = number_in(data, "turn")
             try:
-                order = self._chat.order(model, judge, seed)
+                reply_request = self._chat.reply_request(model, judge, seed)
                 progress = self._services.store.get(key).turn(index).progress
                 if progress is None or progress.number != number_in(data, "reply"):
                     raise InputError("another reply is shown", code="turn_gone")
-                given, strategy, origin = wish(progress, data)
-                order = replace(order, given=given, strategy=strategy, origin=origin)
-                await self._chat.begin(key, self._remembering(index, origin), order, index)
+                steered = steer(progress, data)
+                await self._chat.begin(
+                    key,
+                    self._with_undo(index, steered.origin),
+                    replace(
+                        reply_request,
+                        given=steered.given,
+                        strategy=steered.strategy,
+                        origin=steered.origin,
+                    ),
+                    index,
+                )
             except InputError as error:
                 sentence = error_sentence(error, texts)
                 yield self._chat.screen(key, texts, sentence, str(data.get("part", "")))
                 return
-            self._services.store.update(key, lambda now: replace(now, compared=origin.parent))
+            self._services.store.update(
+                key, lambda now: replace(now, compared=steered.origin.parent)
+            )
             async for update in self._chat.shown_while_written(key, texts):
                 yield update
 
         return handler
 
-    def _remembering(self, index: int, origin: Origin) -> Callable[[Session], Session]:
+    def _with_undo(self, index: int, origin: Origin) -> Callable[[Session], Session]:
         now = self._services.store.now()
 
         def change(session: Session) -> Session:
@@ -104,30 +115,31 @@ class Steering:
         request: gr.Request,
         event: gr.EventData,
     ) -> AsyncIterator[Update]:
-        """Write several replies to the last message, to be ranked and chosen from."""
+        """Generate and rank several replies to the last message."""
         texts = self._services.texts(request)
         key = self._services.key(request, conversation_of(conversation_id))
-        size = number_in(_data(event), "size")
+        size = number_in(event_data(event), "size")
         try:
             if not SMALLEST <= size <= LARGEST:
                 values = {"smallest": SMALLEST, "largest": LARGEST}
                 raise InputError("not so many", code="best_of_size", values=values)
-            order = replace(self._chat.order(model, judge, seed), origin=Origin("sample"))
-            await self._chat.wait_for_stopped(key)
-            self._services.writers.begin_best_of(key, order, size)
+            reply_request = self._chat.reply_request(model, judge, seed)
+            reply_request = replace(reply_request, origin=Origin("sample"))
+            await self._services.chat_jobs.wait_for_stopped(key)
+            self._services.chat_jobs.begin_best_of(key, reply_request, size)
         except InputError as error:
             yield self._chat.screen(key, texts, error_sentence(error, texts), "best_of")
             return
         async for update in self._chat.shown_while_written(key, texts):
             yield update
 
-    # --- among the replies that there are ---
+    # --- among existing replies ---
 
     def switch(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Show another reply to a message, and go on from it."""
-        data, now = _data(event), self._services.store.now()
+        """Make another reply the current one."""
+        data, now = event_data(event), self._services.store.now()
         index, number = number_in(data, "turn"), number_in(data, "reply")
 
         def change(session: Session) -> Session:
@@ -141,8 +153,8 @@ class Steering:
     def compare(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Lay another reply beside the one that is shown; the same one again takes it away."""
-        number = number_in(_data(event), "reply")
+        """Compare another reply with the current one; the same reply again ends the comparison."""
+        number = number_in(event_data(event), "reply")
 
         def change(session: Session) -> Session:
             return replace(session, compared=0 if session.compared == number else max(0, number))
@@ -165,49 +177,54 @@ class Steering:
         return {self._parts.error: ""} | self._chat.screen(key, texts)
 
     def _not_while_writing(self, key: SessionKey) -> None:
-        if self._services.writers.job(key) is not None:
+        if self._services.chat_jobs.job(key) is not None:
             raise InputError("a reply is on its way", code="already_writing")
 
 
-# --- what was asked for --------------------------------------------------------------------------
-
-_Wish = tuple[tuple[GivenStep, ...], str | None, Origin]
-_Asked = Callable[[Progress, Mapping[str, Any]], _Wish]
-"""From the reply that is shown and what the browser sent to what is to be written."""
+# --- what a control requests ---------------------------------------------------------------------
 
 
-def _edited(progress: Progress, data: Mapping[str, Any]) -> _Wish:
+@dataclass(frozen=True)
+class _Steered:
+    given: tuple[GivenStep, ...]
+    strategy: str | None
+    origin: Origin
+
+
+_Steer = Callable[[Progress, Mapping[str, Any]], _Steered]
+"""From the current reply and what the browser sent to what is requested."""
+
+
+def _edited(progress: Progress, data: Mapping[str, Any]) -> _Steered:
     part = _part(data)
     labels = data.get("labels")
-    typed = _text(data.get("text"))
-    chosen = {
-        name: _text(labels.get(name)) if isinstance(labels, Mapping) else ""
-        for name in LABELS[part]
-    }
-    step = edited_step(part, typed, chosen)
-    *before, as_it_was = _before(progress, _following(part))
-    if as_it_was.step == step:  # nothing was changed
-        return (*before, as_it_was), None, Origin("kept", part, parent=progress.number)
+    labels = labels if isinstance(labels, Mapping) else {}
+    chosen = {name: _text(labels, name) for name in LABELS[part]}
+    step = edited_step(part, _text(data, "text"), chosen)
+    *before, original = _before(progress, _following(part))
+    if original.step == step:
+        return _Steered((*before, original), None, Origin("kept", part, parent=progress.number))
     origin = Origin("edited", part, parent=progress.number)
-    return (*before, GivenStep(step)), None, origin
+    return _Steered((*before, GivenStep(step)), None, origin)
 
 
-def _kept(progress: Progress, data: Mapping[str, Any]) -> _Wish:
+def _kept(progress: Progress, data: Mapping[str, Any]) -> _Steered:
     part = _part(data)
-    return _before(progress, _following(part)), None, Origin("kept", part, parent=progress.number)
+    origin = Origin("kept", part, parent=progress.number)
+    return _Steered(_before(progress, _following(part)), None, origin)
 
 
-def _by_strategy(progress: Progress, data: Mapping[str, Any]) -> _Wish:
-    strategy = _text(data.get("strategy"))
+def _by_strategy(progress: Progress, data: Mapping[str, Any]) -> _Steered:
+    strategy = _text(data, "strategy")
     check_strategy(strategy, ESCONV_STRATEGIES)
     origin = Origin("strategy", Part.STRATEGY, strategy, progress.number)
-    return _before(progress, Part.STRATEGY), strategy, origin
+    return _Steered(_before(progress, Part.STRATEGY), strategy, origin)
 
 
 def _before(progress: Progress, part: Part) -> tuple[GivenStep, ...]:
-    """Return the steps that stand before a part, and who wrote them at first."""
+    """Return the steps before a part, and who first wrote them."""
     if progress.record is None:
-        raise InputError("the reply is not over", code="already_writing")
+        raise InputError("the reply has not ended", code="already_writing")
     return tuple(
         replace(kept, writer=Writer.PERSON)
         if progress.parts[kept.part].writer is Writer.PERSON
@@ -228,10 +245,5 @@ def _part(data: Mapping[str, Any]) -> Part:
     return part
 
 
-def _text(value: object) -> str:
-    return value[:MOST_CHARACTERS] if isinstance(value, str) else ""
-
-
-def _data(event: gr.EventData) -> Mapping[str, Any]:
-    data = event._data
-    return data if isinstance(data, Mapping) else {}
+def _text(data: Mapping[str, Any], name: str) -> str:
+    return text_in(data, name)[:MOST_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What a card of the inspector offers to steer a reply with, and the badge of a contradiction."""
+"""Renders the steering controls of the inspector's cards, and the contradiction badge."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from ui_components.shared.session import Session
 from ui_components.shared.texts import Texts
 
 TITLES = {"emotion": "feeling", "strategy": "chosen"}
-"""Keys of the labels' names in the inspector's words, where they differ."""
+"""Text keys of the labels, where they differ from their names."""
 
 
 def card_controls(
     part: Part, session: Session, index: int, texts: Texts, vocabulary: StrategyVocabulary
 ) -> dict[str, object] | None:
-    """Return what can be done with a step, None while something is written or where it is missing."""
+    """Return the controls of a step, None during generation or if the step is missing."""
     turn = session.turns[index]
     progress = turn.progress
     if progress is None or progress.record is None or session.is_writing:
@@ -77,7 +77,7 @@ def _field(name: str, part: Part, progress: Progress, texts: Texts) -> dict[str,
 
 
 def signature(part: Part, progress: Progress | None, texts: Texts) -> str:
-    """Say who wrote a step or chose its strategy, where it was not the model in this turn."""
+    """Say who wrote a step or chose its strategy, if it was not the model in this turn."""
     if progress is None:
         return ""
     if part is Part.STRATEGY and progress.origin.kind == "strategy":
@@ -92,7 +92,7 @@ def signature(part: Part, progress: Progress | None, texts: Texts) -> str:
 
 
 def steering_notes(progress: Progress | None, texts: Texts) -> list[str]:
-    """Say what of a wish a model did not or could not be made to follow."""
+    """Say which part of a request the model did not or could not follow."""
     if progress is None:
         return []
     notes: list[str] = []
@@ -107,20 +107,20 @@ def steering_notes(progress: Progress | None, texts: Texts) -> list[str]:
 
 
 def contradiction_words(session: Session, index: int, texts: Texts) -> list[str]:
-    """Say where the reasoning of a reply and the reply contradict each other."""
+    """Say where a reply contradicts its reasoning."""
     progress = session.turns[index].progress
     if progress is None or progress.record is None or progress.outcome != "finished":
         return []
     before = replace(session, turns=session.turns[: index + 1]).dialogue().merged()
-    found = contradictions(before, progress.record.reading, progress.record.judgement)
-    return [_words(one, texts) for one in found]
+    contradicted = contradictions(before, progress.record.reading, progress.record.judgement)
+    return [_words(each, texts) for each in contradicted]
 
 
-def _words(found: Contradiction, texts: Texts) -> str:
-    if found.named is None:
-        return texts(f"steering.{found.reason}")
-    strategy = texts.label("strategies", found.named)
-    if found.reason is Reason.ASKS_INSTEAD:
+def _words(contradiction: Contradiction, texts: Texts) -> str:
+    if contradiction.named is None:
+        return texts(f"steering.{contradiction.reason}")
+    strategy = texts.label("strategies", contradiction.named)
+    if contradiction.reason is Reason.ASKS_INSTEAD:
         return texts("steering.asks_instead", strategy=strategy)
-    sign = texts(f"steering.sign_{found.named.name.lower()}")
+    sign = texts(f"steering.sign_{contradiction.named.name.lower()}")
     return texts("steering.no_sign", strategy=strategy, sign=sign)

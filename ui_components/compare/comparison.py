@@ -1,9 +1,9 @@
-"""Comparisons of one visitor, kept in memory: rounds, the sides of each, and what was voted.
+"""A visitor's comparison in memory: rounds, their sides, and the votes.
 
-A round is one message and the replies to it, by two to four models. Each pair of sides that somebody
-is asked about is a battle of `compeer_core.votes`, which keeps the vote; what is kept here is what
-the screen draws. As with `ui_components.shared.session`, nothing of it is written to disk or to a log, and
-it is found again only by cookie and conversation id.
+A round is one message and the replies of two to four models. Each pair of sides that the visitor is
+asked about is a battle of `compeer_core.votes`, which stores the vote; this is what the screen
+draws. As with `ui_components.shared.session`, nothing is written to disk or to a log, and it can be
+reached only by cookie and conversation id.
 """
 
 import random
@@ -19,7 +19,7 @@ from compeer_core.votes.battles import Reveal, SidePlan, VoteReceipt
 from ui_components.shared.progress import Progress
 
 LETTERS = "ABCD"
-"""What the page calls the sides; their number is the most that can be compared at once."""
+"""The names of the sides; their number is the most that can be compared at once."""
 
 
 @dataclass(frozen=True)
@@ -29,59 +29,59 @@ class Side:
     plan: SidePlan
     progress: Progress = field(repr=False)
     reply: str = field(default="", repr=False)
-    """What is compared, once the side has ended; the same as the battle keeps."""
+    """The reply that is compared, once the side has ended; as stored in the battle."""
     leaked: bool | None = None
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will be written."""
+        """Whether generation has ended."""
         return self.progress.outcome != "running"
 
     @property
     def has_failed(self) -> bool:
-        """It ended without a reply that could be compared."""
+        """Whether it ended without a reply to compare."""
         return self.is_over and (self.progress.outcome == "failed" or not self.reply.strip())
 
     @property
     def words(self) -> str:
-        """What there is to read so far."""
+        """The reply so far."""
         return self.reply or self.progress.reply
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """What the person said about a pair."""
+    """The visitor's vote on a pair."""
 
     receipt: VoteReceipt | None = None
-    """None where there is no vote, or it was taken back."""
+    """None without a vote, or after Undo."""
     revision: int = 0
-    """How often something was said, taking back included."""
+    """The number of revisions, Undo included."""
     tags: tuple[str, ...] = ()
     note: str = field(default="", repr=False)
     undo_until: float = 0.0
-    """On the clock of `Comparisons`."""
+    """On the store's clock."""
     reveal: Reveal | None = field(default=None, repr=False)
     seen_names: bool = False
-    """The names have been shown once; they cannot be forgotten by taking the vote back."""
+    """The names were shown, which undoing the vote does not change."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sides that the person is asked about."""
+    """Two sides that the visitor is asked to compare."""
 
     battle: str
     sides: tuple[int, int]
     verdict: Preference | None = None
     judged: bool = False
-    """The judge has said what it has to say, which may be nothing."""
+    """The judge has finished, possibly without a verdict."""
     ballot: Ballot = Ballot()
 
 
 @dataclass(frozen=True)
 class Round:
-    """One message, and the replies to it."""
+    """One message and its replies."""
 
-    said: Utterance = field(repr=False)
+    message: Utterance = field(repr=False)
     sides: tuple[Side, ...]
     pairs: tuple[Pair, ...]
     blind: bool
@@ -91,11 +91,11 @@ class Round:
     language: str = "und"
     judge: str = ""
     ended_at: float | None = None
-    """When the last side ended, on the clock of `Comparisons`."""
+    """When the last side ended, on the store's clock."""
     chosen: int | None = None
-    """The side from which the person wants to go on; None follows the votes."""
+    """The side that the visitor chose to continue from; None follows the votes."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
-    """Names the round in addresses of its pictures; nobody can guess it."""
+    """Names the round in the URLs of its images; unguessable."""
 
     @property
     def is_over(self) -> bool:
@@ -104,12 +104,12 @@ class Round:
 
     @property
     def has_vote(self) -> bool:
-        """Whether something was voted that stands."""
+        """Whether there is a valid vote."""
         return any(pair.ballot.receipt is not None for pair in self.pairs)
 
     @property
     def active(self) -> Pair | None:
-        """The pair that is asked about now, or was voted on and still waits for its names."""
+        """The current pair: not voted on yet, or its names not revealed yet."""
         for pair in self.pairs:
             if pair.ballot.reveal is None and not any(self.sides[n].has_failed for n in pair.sides):
                 return pair
@@ -117,9 +117,9 @@ class Round:
 
     @property
     def goes_on(self) -> int | None:
-        """The side whose reply the conversation goes on from, None before a vote.
+        """The side whose reply continues the conversation, None before a vote.
 
-        It is the one that won most often; among equals the round's seed decides.
+        The one that won most often; the round's seed breaks ties.
         """
         if not self.has_vote:
             return None
@@ -138,7 +138,7 @@ class Round:
 
     @property
     def was_drawn(self) -> bool:
-        """Whether chance decided `goes_on`, since no reply was preferred."""
+        """Whether `goes_on` was drawn at random, since no reply was preferred."""
         preferred = {Preference.FIRST, Preference.SECOND}
         return self.chosen is None and not any(
             pair.ballot.receipt and pair.ballot.receipt.preference in preferred
@@ -150,7 +150,7 @@ class Round:
         return replace(self, sides=(*self.sides[:number], side, *self.sides[number + 1 :]))
 
     def names_of(self, number: int) -> bool:
-        """Whether the person may know who writes on that side."""
+        """Whether the visitor may know the model of that side."""
         return not self.blind or any(
             number in pair.sides and pair.ballot.reveal is not None for pair in self.pairs
         )
@@ -158,68 +158,68 @@ class Round:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One conversation with several models. It never changes; the store holds the newest."""
+    """One conversation with several models. Immutable; the store holds the newest version."""
 
     rounds: tuple[Round, ...] = field(default=(), repr=False)
     risk: RiskKind | None = None
-    """What a phrase of the last message points to; there are no rounds any more."""
+    """The risk sign in the last message; then there are no rounds."""
     id: str = field(default_factory=lambda: f"c{secrets.token_hex(12)}", compare=False)
-    """What the battles of the conversation have in common; it leads nobody to the visitor."""
+    """An id shared by the conversation's battles; it does not identify the visitor."""
 
     @property
     def last(self) -> Round | None:
         """The newest round."""
         return self.rounds[-1] if self.rounds else None
 
-    def dialogue(self, said: Utterance) -> Dialogue:
-        """What was said so far, with the replies that the conversation went on from, and `said`."""
+    def dialogue(self, message: Utterance) -> Dialogue:
+        """The dialogue so far, with the replies that continued it, and ``message``."""
         utterances: list[Utterance] = []
         for earlier in self.rounds:
-            utterances.append(earlier.said)
+            utterances.append(earlier.message)
             number = earlier.goes_on
             if number is not None:
                 utterances.append(Utterance(Speaker.SUPPORTER, earlier.sides[number].reply))
-        return Dialogue((*utterances, said), id=self.id)
+        return Dialogue((*utterances, message), id=self.id)
 
     def with_round(self, changed: Round) -> "Comparison":
         """Return the comparison with the round of the same key replaced."""
-        rounds = tuple(changed if one.key == changed.key else one for one in self.rounds)
+        rounds = tuple(changed if round_.key == changed.key else round_ for round_ in self.rounds)
         return replace(self, rounds=rounds)
 
     def with_pair(self, changed: Pair) -> "Comparison":
         """Return the comparison with the pair of the same battle replaced."""
 
-        def within(one: Round) -> Round:
-            pairs = (changed if pair.battle == changed.battle else pair for pair in one.pairs)
-            return replace(one, pairs=tuple(pairs))
+        def within(round_: Round) -> Round:
+            pairs = (changed if pair.battle == changed.battle else pair for pair in round_.pairs)
+            return replace(round_, pairs=tuple(pairs))
 
         return replace(self, rounds=tuple(map(within, self.rounds)))
 
-    def found(self, battle: str) -> "tuple[Round, Pair] | None":
-        """Return the pair of a battle and its round."""
-        for one in self.rounds:
-            for pair in one.pairs:
+    def locate(self, battle: str) -> "tuple[Round, Pair] | None":
+        """Return a battle's round and pair, None if there is none."""
+        for round_ in self.rounds:
+            for pair in round_.pairs:
                 if pair.battle == battle:
-                    return one, pair
+                    return round_, pair
         return None
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was compared, and nothing asked for a person."""
+        """Whether there are no rounds and no risk sign."""
         return not self.rounds and self.risk is None
 
     def aged(self, now: float) -> "Comparison":
-        """Return the same: no part of a comparison expires before the whole."""
+        """Return it unchanged: no part expires before the whole."""
         return self
 
     def picture(self, key: str, index: int) -> Image | None:
-        """Return a picture of a round's message."""
-        for one in self.rounds:
-            if one.key == key and 0 <= index < len(one.said.images):
-                return one.said.images[index]
+        """Return an image of a round's message."""
+        for round_ in self.rounds:
+            if round_.key == key and 0 <= index < len(round_.message.images):
+                return round_.message.images[index]
         return None
 
     def pictures(self) -> Iterator[Image]:
-        """Every picture that is held."""
-        for one in self.rounds:
-            yield from one.said.images
+        """Every image it holds."""
+        for round_ in self.rounds:
+            yield from round_.message.images

@@ -1,8 +1,8 @@
-"""Does a reply say who wrote it? Then the vote on it is no longer blind.
+"""Detects replies that reveal their model, because the vote is then no longer blind.
 
-`says_who_wrote_it` looks for the names of the list of models, and for sentences in which a writer
-introduces itself as one of the known models or as a product of their makers. It cannot know a model
-by its manner, and a reply that only speaks about a model ("so you asked ChatGPT first") is left alone.
+`says_who_wrote_it` searches for the names in the model list, and for sentences in which a writer
+introduces itself as a known model or a product of its maker. It does not recognise style, and a
+reply that only mentions a model ("so you asked ChatGPT first") is not flagged.
 """
 
 import re
@@ -42,8 +42,8 @@ def says_who_wrote_it(text: str, names: Iterable[str], asked: str = "") -> bool:
 
     Args:
         text: The reply, and whatever else of the turn is shown.
-        names: Names and titles of the list of models.
-        asked: What the seeker wrote: a name that stands there may be repeated in a reply.
+        names: Names and titles in the model list.
+        asked: The seeker's message; a name in it may be repeated in a reply.
 
     Example:
         >>> says_who_wrote_it("I'm Qwen, made by Alibaba Cloud.", [])
@@ -53,7 +53,7 @@ def says_who_wrote_it(text: str, names: Iterable[str], asked: str = "") -> bool:
     """
     plain, question = _plain(text), _plain(asked)
     listed = {_plain(name) for name in names} - {""}
-    # A single plain word, such as "base", is a word before it is a name.
+    # A single plain word, such as "base", is not treated as a name.
     words = {name for name in listed if name.isalpha() and name.isascii()}
     if any(name not in question and _stands(name, plain) for name in listed - words):
         return True
@@ -68,7 +68,7 @@ def says_who_wrote_it(text: str, names: Iterable[str], asked: str = "") -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return a text in small letters without invisible characters; signs within it are spaces."""
+    """Return a text in lower case without invisible characters; punctuation becomes spaces."""
     unified = unicodedata.normalize("NFKC", text).casefold()
     seen = "".join(sign for sign in unified if unicodedata.category(sign) != "Cf")
     return " ".join(re.sub(r"[^\w.。!?,，]+|_|(?<=\d)\.(?=\d)", " ", seen).split())

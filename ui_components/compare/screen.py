@@ -1,11 +1,11 @@
 """The screen Compare: one message, two to four replies side by side, one vote.
 
-Handlers change what `Comparing` holds and draw it. While a round is on its way, the handler that began
-it (or that of a page that was reloaded) watches all its sides and yields at most `UPDATES_PER_SECOND`
-times: one generator for all sides, because a browser would play two of them one after the other.
+Handlers change the `Comparison` in the store and draw it. While a round is being generated, the handler
+that began it (or the one of a reloaded page) watches all its sides in one generator, because a browser
+would run two of them one after the other.
 
-Nothing that a page sends is believed: which battle a vote is for, whose it is and whether it may be
-voted on is decided by the store.
+Nothing that a page sends is trusted: the store decides which battle a vote is for, whose it is and
+whether it may be voted on.
 """
 
 import asyncio
@@ -21,19 +21,16 @@ from compeer_core.dialogue import Speaker, Utterance, check_message
 from compeer_core.errors import InputError, StoreError
 from compeer_core.safety import find_risk
 from ui_components.chat.handlers import (
-    HEARTBEAT_SECONDS,
-    OVER_SECONDS,
-    UPDATES_PER_SECOND,
-    Update,
     error_line,
     message_box,
 )
 from ui_components.chat.starters import with_starter
 from ui_components.compare.comparison import LETTERS, Comparison
-from ui_components.compare.jobs import Comparing, Match, Wish
+from ui_components.compare.jobs import RoundJob, RoundJobs, RoundRequest
 from ui_components.compare.view import ballot_html, talk_html
 from ui_components.server.visitors import address_of, conversation_of
-from ui_components.shared.events import on
+from ui_components.shared.events import event_data, number_in, on, text_in
+from ui_components.shared.jobs import Update, watch
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 from ui_components.shared.texts import ASSETS, Texts
@@ -65,12 +62,12 @@ class CompareParts:
 
 
 def remember_comparison() -> gr.BrowserState:
-    """Add what holds the id in the browser.
+    """Add the component that stores the comparison's id in the browser.
 
-    It belongs outside of the tabs: within one that was not opened yet it would have read nothing
-    from the browser's storage when the page asks for it.
+    It must be outside the tabs: in one that is not open yet it would not have read the browser's storage
+    when the page asks for it.
     """
-    # The secret keeps nothing secret; without one the entry would be unreadable after a restart.
+    # The secret protects nothing; without one the entry would be unreadable after a restart.
     return gr.BrowserState("", storage_key=STORAGE_KEY, secret=STORAGE_KEY)
 
 
@@ -130,17 +127,17 @@ def build_compare(
 
 def _wire(page: gr.Blocks, compare: "Compare", parts: CompareParts) -> None:
     talk, ballot, conversation = parts.talk, parts.ballot, parts.conversation_id
-    wish = [parts.mode, parts.models, parts.with_reasoning, parts.keep_words, conversation]
+    settings = [parts.mode, parts.models, parts.with_reasoning, parts.keep_words, conversation]
     everything = [talk, ballot, parts.error, parts.message, parts.alt, conversation]
     drawn = [talk, ballot, parts.error]
     on(
         parts.message.submit,
         compare.send,
-        [parts.message, parts.alt, *wish],
+        [parts.message, parts.alt, *settings],
         everything,
         streams=True,
     )
-    on(talk.draw_again, compare.draw_again, wish, everything, streams=True)
+    on(talk.draw_again, compare.draw_again, settings, everything, streams=True)
     on(page.load, compare.load, [conversation], everything, streams=True)
     on(parts.message.change, compare.attach, [parts.message], [parts.alt])
     on(parts.message.stop, compare.stop_all, [conversation], [])
@@ -166,8 +163,8 @@ class Compare:
         self._parts = parts
 
     @property
-    def _comparing(self) -> Comparing:
-        return self._services.comparing
+    def _jobs(self) -> RoundJobs:
+        return self._services.compare_jobs
 
     # --- rounds ---
 
@@ -182,23 +179,24 @@ class Compare:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Open a round for a message, then show how its replies come."""
+        """Open a round for a message and stream its replies."""
         texts, parts = self._services.texts(request), self._parts
         conversation = conversation_of(conversation_id)
         key = self._services.key(request, conversation)
         files = [str(path) for path in (message or {}).get("files") or ()]
         uploads, owner = self._services.uploads, self._services.owner(request)
         try:
-            wish = self._wish(key, mode, models, with_reasoning, keep_words)
+            round_request = self._round_request(key, mode, models, with_reasoning, keep_words)
             images = await uploads.read(files, owner, alt or "")
-            said = check_message((message or {}).get("text") or "", bool(images))
-            sign = find_risk(said)
+            text = check_message((message or {}).get("text") or "", bool(images))
+            sign = find_risk(text)
             if sign is not None:
-                await asyncio.to_thread(self._comparing.end_for_risk, key, sign.kind)
+                await asyncio.to_thread(self._jobs.end_for_risk, key, sign.kind)
             else:
-                utterance = Utterance(Speaker.SEEKER, said, images)
+                utterance = Utterance(Speaker.SEEKER, text, images)
                 await self._begin(
-                    key, lambda: self._comparing.begin(key, utterance, wish, address_of(request))
+                    key,
+                    lambda: self._jobs.begin(key, utterance, round_request, address_of(request)),
                 )
         except (InputError, StoreError) as error:
             yield {parts.error: refusal_html(error, texts)}
@@ -225,13 +223,13 @@ class Compare:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Open another round for the last message."""
+        """Draw other models for the last message and stream their replies."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
         try:
-            wish = self._wish(key, mode, models, with_reasoning, keep_words)
+            round_request = self._round_request(key, mode, models, with_reasoning, keep_words)
             await self._begin(
-                key, lambda: self._comparing.begin_again(key, wish, address_of(request))
+                key, lambda: self._jobs.begin_again(key, round_request, address_of(request))
             )
         except (InputError, StoreError) as error:
             yield {parts.error: refusal_html(error, texts)} | self._screen(key, texts)
@@ -244,11 +242,11 @@ class Compare:
             yield update
 
     async def load(self, conversation_id: str | None, request: gr.Request) -> AsyncIterator[Update]:
-        """Show the comparison of whoever came, and what is still on its way."""
+        """Show the visitor's comparison and continue to stream a running round."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
         yield self._screen(key, texts)
-        if self._comparing.match(key) is not None:
+        if self._jobs.job(key) is not None:
             yield {parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
             async for update in self._watch(key, texts):
                 yield update
@@ -256,81 +254,80 @@ class Compare:
     def stop_side(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> None:
-        """Ask one side to end; whoever watches it shows that it did."""
+        """Stop one side; the handler that watches it shows the result."""
         key = self._services.key(request, conversation_of(conversation_id))
-        self._comparing.stop(key, _number(event, "number"))
+        self._jobs.stop(key, number_in(event_data(event), "number"))
 
     def stop_all(self, conversation_id: str | None, request: gr.Request) -> None:
-        """Ask all sides to end; what there is of them can be voted on."""
-        self._comparing.stop(self._services.key(request, conversation_of(conversation_id)))
+        """Stop all sides; the visitor can vote on what they have written."""
+        self._jobs.stop(self._services.key(request, conversation_of(conversation_id)))
 
     def clear(self, conversation_id: str | None, request: gr.Request) -> Update:
-        """Put the comparison away; votes stay."""
+        """Clear the comparison; votes remain."""
         key = self._services.key(request, conversation_of(conversation_id))
-        self._comparing.stop(key)
-        self._comparing.store.update(key, lambda _: Comparison())
+        self._jobs.stop(key)
+        self._jobs.store.update(key, lambda _: Comparison())
         return {self._parts.error: ""} | self._screen(key, self._services.texts(request))
 
     def choose_side(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Go on from another reply than the vote says."""
-        number = _number(event, "number")
-        return self._changed(
-            conversation_id, request, lambda key: self._comparing.choose(key, number)
-        )
+        """Continue from another reply than the preferred one."""
+        number = number_in(event_data(event), "number")
+        return self._changed(conversation_id, request, lambda key: self._jobs.choose(key, number))
 
     # --- votes ---
 
     def vote(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
         """Vote on the battle that the page showed."""
-        data = _data(event)
+        data = event_data(event)
         both_seen = data.get("both_seen")
         return self._changed(
             conversation_id,
             request,
-            lambda key: self._comparing.vote(
+            lambda key: self._jobs.vote(
                 key,
-                _text(data, "battle"),
-                _text(data, "preference"),
-                revision=_number(event, "revision"),
-                dwell_ms=_number(event, "dwell_ms") if "dwell_ms" in data else None,
+                text_in(data, "battle"),
+                text_in(data, "preference"),
+                revision=number_in(data, "revision"),
+                dwell_ms=number_in(data, "dwell_ms") if "dwell_ms" in data else None,
                 both_seen=both_seen if isinstance(both_seen, bool) else None,
             ),
         )
 
     def undo(self, conversation_id: str | None, request: gr.Request, event: gr.EventData) -> Update:
         """Take a vote back."""
-        battle, revision = _text(_data(event), "battle"), _number(event, "revision")
+        data = event_data(event)
+        battle, revision = text_in(data, "battle"), number_in(data, "revision")
         return self._changed(
-            conversation_id, request, lambda key: self._comparing.undo(key, battle, revision)
+            conversation_id, request, lambda key: self._jobs.undo(key, battle, revision)
         )
 
     def explain(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
         """Add reasons to a vote."""
-        data = _data(event)
+        data = event_data(event)
         return self._changed(conversation_id, request, lambda key: self._explain(key, data))
 
     def reveal(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Show who wrote what, after one's own vote; reasons may come along."""
-        data = _data(event)
+        """Show the models' names after the vote; reasons may be sent along."""
+        data = event_data(event)
 
         def change(key: SessionKey) -> None:
             if "note" in data:
                 self._explain(key, data)
-            self._comparing.reveal(key, _text(data, "battle"))
+            self._jobs.reveal(key, text_in(data, "battle"))
 
         return self._changed(conversation_id, request, change)
 
     def _explain(self, key: SessionKey, data: Mapping[str, Any]) -> None:
         tags = data.get("tags")
         named = [str(tag) for tag in tags] if isinstance(tags, list) else []
-        self._comparing.explain(
-            key, _text(data, "battle"), named, _text(data, "note"), _text(data, "token")
+        self._jobs.explain(
+            key, text_in(data, "battle"), named, text_in(data, "note"), text_in(data, "token")
         )
 
     # --- the message box ---
@@ -338,25 +335,29 @@ class Compare:
     def use_starter(
         self, message: Mapping[str, Any] | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Put a starter situation into the box, in place of another one."""
+        """Put a starter into the box."""
         texts = self._services.texts(request)
-        return {self._parts.message: with_starter(message, _number(event, "number"), texts)}
+        return {
+            self._parts.message: with_starter(
+                message, number_in(event_data(event), "number"), texts
+            )
+        }
 
     def attach(self, message: Mapping[str, Any] | None) -> Update:
-        """Offer the line for a description as soon as a photo is there."""
+        """Show the description field once a photo is attached."""
         return {self._parts.alt: gr.Textbox(visible=bool((message or {}).get("files")))}
 
-    # --- what they share ---
+    # --- shared by the handlers ---
 
-    def _wish(
+    def _round_request(
         self,
         key: SessionKey,
         mode: str,
         models: Sequence[str] | None,
         with_reasoning: bool,
         keep_words: bool,
-    ) -> Wish:
-        """Check what is asked for.
+    ) -> RoundRequest:
+        """Check the settings and return the request that they make.
 
         Raises:
             InputError: There is no cookie, a model is not in the list, or their number does not fit.
@@ -377,12 +378,12 @@ class Compare:
             raise InputError("too many models", code="compare_named_models")
         candidates = named or known
         if blind:
-            # One that cannot be loaded would spoil every round that it is drawn for.
+            # A model that cannot be loaded would spoil every round that it is drawn for.
             able = [name for name in candidates if not self._services.models.is_broken(name)]
             candidates = able if len(able) >= FEWEST else candidates
         if len(candidates) < FEWEST:
             raise InputError("too few models", code="compare_too_few")
-        return Wish(
+        return RoundRequest(
             models=tuple(candidates),
             blind=blind,
             with_reasoning=bool(with_reasoning),
@@ -390,10 +391,8 @@ class Compare:
             judge=self._services.models.default("judge"),
         )
 
-    async def _begin(self, key: SessionKey, begin: Callable[[], Match]) -> None:
-        stopped = self._comparing.match(key)
-        if stopped is not None and stopped.stop.is_set():
-            await asyncio.to_thread(stopped.over.wait, OVER_SECONDS)
+    async def _begin(self, key: SessionKey, begin: Callable[[], RoundJob]) -> None:
+        await self._jobs.wait_for_stopped(key)
         await asyncio.to_thread(begin)
 
     def _changed(
@@ -402,57 +401,48 @@ class Compare:
         request: gr.Request,
         change: Callable[[SessionKey], None],
     ) -> Update:
-        """Do what was asked, and draw what came of it, or why it was refused."""
+        """Apply a change and draw the result, or why it was refused."""
         texts = self._services.texts(request)
         key = self._services.key(request, conversation_of(conversation_id))
-        said = ""
+        refusal = ""
         try:
             change(key)
         except (InputError, StoreError) as error:
-            said = refusal_html(error, texts)
-        return {self._parts.error: said} | self._screen(key, texts)
+            refusal = refusal_html(error, texts)
+        return {self._parts.error: refusal} | self._screen(key, texts)
 
     async def _watch(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
-        """Yield what has changed on the screen, until all sides and the judge are done."""
+        """Yield what has changed on the screen, until all sides and the judge have ended."""
         parts = self._parts
-        match = self._comparing.match(key)
-        if match is None:
-            yield self._screen(key, texts)
-            return
-        shown: Comparison | None = None
-        talk = ballot = ""
-        box_is_open = False
-        last_yield = 0.0
-        with match.watched():
-            while True:
-                over = match.over.is_set()
-                comparison = self._comparing.store.get(key)
-                update: Update = {}
-                # The ballot, with its seconds for taking a vote back, is left alone as long as nothing
-                # has happened: somebody may be writing a note in it.
-                if comparison is not shown:
-                    shown, drawn = comparison, self._ballot(comparison, texts)
-                    if drawn != ballot:
-                        update[parts.ballot] = ballot = drawn
-                drawn = self._talk(comparison, texts)
-                if drawn != talk:
-                    update[parts.talk] = talk = drawn
-                last = comparison.last
-                if not box_is_open and (over or last is None or last.is_over):
-                    # The judge may still be reading; the person need not wait for that.
-                    box_is_open = True
-                    update[parts.message] = gr.MultimodalTextbox(submit_btn=True, stop_btn=False)
-                if not update and time.monotonic() - last_yield > HEARTBEAT_SECONDS:
-                    update = {parts.error: gr.skip()}
-                if update:
-                    last_yield = time.monotonic()
-                    yield update
-                if over:
-                    return
-                await asyncio.sleep(1 / UPDATES_PER_SECOND)
+        drawn_comparison: Comparison | None = None
+        drawn: dict[gr.HTML, str] = {}
+        is_box_open = False
+
+        def draw(is_over: bool) -> Update:
+            nonlocal drawn_comparison, is_box_open
+            comparison = self._jobs.store.get(key)
+            update: Update = {parts.talk: self._talk(comparison, texts)}
+            # The ballot shows how many seconds are left for taking a vote back. It is redrawn only when
+            # the comparison has changed, because the visitor may be writing a note in it.
+            if comparison is not drawn_comparison:
+                drawn_comparison = comparison
+                update[parts.ballot] = self._ballot(comparison, texts)
+            update = {part: html for part, html in update.items() if html != drawn.get(part)}
+            drawn.update(update)
+            last = comparison.last
+            if not is_box_open and (is_over or last is None or last.is_over):
+                is_box_open = (
+                    True  # the judge may still be running; the visitor need not wait for it
+                )
+                update[parts.message] = gr.MultimodalTextbox(submit_btn=True, stop_btn=False)
+            return update
+
+        job = self._jobs.job(key)
+        async for update in watch(job, draw, heartbeat={parts.error: gr.skip()}):
+            yield update
 
     def _screen(self, key: SessionKey, texts: Texts) -> Update:
-        comparison = self._comparing.store.get(key)
+        comparison = self._jobs.store.get(key)
         return {
             self._parts.talk: self._talk(comparison, texts),
             self._parts.ballot: self._ballot(comparison, texts),
@@ -464,38 +454,20 @@ class Compare:
             texts,
             self._services.models,
             now=time.monotonic(),
-            keep_seconds=self._comparing.store.keep_seconds,
+            keep_seconds=self._jobs.store.keep_seconds,
         )
 
     def _ballot(self, comparison: Comparison, texts: Texts) -> str:
-        now = self._comparing.store.now()
+        now = self._jobs.store.now()
         return ballot_html(comparison, texts, self._services.models, now=now)
 
 
 def refusal_html(error: InputError | StoreError, texts: Texts) -> str:
     """Draw why something was refused, in the visitor's language."""
     if isinstance(error, StoreError):
-        logger.error("nothing was written down: %s", error)
+        logger.error("a vote or battle could not be stored: %s", error)
         return error_line(texts("compare.refused.store"))
     for key in (f"compare.refused.{error.code}", f"errors.{error.code}"):
         if key in texts.words:
             return error_line(texts(key, **error.values))
     return error_line(texts("compare.refused.compare_form"))
-
-
-# --- what comes in -------------------------------------------------------------------------------
-
-
-def _data(event: gr.EventData) -> Mapping[str, Any]:
-    data = event._data
-    return data if isinstance(data, Mapping) else {}
-
-
-def _text(data: Mapping[str, Any], name: str) -> str:
-    value = data.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _number(event: gr.EventData, name: str) -> int:
-    value = _data(event).get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1

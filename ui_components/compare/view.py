@@ -1,8 +1,8 @@
-"""A comparison as it is drawn: the rounds with their sides, and the ballot below them.
+"""Renders a comparison: the rounds with their sides, and the ballot below them.
 
-`talk_html` and `ballot_html` draw a `Comparison` alone, so that they can be tested without a browser.
-Whatever could tell the sides apart (names, scores, the judge's verdict, time, tokens) is read here only
-from what the store has revealed after the person's vote.
+`talk_html` and `ballot_html` draw a `Comparison` alone, so that they can be tested without a
+browser. Whatever could tell the sides apart (names, scores, the judge's verdict, time, tokens) is
+read only from what the store has revealed after the vote.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _VOCABULARIES = {
     "strategy": "strategies",
 }
 _NAMED = {"emotion": "feeling", "strategy": "chosen"}
-"""Labels whose words on the page have another key."""
+"""Labels whose text keys differ from their names."""
 
 
 def talk_html(
@@ -37,11 +37,11 @@ def talk_html(
     """Draw the rounds.
 
     Args:
-        comparison: What there is.
+        comparison: The comparison.
         texts: The words.
-        models: To name them, where the person may know.
-        now: The monotonic time, to say how long models have been loading.
-        keep_seconds: How long comparisons are kept, to say so.
+        models: To name them, if the visitor may know.
+        now: The monotonic time, for how long models have been loading.
+        keep_seconds: The lifetime of comparisons, which the page states.
     """
     last = comparison.last
     return render(
@@ -52,64 +52,66 @@ def talk_html(
         hours=round(keep_seconds / 3600),
         starters=STARTERS,
         risk=risk_card(texts, comparison.risk) if comparison.risk else None,
-        earlier=[_earlier(one, texts) for one in comparison.rounds[:-1]],
+        earlier=[_earlier(round_, texts) for round_ in comparison.rounds[:-1]],
         round=None if last is None else _round(last, texts, models, now),
         number=len(comparison.rounds),
     )
 
 
-def _earlier(one: Round, texts: Texts) -> dict[str, object]:
-    number = one.goes_on
+def _earlier(round_: Round, texts: Texts) -> dict[str, object]:
+    number = round_.goes_on
     return {
-        "said": one.said.text,
-        "pictures": _pictures(one, texts),
-        "reply": "" if number is None else one.sides[number].reply,
-        "went_on": _went_on(one, texts),
+        "said": round_.message.text,
+        "pictures": _pictures(round_, texts),
+        "reply": "" if number is None else round_.sides[number].reply,
+        "went_on": _went_on(round_, texts),
     }
 
 
-def _round(one: Round, texts: Texts, models: Models, now: float) -> dict[str, object]:
-    goes_on = one.goes_on
-    has_failed = any(side.has_failed for side in one.sides)
-    leaked = any(side.leaked for side in one.sides)
+def _round(round_: Round, texts: Texts, models: Models, now: float) -> dict[str, object]:
+    goes_on = round_.goes_on
+    has_failed = any(side.has_failed for side in round_.sides)
+    leaked = any(side.leaked for side in round_.sides)
     again = ""
-    if one.is_over and not one.has_vote and (has_failed or leaked):
-        kind = "leaked" if not has_failed else "failed" if one.active is None else "partly_failed"
+    if round_.is_over and not round_.has_vote and (has_failed or leaked):
+        kind = (
+            "leaked" if not has_failed else "failed" if round_.active is None else "partly_failed"
+        )
         again = texts(f"compare.{kind}_round")
     return {
-        "key": one.key,
-        "said": one.said.text,
-        "pictures": _pictures(one, texts),
-        "blind": one.blind,
-        "kept": one.keep_words,
-        "running": not one.is_over,
-        "notice": _language_notice(one, texts, models),
+        "key": round_.key,
+        "said": round_.message.text,
+        "pictures": _pictures(round_, texts),
+        "blind": round_.blind,
+        "kept": round_.keep_words,
+        "running": not round_.is_over,
+        "notice": _language_notice(round_, texts, models),
         "draw_again": again,
         "sides": [
-            _side(one, number, texts, models, goes_on=goes_on, now=now)
-            for number in range(len(one.sides))
+            _side(round_, number, texts, models, goes_on=goes_on, now=now)
+            for number in range(len(round_.sides))
         ],
-        "went_on": _went_on(one, texts),
+        "went_on": _went_on(round_, texts),
     }
 
 
 def _side(
-    one: Round, number: int, texts: Texts, models: Models, *, goes_on: int | None, now: float
+    round_: Round, number: int, texts: Texts, models: Models, *, goes_on: int | None, now: float
 ) -> dict[str, object]:
-    side = one.sides[number]
+    side = round_.sides[number]
     letter = LETTERS[number]
     able = side.is_over and not side.has_failed
     return {
         "number": number,
         "letter": letter,
-        "name": _title(models, side.plan.model) if one.names_of(number) else "",
+        "name": _title(models, side.plan.model) if round_.names_of(number) else "",
         "running": not side.is_over,
         "words": side.words,
         "writing": side.progress.writing is Part.REPLY,
         "state": "running" if not side.is_over else "failed" if side.has_failed else "done",
         "status": _status(side, letter, texts, now),
         "leaked": bool(side.leaked) and able,
-        "steps": _steps(side, texts) if one.with_reasoning else [],
+        "steps": _steps(side, texts) if round_.with_reasoning else [],
         "goes_on": goes_on == number,
         "can_go_on": able and goes_on is not None and goes_on != number,
         "announced": f"{letter}. {side.words}" if able else "",
@@ -162,30 +164,30 @@ def _label(name: str, value: object, texts: Texts) -> str:
     return texts.label(vocabulary, str(value)) if vocabulary else str(value)
 
 
-def _went_on(one: Round, texts: Texts) -> str:
-    number = one.goes_on
+def _went_on(round_: Round, texts: Texts) -> str:
+    number = round_.goes_on
     if number is None:
         return ""
-    kind = "chosen" if one.chosen is not None else "drawn" if one.was_drawn else "preferred"
+    kind = "chosen" if round_.chosen is not None else "drawn" if round_.was_drawn else "preferred"
     return texts(f"compare.goes_on_{kind}", side=LETTERS[number])
 
 
-def _pictures(one: Round, texts: Texts) -> list[dict[str, object]]:
+def _pictures(round_: Round, texts: Texts) -> list[dict[str, object]]:
     return [
         {
-            "address": picture_address(one.key, position),
+            "address": picture_address(round_.key, position),
             "alt": image.alt or texts("chat.photo", number=position + 1),
             "width": image.width,
             "height": image.height,
         }
-        for position, image in enumerate(one.said.images)
+        for position, image in enumerate(round_.message.images)
     ]
 
 
-def _language_notice(one: Round, texts: Texts, models: Models) -> str:
-    """Say that a model may not understand, but not which."""
-    entries = [models.entry("policy", side.plan.model) for side in one.sides]
-    able = all(entry is None or entry.speaks(one.language) for entry in entries)
+def _language_notice(round_: Round, texts: Texts, models: Models) -> str:
+    """Say that a model may not support the language, but not which one."""
+    entries = [models.entry("policy", side.plan.model) for side in round_.sides]
+    able = all(entry is None or entry.speaks(round_.language) for entry in entries)
     return "" if able else texts("compare.language_notice")
 
 
@@ -198,13 +200,13 @@ def _title(models: Models, name: str) -> str:
 
 
 def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: float) -> str:
-    """Draw what was voted and what is asked; empty where there is nothing to vote on.
+    """Draw the ballot; empty if there is nothing to vote on.
 
     Args:
-        comparison: What there is.
+        comparison: The comparison.
         texts: The words.
-        models: To name them, where the person may know.
-        now: On the clock of `Comparisons`, for the time that is left to take a vote back.
+        models: To name them, if the visitor may know.
+        now: On the store's clock, for the time left to undo a vote.
     """
     last = comparison.last
     if last is None:
@@ -220,16 +222,16 @@ def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: fl
     )
 
 
-def _pair(one: Round, pair: Pair, texts: Texts, models: Models, now: float) -> dict[str, object]:
+def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -> dict[str, object]:
     ballot = pair.ballot
     left, right = (LETTERS[number] for number in pair.sides)
-    sides = [one.sides[number] for number in pair.sides]
-    waiting = [LETTERS[number] for number in pair.sides if not one.sides[number].is_over]
+    sides = [round_.sides[number] for number in pair.sides]
+    waiting = [LETTERS[number] for number in pair.sides if not round_.sides[number].is_over]
     receipt = ballot.receipt
     preference = receipt.preference if receipt else None
     return {
         "battle": pair.battle,
-        "number": one.pairs.index(pair) + 1,
+        "number": round_.pairs.index(pair) + 1,
         "left": left,
         "right": right,
         "first": pair.sides[0],
@@ -249,7 +251,7 @@ def _pair(one: Round, pair: Pair, texts: Texts, models: Models, now: float) -> d
             for key, choice in enumerate(CHOICES, start=1)
         ],
         "said": _said(preference, left, right, texts) if preference else "",
-        "counts": _counts(one, pair, texts),
+        "counts": _counts(round_, pair, texts),
         "undo_seconds": max(0.0, round(ballot.undo_until - now, 1)) if receipt else 0.0,
         "tags": [
             {
@@ -261,7 +263,7 @@ def _pair(one: Round, pair: Pair, texts: Texts, models: Models, now: float) -> d
         ],
         "note": ballot.note,
         "seen_names": ballot.seen_names,
-        "reveal": _reveal(one, pair, texts, models) if ballot.reveal else None,
+        "reveal": _reveal(round_, pair, texts, models) if ballot.reveal else None,
     }
 
 
@@ -277,12 +279,12 @@ def _said(choice: Preference, left: str, right: str, texts: Texts) -> str:
     return texts(f"compare.choice_{choice.value}", first=left, second=right)
 
 
-def _counts(one: Round, pair: Pair, texts: Texts) -> str:
-    """Say whether the vote counts, and if not, why."""
+def _counts(round_: Round, pair: Pair, texts: Texts) -> str:
+    """Say whether the vote counts, and why not."""
     receipt = pair.ballot.receipt
     if receipt is None:
         return ""
-    if not one.blind:
+    if not round_.blind:
         return texts("compare.named_kept")
     if receipt.counted:
         return texts("compare.counts")
@@ -290,30 +292,30 @@ def _counts(one: Round, pair: Pair, texts: Texts) -> str:
     return texts("compare.does_not_count", reasons=texts.listed(reasons))
 
 
-def _reveal(one: Round, pair: Pair, texts: Texts, models: Models) -> dict[str, object]:
+def _reveal(round_: Round, pair: Pair, texts: Texts, models: Models) -> dict[str, object]:
     revealed = pair.ballot.reveal
     assert revealed is not None
     left, right = (LETTERS[number] for number in pair.sides)
     verdict = pair.verdict or revealed.verdict
-    sides = [one.sides[number] for number in pair.sides]
+    sides = [round_.sides[number] for number in pair.sides]
     return {
         "names": [
             {"letter": letter, "title": _title(models, name), "name": name}
             for letter, name in zip((left, right), revealed.models, strict=True)
         ],
         "verdict": _said(verdict, left, right, texts) if verdict else "",
-        "verdict_note": _verdict_note(one, pair, verdict, revealed.preference, texts),
+        "verdict_note": _verdict_note(round_, pair, verdict, revealed.preference, texts),
         "agrees": None if verdict is None else verdict is revealed.preference,
         "rows": _rows(revealed.rewards, sides, texts),
     }
 
 
 def _verdict_note(
-    one: Round, pair: Pair, verdict: Preference | None, said: Preference, texts: Texts
+    round_: Round, pair: Pair, verdict: Preference | None, voted: Preference, texts: Texts
 ) -> str:
     if verdict is not None:
-        return texts("compare.agree" if verdict is said else "compare.disagree")
-    if not one.judge:
+        return texts("compare.agree" if verdict is voted else "compare.disagree")
+    if not round_.judge:
         return texts("compare.no_judge")
     return texts("compare.no_verdict" if pair.judged else "compare.judge_reads")
 
@@ -321,7 +323,7 @@ def _verdict_note(
 def _rows(
     rewards: tuple[Reward | None, Reward | None], sides: Sequence[Side], texts: Texts
 ) -> list[dict[str, object]]:
-    """Draw the table under the names: each part of the reward, the total, and the time it took."""
+    """Draw the table under the names: the parts of the reward, the total, and the time."""
     rows: list[dict[str, object]] = [
         {
             "name": texts(f"inspector.{part.value}"),

@@ -1,7 +1,7 @@
-"""Boards that are kept until the votes change, since making one takes a second or two.
+"""A cache of leaderboards, because computing one takes a second or two.
 
-One thread reads votes and makes boards, so that neither the event loop nor a visitor's reply waits for
-it, and a hundred visitors who ask for the same board are one question.
+One thread reads votes and computes boards, so that it blocks neither the event loop nor replies,
+and a hundred visitors who request the same board cause one computation.
 """
 
 import threading
@@ -18,15 +18,15 @@ from compeer_core.votes.board import Board, Filters, Settings, bradley_terry
 from compeer_core.votes.public import large_groups, public_rows
 from compeer_core.votes.rows import VoteRow
 from compeer_core.votes.store import VoteStore
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 
 SETTLED = timedelta(seconds=2)
-"""A board looks at no later votes: one that is being written has its time already, and the same board
-made again would hold it."""
+"""A board ignores more recent votes: one that is being written already has its time, so a board
+reproduced later would include it."""
 LOOK_SECONDS = 1.0
-"""For so long nobody asks the database whether votes have changed."""
+"""How long the database is not asked whether votes have changed."""
 KEEP_SECONDS = 120.0
-"""After so long votes are read again although their stamp is the same (`VoteStore.stamp`)."""
+"""How long votes are cached even if their stamp is unchanged (`VoteStore.stamp`)."""
 KEPT = 32
 MOST_WAITING = 16
 
@@ -35,19 +35,19 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Choices:
-    """What there is to choose from among the votes."""
+    """The filter values that occur among the votes."""
 
     languages: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
     rater_groups: tuple[str, ...] = ()
-    """Those that are large enough to be named."""
+    """Groups that are large enough to be named."""
     flags: Mapping[str, int] | None = None
-    """How many votes have each flag."""
+    """The number of votes with each flag."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A board, and what else could be asked."""
+    """A board and the available filter values."""
 
     board: Board
     choices: Choices
@@ -72,7 +72,7 @@ class Boards:
         settings: Settings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make boards of a store's votes; nothing is read yet."""
+        """Prepare to compute boards of a store's votes; nothing is read yet."""
         self._store = store
         self._settings = settings or Settings()
         self._clock = clock
@@ -84,41 +84,41 @@ class Boards:
         self._reading: _Reading | None = None
 
     def kept(self, filters: Filters) -> Standing | None:
-        """Return what was made last, at once; it may be old. None where nobody has asked yet."""
+        """Return the latest cached board at once, possibly outdated. None before the first request."""
         with self._lock:
             return self._latest.get(filters)
 
     def current(self, filters: Filters) -> "Future[Standing]":
-        """Return the board of now, as soon as it is made.
+        """Return the current board as a future.
 
-        The result raises `InputError` where the filters name a group that is too small, and
-        `StoreError` where the database failed.
+        The result raises `InputError` if the filters name a group that is too small, and
+        `StoreError` if the database failed.
 
         Raises:
-            LineFullError: Too many different boards are asked for.
+            QueueFullError: Too many different boards are requested.
         """
         return self._ask(("current", filters), lambda: self._current(filters))
 
     def at(self, filters: Filters, as_of: datetime) -> "Future[Board]":
-        """Return the board of a moment; see `current`.
+        """Return the board at a past moment; see `current`.
 
-        The result raises `InputError` too where the moment has not passed.
+        The result also raises `InputError` if the moment is in the future.
         """
         return self._ask(("at", filters, as_of), lambda: self._at(filters, as_of))
 
     def public_votes(self, as_of: datetime) -> "Future[str]":
-        """Return the votes of a moment as JSON lines that anybody may have; see `at`."""
+        """Return the public votes at a past moment as JSON Lines; see `at`."""
         return self._ask(("votes", as_of), lambda: self._public_votes(as_of))
 
-    # --- in the thread that makes them ----------------------------------------------------------
+    # --- in the thread that computes ------------------------------------------------------------
 
     def _ask(self, key: object, make: Callable[[], Made]) -> "Future[Made]":
         with self._lock:
-            found: Future[Made] | None = self._waiting.get(key)  # type: ignore[assignment]
-            if found is not None:
-                return found
+            cached: Future[Made] | None = self._waiting.get(key)  # type: ignore[assignment]
+            if cached is not None:
+                return cached
             if len(self._waiting) >= MOST_WAITING:
-                raise LineFullError
+                raise QueueFullError
             made = self._maker.submit(make)
             self._waiting[key] = made  # type: ignore[assignment]
         made.add_done_callback(lambda _: self._answered(key))
@@ -136,8 +136,8 @@ class Boards:
         return standing
 
     def _at(self, filters: Filters, as_of: datetime) -> Board:
-        found = self._made.get((as_of, filters))
-        return found or self._board(self._read_at(as_of), filters)
+        cached = self._made.get((as_of, filters))
+        return cached or self._board(self._read_at(as_of), filters)
 
     def _public_votes(self, as_of: datetime) -> str:
         rows = public_rows(self._read_at(as_of).votes)
@@ -174,7 +174,7 @@ class Boards:
 
     def _read_at(self, as_of: datetime) -> _Reading:
         if as_of > self._last_moment():
-            raise InputError("that moment has not passed yet")
+            raise InputError("as_of is in the future")
         if self._reading is not None and self._reading.as_of == as_of:
             return self._reading
         return self._fetch(as_of, (), self._clock())

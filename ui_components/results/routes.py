@@ -1,7 +1,7 @@
-"""The results as files: the board as JSON, its tables as CSV, the plot as SVG, the votes as JSON lines.
+"""The results as files: board (JSON), tables (CSV), plot (SVG) and votes (JSON Lines).
 
-Anybody may have them. What a file of votes says about people is decided in `compeer_core.votes.public`.
-``as_of`` names the moment, as the page's links do; without it a file is of now.
+They are public. `compeer_core.votes.public` decides what a file of votes reveals about people.
+``as_of`` names the moment, as the page's links do; without it a file is current.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from compeer_core.votes.board import Board, Filters
 from compeer_core.votes.board_plot import to_svg
 from compeer_core.votes.board_text import TABLES, to_csv, to_json
 from ui_components.results.filters import read_filters
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
     boards = services.boards
 
     async def board_of(request: Request) -> Board:
-        # Not of `request.url`, which an odd Host header or an odd byte keeps from being made.
+        # Not from `request.url`, which an invalid Host header or byte makes unusable.
         filters = read_filters(request.scope["query_string"].decode("latin-1"))
         as_of = _moment(request)
         if as_of is None:
@@ -75,14 +75,14 @@ def add_routes(app: FastAPI, services: Services) -> None:
 def _told(
     answer: Callable[[Request], Awaitable[Response]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Let what goes wrong be one sentence."""
+    """Turn errors into one sentence."""
 
     async def answered(request: Request) -> Response:
         try:
             return await answer(request)
         except InputError as error:
             return PlainTextResponse(f"{error}\n", status_code=400)
-        except LineFullError:
+        except QueueFullError:
             return PlainTextResponse("many boards are being made; try again\n", status_code=503)
         except StoreError as error:
             logger.warning("the votes cannot be read: %s", error)
@@ -92,7 +92,7 @@ def _told(
 
 
 async def _made(future: "Future[Made]") -> Made:
-    # Whoever leaves must not take the board away from others who wait for it.
+    # A client that disconnects must not cancel the board for others who wait for it.
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
@@ -104,9 +104,9 @@ def _moment(request: Request) -> datetime | None:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
-    except (ValueError, OverflowError):  # the zone may lead out of the calendar
+    except (ValueError, OverflowError):  # the time zone may leave the calendar
         pass
-    raise InputError("as_of must be a date with time and zone, as 2026-11-21T12:00:00Z is")
+    raise InputError("as_of must be a date with time and zone, such as 2026-11-21T12:00:00Z")
 
 
 def _file(text: str, kind: str, name: str) -> Response:

@@ -1,7 +1,7 @@
-"""The results: who is preferred, how sure that is, and what it was counted from.
+"""The results screen: which model is preferred, how certain that is, and from which votes.
 
-The page shows at once what was made last, and the board of now when it is made. What a visitor chose
-stands in the form alone, so that the server keeps nothing about it.
+The page shows the cached board at once, and the current one when it is ready. The visitor's filters
+are in the form only; the server stores nothing about them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from ui_components.results.view import (
     results_html,
     trouble_html,
 )
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 from ui_components.shared.texts import ASSETS, Texts
 
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def build_results(services: Services, i18n: gr.I18n) -> None:
-    """Lay out the results and wire them."""
-    del i18n  # nothing here is drawn by gradio
+    """Lay out the results and register their handlers."""
+    del i18n  # gradio renders nothing here
     form = gr.HTML(
         elem_id="results-form",
         js_on_load=(ASSETS / "style" / "results.js").read_text(encoding="utf-8"),
@@ -50,13 +50,13 @@ def build_results(services: Services, i18n: gr.I18n) -> None:
         show_progress="hidden",
         api_visibility="private",
         concurrency_limit=None,
-        trigger_mode="multiple",  # otherwise what is asked while a board is on its way is lost
+        trigger_mode="multiple",  # otherwise requests during a computation are lost
     )
 
 
 @dataclass(frozen=True)
 class ResultsParts:
-    """What the handlers change."""
+    """The components that the handlers change."""
 
     form: gr.HTML
     board: gr.HTML
@@ -70,9 +70,9 @@ class Results:
         self._parts = parts
 
     async def look(self, request: gr.Request, event: gr.EventData) -> AsyncIterator[dict[Any, Any]]:
-        """Show a board: the one that is kept at once, then the one of now.
+        """Show the cached board at once, then the current one.
 
-        The event names the filters (``query``) and the form that the page has drawn (``form``).
+        The event names the filters (``query``) and the form that the page shows (``form``).
         """
         texts = self._services.texts(request)
         drawn = str(getattr(event, "form", ""))
@@ -89,11 +89,11 @@ class Results:
             yield self._shown(kept, filters, texts, drawn)
             drawn = form_key(kept.choices, texts)
         try:
-            # Whoever leaves must not take the board away from others who wait for it.
+            # A client that disconnects must not cancel the board for others who wait for it.
             now = await asyncio.shield(asyncio.wrap_future(boards.current(filters)))
         except InputError:
             sentence = texts("results.unusable")
-        except LineFullError:
+        except QueueFullError:
             sentence = texts("results.busy")
         except StoreError as error:
             logger.warning("the votes cannot be read: %s", error)
@@ -110,7 +110,7 @@ class Results:
         update: dict[Any, Any] = {
             self._parts.board: results_html(standing.board, texts, self._services.models)
         }
-        # A form that is drawn anew loses the focus, so it is only where it offers something else.
+        # Replacing the form loses the focus, so it is replaced only if its choices change.
         if drawn != form_key(standing.choices, texts):
             update[self._parts.form] = filters_html(standing.choices, filters, texts)
         return update

@@ -1,4 +1,4 @@
-"""The results as HTML: what people prefer, how sure that is, and what it was counted from.
+"""Renders the results: preferences, their uncertainty, and their votes.
 
 `results_html` draws a `Board` alone, so that it can be tested without a browser and without votes.
 """
@@ -42,7 +42,7 @@ Named = Callable[[str], str]
 
 
 def titles(models: Models) -> Named:
-    """Return what turns a model's name into what a reader calls it; without one, the name itself."""
+    """Return a function from a model's name to its title; by default the name itself."""
     entries = models.entries("policy")
     known = {entry.name: entry.title or entry.name for entry in entries}
     doubled = {title for title in known.values() if list(known.values()).count(title) > 1}
@@ -53,12 +53,12 @@ def titles(models: Models) -> Named:
 
 
 def counting_html(languages: tuple[str, ...] = LANGUAGES) -> str:
-    """Draw what is there before the board is, in all languages or in one."""
+    """Draw the placeholder before the board is ready, in all languages or in one."""
     return render("results_counting.html", languages=[load_texts(each) for each in languages])
 
 
 def trouble_html(texts: Texts, sentence: str) -> str:
-    """Draw why there is no board, with a button that asks again."""
+    """Draw why there is no board, with a retry button."""
     return render("results_trouble.html", t=texts, sentence=sentence)
 
 
@@ -66,7 +66,7 @@ def trouble_html(texts: Texts, sentence: str) -> str:
 
 
 def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
-    """Draw the form that says which votes are counted."""
+    """Draw the filter form."""
     language = filters.languages[0] if filters.languages else ""
     topic = filters.topics[0] if filters.topics else ""
     group = (filters.rater_groups[0] or VISITORS) if filters.rater_groups else ""
@@ -128,7 +128,7 @@ def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
 
 
 def form_key(choices: Choices, texts: Texts) -> str:
-    """Return what differs where the form would offer something else."""
+    """Return a key that changes when the form's choices change."""
     flags = sorted((choices.flags or {}).items())
     parts = (texts.language, choices.languages, choices.topics, choices.rater_groups, flags)
     return repr(parts)
@@ -143,7 +143,7 @@ def _select(
         "options": [
             {"value": value, "words": words, "on": value == chosen} for value, words in options
         ],
-        # A question with one possible answer is not asked.
+        # Omit filters with a single choice.
         "useful": len(options) > 2 or any(value == chosen != "" for value, _ in options),
     }
 
@@ -155,14 +155,14 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
     """Draw a board.
 
     Args:
-        board: What there is.
+        board: The board.
         texts: The words.
-        models: For the models' titles, and to say who could be compared where nobody was.
+        models: For titles, and for the models to compare if there are no votes.
     """
     named = titles(models)
     query = write_filters(board.filters)
     dated = write_filters(board.filters, as_of=_moment(board))
-    told = sentence(board, texts, named)
+    text = sentence(board, texts, named)
     return render(
         "results.html",
         t=texts,
@@ -170,7 +170,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
         bare=not board.models,
         query=query,
         dated=dated,
-        sentence=told,
+        sentence=text,
         advice=_advice(board, texts),
         have=board.comparing_raters
         if board.status is Status.NOT_ENOUGH_RATERS
@@ -181,7 +181,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
             votes=_count(texts, "vote", board.votes),
             raters=_count(texts, "rater", board.raters),
         ),
-        plot=_plot(board, texts, models, told),
+        plot=_plot(board, texts, models, text),
         models=[_model(row, texts, named) for row in board.models],
         never_lost=texts(
             "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
@@ -206,7 +206,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
 
 
 def sentence(board: Board, texts: Texts, named: Named) -> str:
-    """Return what the board says, or why it says nothing."""
+    """Return the headline, or why there is none."""
     if board.status is Status.NOT_ENOUGH_VOTES:
         return texts("results.not_enough_votes", have=board.comparing, needed=board.needed)
     if board.status is Status.NOT_ENOUGH_RATERS:
@@ -223,7 +223,7 @@ def sentence(board: Board, texts: Texts, named: Named) -> str:
     best = board.headline
     if best is None:
         return texts("results.all_ties")
-    told = texts(
+    text = texts(
         "results.preferred" if best.win_share.value >= 0.5 else "results.ahead",
         model=named(best.model),
         against=named(best.against),
@@ -233,8 +233,8 @@ def sentence(board: Board, texts: Texts, named: Named) -> str:
         raters=_count(texts, "rater", best.raters),
     )
     if best.win_share.low <= 0.5 <= best.win_share.high:
-        told += texts("results.chance")
-    return told
+        text += texts("results.chance")
+    return text
 
 
 def _advice(board: Board, texts: Texts) -> str:
@@ -243,11 +243,11 @@ def _advice(board: Board, texts: Texts) -> str:
     return "" if board.status is Status.RANKED else texts("results.advice_more")
 
 
-def _plot(board: Board, texts: Texts, models: Models, told: str) -> str:
+def _plot(board: Board, texts: Texts, models: Models, text: str) -> str:
     named = titles(models)
     rows = [row.model_copy(update={"model": named(row.model)}) for row in board.models]
     if not rows:
-        # Who could stand here, each without a score.
+        # The models that could be ranked, without scores.
         counts = dict.fromkeys(("votes", "raters", "wins", "losses", "ties", "neither"), 0)
         rows = [
             ModelRow(model=named(entry.name), win_share=None, unacceptable_share=None, **counts)
@@ -259,8 +259,8 @@ def _plot(board: Board, texts: Texts, models: Models, told: str) -> str:
         not_ranked=texts("results.not_ranked"),
     )
     ranked = board.status is Status.RANKED
-    # Where nothing is ranked the reason stands above the plot already.
-    below = told if ranked else texts("results.no_scores")
+    # Without a ranking, the reason is already above the plot.
+    below = text if ranked else texts("results.no_scores")
     return to_svg(board.model_copy(update={"models": tuple(rows)}), words, below)
 
 
@@ -393,10 +393,10 @@ def _effects(effects: Effects, influence: Influence | None, texts: Texts) -> lis
         "person": unknown,
     }
     if influence is not None:
-        told = "results.person_holds" if influence.order_holds else "results.person_changes"
-        cards["person"] = texts(told, points=influence.largest_shift)
+        text = "results.person_holds" if influence.order_holds else "results.person_changes"
+        cards["person"] = texts(text, points=influence.largest_shift)
     return [
-        {"title": texts(f"results.effect_{name}"), "told": told} for name, told in cards.items()
+        {"title": texts(f"results.effect_{name}"), "told": text} for name, text in cards.items()
     ]
 
 

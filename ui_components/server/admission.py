@@ -1,12 +1,12 @@
-"""Who is let in: how many events each visitor, each network and all may have on their way at once.
+"""Admission: how many events each visitor, each network and all may have in progress.
 
-Gradio has one queue and one set of workers for everything. A program that posts and posts would fill
-both, and every button of the page with them. So both are made larger than all that is let in here
-(`EVENTS`), nobody ever waits in them, and whoever asks for too much is told so at the door.
+Gradio has one queue and one set of workers for everything; a program that keeps posting would fill
+both and block every button of the page. So both are made larger than all that is admitted here
+(`EVENTS`), nothing ever waits in them, and requests beyond a limit are rejected on arrival.
 
-An event is on its way from its request until its answer was sent, or until nobody can hear the answer
-any more. Gradio sends answers on a second connection, which is watched here: an event whose stream
-was never opened would otherwise run to its end, and so would a plain function whose caller has
+An event is in progress from its request until its answer was sent, or until nobody can receive it
+any more. Gradio sends answers on a second connection, which is watched here: otherwise an event
+whose stream was never opened would run to its end, and so would a plain function whose caller has
 left. Handlers ask their `Call`.
 """
 
@@ -30,7 +30,7 @@ from ui_components.shared.services import Services
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Those who share some room: how many events they may have on their way."""
+    """A group of callers, and how many events they may have in progress."""
 
     of_visitor: int
     of_network: int
@@ -38,25 +38,25 @@ class Kind:
 
 
 KNOWN = Kind(of_visitor=12, of_network=64, in_all=512)
-"""Visitors who have a conversation here, so nobody who merely knocks keeps them out. One has three tabs,
-each with a reply, a comparison, and what is pressed meanwhile. A network may be a school."""
+"""Visitors with a conversation, so that newcomers cannot keep them out. One has three tabs, each
+with a reply, a comparison and a few clicks. A network may be a school."""
 NEW = Kind(of_visitor=12, of_network=64, in_all=512)
-"""Visitors who have none yet."""
+"""Visitors without a conversation."""
 PROGRAM = Kind(of_visitor=8, of_network=8, in_all=64)
-"""Programs, and browsers without cookies: each has a thread while it waits and is served."""
+"""Programs, and browsers without cookies: each occupies a thread while it waits and is served."""
 EVENTS = 2 * (KNOWN.in_all + NEW.in_all + PROGRAM.in_all)
-"""What gradio needs room for: what was given up no longer counts here, but has yet to notice."""
+"""Gradio's capacity: abandoned events no longer count here, but gradio has yet to notice."""
 HEARD_WITHIN_SECONDS = 10.0
-"""Until the stream for an answer is open; a page needs one round trip for it."""
+"""The time in which the stream for an answer must be opened; a page needs one round trip."""
 STREAMS = 4
-"""As many may be open for one session or event. A page has one, and two while it connects anew."""
+"""Open streams per session or event. A page has one, and two while it reconnects."""
 RETRY_SECONDS = 5
 
 BEGINS = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?[^/]+)/?")
 RUNS = re.compile(r"/gradio_api/(?:run|api)/[^/]+/?")
 LISTENS = re.compile(r"/gradio_api/(?:queue/data|call/(?:v2/)?[^/]+/(?P<event>[^/]+))")
 FOR_PROGRAMS = "/gradio_api/call/"
-"""The page never asks here."""
+"""The page never uses these."""
 IN_SCOPE = "compeer.call"
 
 Clock = Callable[[], float]
@@ -69,7 +69,7 @@ class Call:
         self.caller = caller
         self.kind = kind
         self.event = ""
-        """Gradio's name for it; empty until it has one."""
+        """Gradio's id for it; empty until assigned."""
         self._session = ""
         self._streams = streams
         self._clock = clock
@@ -79,13 +79,13 @@ class Call:
 
     @property
     def has_left(self) -> bool:
-        """Whether nobody can hear the answer any more, or nobody has come to hear it in time."""
+        """Whether nobody can receive the answer any more, or nobody listened in time."""
         if self._streams[self.event] or self._streams[self._session]:
             return False
         return self._has_hung_up or self._patience <= 0
 
     async def heard(self) -> bool:
-        """Wait until somebody listens for the answer. Return whether anybody came in time."""
+        """Wait until somebody listens for the answer. Return whether that happened in time."""
         try:
             await asyncio.wait_for(self._was_heard.wait(), max(self._patience, 0.0))
         except TimeoutError:
@@ -93,23 +93,23 @@ class Call:
         return not self.has_left
 
     def belongs_to(self, session: str) -> None:
-        """The event is one of a page, whose stream has the answers to all its events."""
+        """The event belongs to a page, whose stream carries the answers to all its events."""
         self._session = session
         if self._streams[session]:
             self._was_heard.set()
 
     def is_answered_on(self, stream: str) -> bool:
-        """Whether that stream has the answer."""
+        """Whether that stream carries the answer."""
         return stream in {self.event, self._session}
 
     def opened(self) -> None:
-        """The stream with the answer was opened."""
+        """Note that the stream with the answer was opened."""
         self._was_heard.set()
 
     def closed(self, *, by_caller: bool) -> None:
-        """The stream with the answer has ended.
+        """Note that the stream with the answer has ended.
 
-        That of a page ends when nothing is on its way, and is opened again for what was asked in
+        A page's stream ends when nothing is in progress, and is reopened for what was requested in
         that moment.
         """
         self._has_hung_up = by_caller
@@ -117,12 +117,12 @@ class Call:
 
     @property
     def _patience(self) -> float:
-        """For how many seconds yet somebody may come to listen."""
+        """For how many more seconds somebody may start to listen."""
         return self._awaited_since + HEARD_WITHIN_SECONDS - self._clock()
 
 
 def call_of(request: gr.Request | None) -> Call | None:
-    """Return the call that a handler answers; None where it was not asked for over HTTP."""
+    """Return the call that a handler answers; None outside HTTP."""
     asked = getattr(request, "request", None)
     call: Call | None = None if asked is None else asked.scope.get(IN_SCOPE)
     if call is not None and request is not None:
@@ -131,10 +131,10 @@ def call_of(request: gr.Request | None) -> Call | None:
 
 
 class Admission:
-    """Stands in front of gradio.
+    """The middleware in front of gradio.
 
-    Behind whatever finds out the true address of a caller, since limits are about that, and behind
-    `Frontdoor`, so that a refusal carries the same headers as everything else.
+    It comes after whatever determines a caller's true address, since limits depend on it, and
+    inside `HeadersMiddleware`, so that rejections carry the same headers as everything else.
     """
 
     def __init__(self, app: ASGIApp, services: Services, *, clock: Clock = time.monotonic) -> None:
@@ -181,14 +181,14 @@ class Admission:
             if message["type"] == "http.response.body":
                 answer += message.get("body", b"")
                 if not message.get("more_body"):
-                    call.event = _event_in(answer)  # before anybody can ask for its stream
+                    call.event = _event_in(answer)  # before its stream can be requested
             await send(message)
 
         begins = BEGINS.fullmatch(scope["path"])
         try:
             await self._app({**scope, IN_SCOPE: call}, receive, send_and_read if begins else send)
         finally:
-            if not call.event:  # it is over, or was refused
+            if not call.event:  # it has ended, or was rejected
                 self._end(call)
 
     def _kind(self, caller: Caller) -> Kind:
@@ -197,7 +197,7 @@ class Admission:
         return KNOWN if self._services.knows(caller.visitor) else NEW
 
     def _limit(self, caller: Caller, kind: Kind) -> str:
-        """Return which limit the caller would exceed, empty for none."""
+        """Return the limit that the caller would exceed, empty for none."""
         alike = [call.caller for call in self._calls if call.kind is kind]
         own = caller.visitor or caller.network
         if sum((other.visitor or other.network) == own for other in alike) >= kind.of_visitor:
@@ -209,7 +209,7 @@ class Admission:
     def _refuse(self, limit: str, caller: Caller, request: Request) -> ASGIApp:
         sentence = self._services.texts(request)(f"errors.busy_{limit}")
         status = HTTPStatus.TOO_MANY_REQUESTS
-        if limit == "all" and caller.is_program:  # to a 503 gradio's page says words of its own
+        if limit == "all" and caller.is_program:  # gradio's page shows its own words for a 503
             status = HTTPStatus.SERVICE_UNAVAILABLE
         return _busy(sentence, status)
 
@@ -253,14 +253,17 @@ class Admission:
 
 def _busy(sentence: str, status: HTTPStatus = HTTPStatus.TOO_MANY_REQUESTS) -> ASGIApp:
     return JSONResponse(
-        {"detail": sentence, "error": sentence},  # gradio's page reads either
+        {
+            "detail": sentence,
+            "error": sentence,
+        },  # gradio's page reads "detail", its clients "error"
         status_code=status,
         headers={"retry-after": str(RETRY_SECONDS), "cache-control": "no-store"},
     )
 
 
 def _event_in(answer: bytes) -> str:
-    """Return the name of the event that gradio has taken, empty if it has taken none."""
+    """Return the id of the event that gradio has accepted, empty if none."""
     try:
         event = json.loads(answer)["event_id"]
     except (ValueError, KeyError, TypeError):
@@ -269,7 +272,7 @@ def _event_in(answer: bytes) -> str:
 
 
 def _ended_in(sent: bytes, stream: str) -> Iterator[str]:
-    """Return which events ended, as a piece of a stream says; gradio sends a message at a time."""
+    """Return the events that ended according to a chunk of a stream; gradio sends single messages."""
     if sent.startswith(b"event: complete\n"):  # an error is also what gradio says to who has left
         yield stream
     elif sent.startswith(b"data: ") and b'"process_completed"' in sent:

@@ -1,16 +1,16 @@
-"""The line in front of a model: who waits, in which place, and who is served.
+"""The queue in front of a model.
 
-Gradio's own queue cannot hold a visitor's message while it waits, nor say the place in the
-visitor's language, so handlers are let in at once and wait here.
+Gradio's own queue can neither hold a visitor's message while it waits nor show its place in the
+visitor's language, so gradio admits handlers at once and they wait here.
 
-People and programs have places of their own, so neither fills the line for the other. Among equals the
-order is that of start-time fair queueing (Goyal, Vin and Cheng 1996): whoever asks again stands
-behind those who ask for the first time, and a network has `SHARE` turns in a round however many
-visitors it claims to be. So many messages of one sender cost that sender's time, not everybody's.
+People and programs have separate places, so neither can fill the queue for the other. The order is
+start-time fair queueing (Goyal, Vin and Cheng 1996): a repeated request waits behind first
+requests, and a network has `SHARE` turns per round however many visitors it claims to be. So a
+flood of messages delays its own sender, not everybody.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,41 +18,40 @@ from ui_components.server.visitors import Caller
 
 POLL_SECONDS = 0.25
 LONGEST = 64
-"""People who wait: with turns of three seconds, the last one waits for three minutes."""
+"""Waiting people: with turns of three seconds, the last one waits three minutes."""
 LONGEST_OF_PROGRAMS = 32
 OF_VISITOR = 4
-"""Places of one visitor: a few tabs."""
+"""Places per visitor: a few tabs."""
 OF_NETWORK = 32
-"""Places of the people of one network: a class that writes at the same time."""
+"""Places for the people of one network: a class that writes at the same time."""
 OF_NETWORKS_PROGRAMS = 8
 SHARE = 4
-"""Turns of one network in a round. One would make a class wait as long as all others together."""
+"""Turns of one network per round. With one, a class would wait as long as all others together."""
 ROUND = 8
-"""Turns after which a round is over at the latest: a second message comes even while ever new
-visitors ask for the first time."""
+"""The most turns in a round: a second message is served even if new visitors keep arriving."""
 PEOPLE_IN_A_ROW = 3
-"""So many people are served before a program that waits beside them."""
+"""The most people served in a row while a program waits."""
 
 
-class LineFullError(RuntimeError):
-    """As many wait as may wait."""
+class QueueFullError(RuntimeError):
+    """The queue is full."""
 
 
-class PlacesTakenError(LineFullError):
-    """The caller alone has as many places as one may have."""
+class PlacesTakenError(QueueFullError):
+    """The caller has the maximum number of places."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ticket:
-    """One place in a line; compared by identity."""
+    """A place in the queue; compared by identity."""
 
     caller: Caller
     begins: float
-    """The round in which it is to be served."""
+    """The round in which it is served."""
 
 
 class AdmissionQueue:
-    """Serves ``slots`` at a time."""
+    """Serves ``slots`` tickets at a time."""
 
     def __init__(
         self, slots: int = 1, longest: int = LONGEST, longest_of_programs: int = LONGEST_OF_PROGRAMS
@@ -66,7 +65,7 @@ class AdmissionQueue:
         self._moved = threading.Condition()
 
     def __len__(self) -> int:
-        """How many wait; those being served do not."""
+        """How many wait, not counting those being served."""
         with self._moved:
             return len(self._waiting)
 
@@ -75,8 +74,8 @@ class AdmissionQueue:
         """Hold a place until the block ends.
 
         Raises:
-            LineFullError: The line is as long as it may be, for all or for the caller's network.
-            PlacesTakenError: The caller has as many places as one may have.
+            QueueFullError: The queue is full, for all or for the caller's network.
+            PlacesTakenError: The caller has the maximum number of places.
         """
         with self._moved:
             self._check_room(caller)
@@ -90,15 +89,43 @@ class AdmissionQueue:
                 (self._served if ticket in self._served else self._waiting).remove(ticket)
                 self._serve()
                 if not self._served:
-                    self._rounds = {False: _Rounds(), True: _Rounds()}  # nobody was kept waiting
+                    self._rounds = {False: _Rounds(), True: _Rounds()}  # idle: start afresh
+
+    @contextmanager
+    def admitted(
+        self,
+        caller: Caller,
+        stop: threading.Event,
+        on_wait: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[bool]:
+        """Wait for a turn and hold the slot until the block ends.
+
+        Args:
+            caller: Who waits.
+            stop: Ends the wait.
+            on_wait: Called every `POLL_SECONDS` with the number of tickets ahead.
+
+        Yields:
+            Whether the turn came; False if ``stop`` was set first.
+
+        Raises:
+            QueueFullError: As for `place`.
+        """
+        with self.place(caller) as ticket:
+            while not self.wait(ticket):
+                if stop.is_set():
+                    yield False
+                    return
+                on_wait(self.ahead(ticket))
+            yield True
 
     def ahead(self, ticket: Ticket) -> int:
-        """How many are served first, as things stand; 0 means that it is its turn."""
+        """How many tickets are ahead; 0 if it is being served."""
         with self._moved:
             return 0 if ticket in self._served else self._in_order().index(ticket) + 1
 
     def wait(self, ticket: Ticket, seconds: float = POLL_SECONDS) -> bool:
-        """Wait for the ticket's turn, at most that long. Return whether it has come."""
+        """Wait at most that long for the ticket's turn. Return whether it has come."""
         with self._moved:
             return self._moved.wait_for(lambda: ticket in self._served, timeout=seconds)
 
@@ -116,10 +143,10 @@ class AdmissionQueue:
             raise PlacesTakenError
         waiting = sum(ticket.caller.is_program == caller.is_program for ticket in self._waiting)
         if of_network >= OF_NETWORK or waiting >= self._longest[caller.is_program]:
-            raise LineFullError
+            raise QueueFullError
 
     def _serve(self) -> None:
-        """Give free slots to those whose turn it is."""
+        """Give free slots to the next tickets."""
         while self._waiting and len(self._served) < self._slots:
             ticket = self._in_order()[0]
             self._waiting.remove(ticket)
@@ -131,7 +158,7 @@ class AdmissionQueue:
             self._moved.notify_all()
 
     def _in_order(self) -> list[Ticket]:
-        """Return who waits, as they will be served if nobody comes or goes."""
+        """Return the waiting tickets in the order of service, if nobody joins or leaves."""
         by_round = sorted(
             self._waiting, key=lambda ticket: ticket.begins
         )  # first come, first served
@@ -150,12 +177,12 @@ class AdmissionQueue:
 
 
 class _Rounds:
-    """Says in which round a ticket is served. A round is one turn of each who asks."""
+    """Assigns rounds to tickets. In a round each sender has one turn."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._next: dict[str, float] = {}
-        """When a sender or a network, who had turns, may have the next one."""
+        """The earliest next round of a recent sender or network."""
 
     def enter(self, caller: Caller) -> float:
         sender, network = f"sender {_sender(caller)}", f"network {caller.network}"
@@ -166,11 +193,11 @@ class _Rounds:
         return begins
 
     def go_on(self, begins: float) -> None:
-        """A ticket of that round is served now."""
+        """Advance the clock: a ticket of that round is served now."""
         self._now = max(self._now, begins) + 1 / ROUND
         self._next = {name: at for name, at in self._next.items() if at > self._now}
 
 
 def _sender(caller: Caller) -> str:
-    """Who takes turns with others: a visitor, or all programs of a network."""
+    """The unit of fairness: a visitor, or all programs of a network."""
     return caller.network if caller.is_program else caller.visitor

@@ -1,8 +1,8 @@
-"""The endpoints for programs: ``/chat``, ``/score``, ``/models`` and ``/leaderboard``, with plain types only.
+"""The API for programs: ``/chat``, ``/score``, ``/models`` and ``/leaderboard``, with plain types.
 
-A wrong value gives one clear sentence as a `gradio.Error`, which clients raise, and the server goes
-on. Sentences are English here. Nothing that is said here is kept. A turn begins when its caller listens
-for the answer, and is stopped when they leave.
+Invalid input gives one clear English sentence as a `gradio.Error`, which clients raise. Nothing
+sent here is stored. A turn starts when its caller listens for the answer, and stops when they
+leave.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.board import Filters
 from ui_components.server.admission import PROGRAM, call_of
-from ui_components.server.admission_queue import AdmissionQueue, LineFullError
+from ui_components.server.admission_queue import AdmissionQueue, QueueFullError
 from ui_components.server.visitors import Caller
 from ui_components.shared.help import help_for
 from ui_components.shared.services import Services
@@ -38,33 +38,33 @@ logger = logging.getLogger(__name__)
 MAX_SEED = 2**31 - 1
 MAX_HISTORY = 200
 MAX_CHARACTERS = 20_000
-"""Of one message of the history, or of a turn to be scored."""
+"""Per message of the history, or turn to score."""
 MAX_SEARCHED = 20_000
-"""Characters of earlier messages in which signs of danger are looked for, the newest first."""
+"""How many characters of earlier messages are searched for risk signs, newest first."""
 LOOK_SECONDS = 0.25
-"""How often to look whether a caller is still there."""
+"""How often to check whether the caller is still connected."""
 
 PICTURE_PARAMETERS = {"chat": 2}
-"""Where an endpoint takes a picture, by the parameter's place."""
+"""The position of an endpoint's image parameter."""
 
 Messages = list[dict[str, Any]]
 Work = Callable[[Caller, threading.Event], dict[str, Any]]
 
 
 def publish(services: Services) -> None:
-    """Add the endpoints to the `gradio.Blocks` that is open."""
+    """Add the endpoints to the open `gradio.Blocks`."""
     program = Program(services)
     for endpoint in (program.chat, program.score, program.models, program.leaderboard):
-        # How many may ask at once is for `admission` to say.
+        # `admission` limits concurrency.
         api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
 
 
 class Program:
-    """What a program may ask for."""
+    """The endpoints."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        # Threads of its own: the page needs those of the server.
+        # Separate threads: the page needs those of the server.
         self._threads = ThreadPoolExecutor(PROGRAM.in_all, thread_name_prefix="program")
 
     async def chat(
@@ -77,25 +77,26 @@ class Program:
         seed: int = -1,
         request: gr.Request | None = None,
     ) -> dict[str, Any]:
-        """Reply to a seeker, with the reasoning before the reply and what the judge makes of it.
+        """Reply to a seeker, with the reasoning before the reply and the judge's scores.
 
-        Where the message has a phrase that may mean danger, ``risk`` says which kind, a sentence to
-        show, in the language of the message, and help lines: ``{kind, sentence, lines, where}``, each
-        line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country codes).
-        Show them. For ``suicide``, ``self_harm`` and ``medical_emergency`` in the message no model is
-        asked: ``reply`` is "", ``complete`` false, every part of ``reasoning`` and ``reward`` null.
-        A sign in an earlier message of the seeker is told (``where`` is "history", not "message")
-        and does not stop the reply. Null means that no listed phrase was found, not that all is well.
+        If the message contains a phrase that may mean danger, ``risk`` gives its kind, a sentence
+        to show in the language of the message, and help lines: ``{kind, sentence, lines, where}``,
+        each line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
+        codes). Show them. For ``suicide``, ``self_harm`` and ``medical_emergency`` in the message
+        no model is called: ``reply`` is "", ``complete`` false, every part of ``reasoning`` and
+        ``reward`` null. A sign in an earlier message of the seeker is reported (``where`` is
+        "history", not "message") and does not stop the reply. Null means that no listed phrase
+        occurs, not that all is well.
 
         Args:
-            message: What the seeker says.
-            history: What was said before: ``role`` is user (seeker) or assistant (supporter),
+            message: The seeker's message.
+            history: Earlier messages: ``role`` is user (seeker) or assistant (supporter),
                 ``content`` a string.
-            image: A picture that comes with the message.
+            image: An image with the message.
             model: A policy of ``/models``; empty means the default.
-            strategy: A strategy that the reply has to follow.
+            strategy: A strategy that the reply must follow.
             seed: The same seed gives the same reply; -1 draws one.
-            request: Gradio's own; no caller sends it.
+            request: Set by gradio; callers do not send it.
         """
 
         def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class Program:
             risk = _risk(dialogue)
             if risk is not None and risk.forbids_reply:
                 return _no_turn(name) | {"risk": risk.in_words()}
-            with _served(models.line(name), caller, stop):
+            with _admitted(models.queue(name), caller, stop):
                 policy = models.policy(name)
                 judge_name = models.default("judge")
                 judge = models.judge(judge_name) if judge_name else None
@@ -117,7 +118,7 @@ class Program:
                 record = _record(take_turn(policy, judge, dialogue, controls, stop))
             self._services.metrics.count(record)
             if record.status == "failed":
-                raise BackendError(record.error or "the reply broke off")
+                raise BackendError(record.error or "generation failed")
             return _turn(record) | {"risk": risk.in_words() if risk else None}
 
         return await self._answered(request, work)
@@ -133,11 +134,11 @@ class Program:
         """Judge a supporter's turn.
 
         Args:
-            history: What was said before; the last message is the seeker's.
-            turn: The turn to be judged, with its tags; without any it is judged as a reply alone.
-            reference: A reply to compare with; without it the reply itself has no verdict.
+            history: Earlier messages; the last one is the seeker's.
+            turn: The turn to judge, with its tags; without tags it is judged as a reply only.
+            reference: A reply to compare with; without it the reply gets no verdict.
             judge: A judge of ``/models``; empty means the default.
-            request: Gradio's own; no caller sends it.
+            request: Set by gradio; callers do not send it.
         """
 
         def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
@@ -152,21 +153,21 @@ class Program:
             )
             models = self._services.models
             name = models.named("judge", _text(judge, "judge"))
-            # A judge may share its weights with the policies here, so it stands in their line.
-            with _served(models.line(name), caller, stop):
+            # A judge may share its weights with the policies here, so it waits in their queue.
+            with _admitted(models.queue(name), caller, stop):
                 loaded = models.judge(name)
                 return _score(_judged(loaded, dialogue, text, compared or None, stop))
 
         return await self._answered(request, work)
 
     def _images(self, image: object, request: gr.Request | None) -> tuple[Image, ...]:
-        """Read the picture of a request, and delete the upload."""
+        """Read the image of a request and delete the upload."""
         if image is None:
             return ()
         path = image.get("path") if isinstance(image, Mapping) else None
         if not isinstance(path, str):
             raise InputError("image must be a file; with gradio_client: handle_file(path)")
-        assert request is not None  # gradio hands it in; only a call without one has none
+        assert request is not None  # gradio sets it for every HTTP call
         uploads, owner = self._services.uploads, self._services.owner(request)
         try:
             return (uploads.begin_reading(path, owner).result(),)
@@ -174,21 +175,21 @@ class Program:
             uploads.forget(path, owner)
 
     def models(self) -> list[dict[str, Any]]:
-        """List the models: policies that reply and judges that score."""
+        """List the models: policies and judges."""
         return self._services.models.public()
 
     def leaderboard(self) -> list[dict[str, Any]]:
-        """List the models as people rank them, best first, with 95 % intervals.
+        """List the models as ranked by people, best first, with 95 % CIs.
 
-        Where too few people voted, ``rank`` and ``score`` are null; ``/results/board.json`` says why, and
-        has all else that the results show.
+        With too few votes, ``rank`` and ``score`` are null; ``/results/board.json`` says why and
+        has all other results.
         """
         with _one_sentence():
             standing = self._services.boards.current(Filters()).result()
             return [row.model_dump(mode="json") for row in standing.board.models]
 
     async def _answered(self, request: gr.Request | None, work: Work) -> dict[str, Any]:
-        """Do the work in a thread once the caller listens, and stop it when they have left."""
+        """Do the work in a thread once the caller listens, and stop it when they leave."""
         call = call_of(request)
         caller = Caller("") if request is None else self._services.caller(request)
         caller = replace(caller, is_program=True)
@@ -200,7 +201,7 @@ class Program:
 
         with _one_sentence():
             if call is not None and not await call.heard():
-                raise InputError("nobody listened for the answer")
+                raise InputError("nobody listened for the answer; open the event stream first")
         answer = asyncio.get_running_loop().run_in_executor(self._threads, one_sentence)
         try:
             while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
@@ -211,7 +212,7 @@ class Program:
             stop.set()
 
 
-# --- what comes in -------------------------------------------------------------------------------
+# --- input ---------------------------------------------------------------------------------------
 
 
 def _text(value: object, name: str) -> str:
@@ -247,13 +248,13 @@ def _seed(seed: object) -> int | None:
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn what may go wrong into one sentence for the caller."""
+    """Turn expected errors into one sentence for the caller."""
     try:
         yield
     except (InputError, ConfigError) as error:
         raise gr.Error(str(error), print_exception=False) from error
-    except LineFullError as error:
-        sentence = "too many wait already, try again in a minute"
+    except QueueFullError as error:
+        sentence = "the queue is full, try again in a minute"
         raise gr.Error(sentence, print_exception=False) from error
     except CompeerError as error:
         logger.warning("a request failed: %s", type(error).__name__)
@@ -261,12 +262,11 @@ def _one_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def _served(line: AdmissionQueue, caller: Caller, stop: threading.Event) -> Iterator[None]:
-    """Wait in a line, and hold the place until the block ends."""
-    with line.place(caller) as ticket:
-        while not line.wait(ticket):
-            if stop.is_set():
-                raise InputError("nobody waits for the answer any more")
+def _admitted(queue: AdmissionQueue, caller: Caller, stop: threading.Event) -> Iterator[None]:
+    """Wait in a queue and hold the slot until the block ends."""
+    with queue.admitted(caller, stop) as is_admitted:
+        if not is_admitted:
+            raise InputError("the caller has disconnected")
         yield
 
 
@@ -275,7 +275,7 @@ def _record(events: Generator[TurnEvent, None, None]) -> TurnRecord:
         for event in events:
             if isinstance(event, TurnDone):
                 return event.record
-    raise BackendError("the turn did not end")
+    raise BackendError("the turn ended without a result")
 
 
 def _judged(
@@ -284,12 +284,12 @@ def _judged(
     return judge.judge(dialogue, [turn], [reference], stop)[0]
 
 
-# --- signs of danger -----------------------------------------------------------------------------
+# --- risk signs ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Risk:
-    """A sign of danger, and where it was found."""
+    """A risk sign and its place."""
 
     kind: RiskKind
     language: str
@@ -306,7 +306,7 @@ class _Risk:
 
 
 def _risk(dialogue: Dialogue) -> _Risk | None:
-    """Return the sign in the last message, else the newest one in earlier messages of the seeker."""
+    """Return the risk sign in the last message, else the newest in the seeker's earlier messages."""
     left = MAX_SEARCHED
     last = dialogue.utterances[-1]
     for utterance in reversed(dialogue.utterances):
@@ -322,7 +322,7 @@ def _risk(dialogue: Dialogue) -> _Risk | None:
     return None
 
 
-# --- what goes out -------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------
 
 
 def _turn(record: TurnRecord) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def _turn(record: TurnRecord) -> dict[str, Any]:
 
 
 def _no_turn(model: str) -> dict[str, Any]:
-    """What `_turn` returns, where no model was asked."""
+    """What `_turn` returns if no model was called."""
     return {
         "reply": "",
         "reasoning": dict.fromkeys(part.value for part in STEPS),
@@ -357,7 +357,7 @@ def _no_turn(model: str) -> dict[str, Any]:
 
 
 def _reasoning(reading: Reading) -> dict[str, Any]:
-    """Each step with its text and its labels; None where the model wrote none."""
+    """Each step's text and labels; None for a missing step."""
     reasoning: dict[str, Any] = {}
     for part, step in zip(STEPS, reading.steps, strict=True):
         if step is None:

@@ -1,9 +1,9 @@
-"""The web server around the page: health, metrics, pictures, the visitor's cookie, headers.
+"""The web server around the page: health, metrics, images, the visitor's cookie, headers.
 
-Gradio is mounted in a FastAPI application of our own, because it sends no security headers and has
-no place for a cookie that scripts cannot read. Its own conveniences that keep or publish what a
-visitor typed are switched off here: the history of calls in the browser's storage, the monitoring
-page, analytics, error details.
+Gradio is mounted in our own FastAPI application, because it sends no security headers and has no
+place for a cookie that scripts cannot read. Gradio features that store or publish what a visitor
+typed are disabled here: the history of calls in the browser's storage, the monitoring page,
+analytics, error details.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from ui_components.server.api import PICTURE_PARAMETERS
 from ui_components.server.deletions import Arrivals
 from ui_components.server.http_protocol import BoundedHeaders
 from ui_components.server.listening import listen
-from ui_components.server.middleware import Frontdoor
+from ui_components.server.middleware import HeadersMiddleware
 from ui_components.server.request_filter import GradioCalls, RequestFilter
 from ui_components.server.uploads import MAX_UPLOAD_BYTES
 from ui_components.server.visitors import is_from_here, picture_number
@@ -53,12 +53,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def build_server(
     services: Services, *, api_only: bool = False, public_metrics: bool = False
 ) -> FastAPI:
-    """Build the application: our routes first, gradio behind them.
+    """Build the application: our routes first, then gradio.
 
     Args:
-        services: What its visitors share.
+        services: What all visitors share.
         api_only: Serve no page.
-        public_metrics: Show ``/metrics`` to everybody, not to programs on this computer alone.
+        public_metrics: Show ``/metrics`` to everyone, not only to programs on this computer.
     """
 
     @contextlib.asynccontextmanager
@@ -85,18 +85,18 @@ def build_server(
         enable_monitoring=False,
         footer_links=[],
         show_error=False,
-        max_file_size=MAX_UPLOAD_BYTES,  # said to the page, which refuses a larger one itself
+        max_file_size=MAX_UPLOAD_BYTES,  # the page itself rejects larger files
         pwa=False,
         ssr_mode=False,
         allowed_paths=[],
         mcp_server=False,
     )
-    # Gradio checks the files that a request names only where this is set; its own launch() sets it.
+    # Gradio checks the files that a request names only if this is set, as its own launch() does.
     blocks.has_launched = True
-    # Gradio would let pages of all origins read its answers. With this in front it adds nothing, and
-    # with no origin allowed only our own page can read them.
+    # Gradio would let pages of all origins read its responses. With this in front it adds no headers,
+    # and since no origin is allowed, only our own page can read them.
     app.add_middleware(CORSMiddleware, allow_origins=())
-    app.add_middleware(Admission, services=services)  # what is added later stands further out
+    app.add_middleware(Admission, services=services)  # later additions are further out
     app.add_middleware(
         RequestFilter,
         calls=GradioCalls.of(blocks, PICTURE_PARAMETERS),
@@ -104,23 +104,23 @@ def build_server(
         uploads=services.uploads,
         owner_of=services.owner,
     )
-    app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(HeadersMiddleware, services=services)
     app.add_middleware(Arrivals, deletions=services.deletions)
     return app
 
 
 def _make_room_for_events(blocks: gr.Blocks) -> None:
-    """Let gradio begin at once whatever `Admission` lets in, and only through the queue."""
+    """Let gradio start at once whatever `Admission` admits, and only through the queue."""
     queue = blocks.queue(api_open=False, max_size=EVENTS, default_concurrency_limit=None)._queue
-    queue.max_thread_count = EVENTS  # as `launch` sets it; most events have no thread
-    # Gradio forgets the messages of the oldest session when there are more, and breaks off its stream.
+    queue.max_thread_count = EVENTS  # as `launch` sets it; most events need no thread
+    # Beyond this, gradio drops the messages of the oldest session and ends its stream.
     queue.pending_messages_per_session.max_size = SESSIONS
-    # What it counts for its monitoring page, which is off, costs milliseconds at the end of each event.
+    # Counting for the disabled monitoring page costs milliseconds per event.
     queue.ANALYTICS_MAX_EVENTS = 0
 
 
 def version() -> str:
-    """Return the version of the package, "dev" where it is not installed."""
+    """Return the version of the package, "dev" if it is not installed."""
     try:
         return installed_version("compeer")
     except PackageNotFoundError:
@@ -132,7 +132,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
 
     @app.get("/healthz")
     def health() -> JSONResponse:
-        """Tell whether the server answers, and whether its default model is loaded."""
+        """Report whether the server answers, and whether its default model is loaded."""
         policy = models.default("policy")
         state = (
             "ready"
@@ -147,14 +147,14 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
 
     @app.get("/metrics")
     def metrics(request: Request) -> PlainTextResponse:
-        """Tell the counters."""
+        """Report the counters."""
         if not public_metrics and not is_from_here(request):
             return PlainTextResponse(
-                "the counters are shown to programs on the server's own computer; "
-                "--metrics public shows them to everybody\n",
+                "the metrics are only available on the server's own computer; "
+                "--metrics public makes them public\n",
                 status_code=403,
             )
-        services.metrics.waiting.set(models.waiting())
+        services.metrics.waiting.set(models.queue_length())
         services.metrics.conversations.set(len(services.store))
         return PlainTextResponse(
             services.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
@@ -162,17 +162,17 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
 
     @app.get("/robots.txt")
     def robots() -> PlainTextResponse:
-        """Keep search engines away from a chat."""
+        """Keep search engines away."""
         return PlainTextResponse("User-agent: *\nDisallow: /\n")
 
     @app.get("/pictures/{turn}/{index}")
     def picture(turn: str, index: str, request: Request) -> Response:
-        """Show a visitor a picture of theirs; for anybody else there is none."""
+        """Serve a visitor's own image; 404 for anyone else."""
         visitor = services.visitors.read(request.cookies)
         number = picture_number(index)
-        stores = (services.store, services.comparing.store)
-        found = (store.picture(visitor, turn, number) for store in stores)
-        image = next((each for each in found if each is not None), None)
+        stores = (services.store, services.compare_jobs.store)
+        images = (store.picture(visitor, turn, number) for store in stores)
+        image = next((each for each in images if each is not None), None)
         if image is None:
             return PlainTextResponse("not found", status_code=404)
         return Response(
@@ -193,7 +193,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
 
         @app.get("/")
         def welcome() -> PlainTextResponse:
-            """Say what there is instead of a page."""
+            """List the endpoints."""
             return PlainTextResponse(
                 "COMPEER without a page. With gradio_client: /chat, /score, /models, /leaderboard. "
                 "Over HTTP: /healthz, /metrics, /results/board.json.\n"
@@ -204,23 +204,23 @@ async def _sweep(services: Services) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         services.store.sweep()
-        services.comparing.store.sweep()
+        services.compare_jobs.store.sweep()
         await asyncio.to_thread(services.uploads.sweep)
 
 
 # --- serving -------------------------------------------------------------------------------------
 
 
-class WordOfProxies:
-    """Takes from proxies that are named what only a proxy can know, and from nobody else.
+class TrustedProxies:
+    """Accepts forwarding headers from trusted proxies only.
 
-    uvicorn does so for addresses and schemes. But gradio itself makes addresses of what these headers
-    say. They are emptied, not removed, since `visitors.is_from_here` knows a proxy by their names.
+    uvicorn does so for addresses and schemes, but gradio itself builds URLs from these headers.
+    They are emptied, not removed, since `visitors.is_from_here` recognises a proxy by their names.
     """
 
     def __init__(self, app: ASGIApp, trusted_proxies: str) -> None:
         self._app = app
-        # uvicorn's types are stricter than those of Starlette for the same thing.
+        # uvicorn's types are stricter than Starlette's.
         self._believing = ProxyHeadersMiddleware(cast("Any", app), trusted_proxies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,23 +238,22 @@ class WordOfProxies:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that says when it really serves."""
+    """A uvicorn server that reports when it accepts requests."""
 
     def __init__(self, app: FastAPI, *, trusted_proxies: str = "") -> None:
         """Prepare to serve.
 
         Args:
             app: The application.
-            trusted_proxies: Addresses or networks, with commas between them, whose word is taken for
-                where a request comes from and what was asked for (``X-Forwarded-*``); nobody's if it
-                is empty.
+            trusted_proxies: Addresses or networks, separated by commas, whose ``X-Forwarded-*``
+                headers are trusted; empty trusts none.
         """
         config = uvicorn.Config(
-            WordOfProxies(app, trusted_proxies),
+            TrustedProxies(app, trusted_proxies),
             http=BoundedHeaders,
-            proxy_headers=False,  # that is done there
+            proxy_headers=False,  # see TrustedProxies
             log_level="warning",
-            access_log=False,  # addresses of visitors are not to be kept
+            access_log=False,  # do not log visitors' addresses
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             ws="none",
         )
@@ -262,13 +261,13 @@ class Server(uvicorn.Server):
         self._on_served: Callable[[], None] | None = None
 
     def serve_on(self, bound: socket.socket, on_served: Callable[[], None]) -> None:
-        """Serve until told to stop. ``on_served`` is called once requests are answered."""
+        """Serve until stopped. ``on_served`` is called once requests are answered."""
         self._on_served = on_served
         self.run([bound])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End in good order on a signal; uvicorn would raise it again before our folders are gone."""
+        """Shut down cleanly on a signal; uvicorn would re-raise it before our folders are deleted."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -280,7 +279,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
+        """Start, and report it."""
         await super().startup(sockets)
         if self.started and self._on_served is not None:
             self._on_served()
@@ -288,7 +287,7 @@ class Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """Serve in a thread of this process until the block ends; yields the address."""
+    """Serve in a thread until the block ends; yields the URL."""
     served = threading.Event()
     with listen("127.0.0.1", 0) as bound:
         server = Server(app)

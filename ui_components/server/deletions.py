@@ -1,9 +1,9 @@
-"""What a visitor had deleted stays deleted, whatever was on its way at that moment.
+"""Keeps deleted data deleted, whatever was running at that moment.
 
 Requests, replies and comparisons that began before a deletion may end after it. Each holds the
-`SessionKey` it began with, which says how often the visitor had everything deleted by then, and
-nothing is kept under a key of before (`Deletions.is_current`). A request began when it arrived
-(`Arrivals`), not when a handler takes it out of gradio's queue.
+`SessionKey` it began with, which counts the visitor's earlier deletions, and nothing is stored
+under an outdated key (`Deletions.is_current`). A request begins when it arrives (`Arrivals`), not
+when a handler takes it out of gradio's queue.
 """
 
 import threading
@@ -14,14 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ui_components.shared.session_store import SessionKey
 
 MOST_VISITORS = 100_000
-"""Of whom a deletion is remembered; who is forgotten begins anew, as after a restart."""
+"""How many visitors' deletions are remembered; a forgotten visitor starts afresh, as after a
+restart."""
 TOO_LATE = -1
-"""The generation of what arrived before a deletion and was looked at after it."""
+"""The generation of requests that arrived before a deletion and were handled after it."""
 _ARRIVED = "compeer_arrived"
 
 
 class Deletions:
-    """Who has had everything deleted since the server was started, and in which order."""
+    """Deletions since the server started, in order."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -30,11 +31,11 @@ class Deletions:
 
     @property
     def count(self) -> int:
-        """How many deletions there have been, of all visitors."""
+        """How many deletions there have been in total."""
         return self._count
 
     def add(self, visitor: str) -> None:
-        """Let nothing be kept any more that a visitor began before now."""
+        """Invalidate everything that a visitor began before now."""
         with self._lock:
             self._count += 1
             self._last[visitor] = self._count
@@ -43,24 +44,24 @@ class Deletions:
                 self._last.popitem(last=False)
 
     def generation(self, visitor: str, arrived: int | None = None) -> int:
-        """Return which generation of a visitor's data a request belongs to, for its `SessionKey`.
+        """Return the generation of a visitor's data for a request's `SessionKey`.
 
         Args:
-            visitor: Who asks.
-            arrived: The count when the request arrived; None is now.
+            visitor: The visitor's id.
+            arrived: The count of deletions when the request arrived; None is now.
         """
         with self._lock:
             last = self._last.get(visitor, 0)
         return last if arrived is None or arrived >= last else TOO_LATE
 
     def is_current(self, key: SessionKey) -> bool:
-        """Whether the visitor has had nothing deleted since the key was made."""
+        """Whether the visitor has deleted nothing since the key was made."""
         with self._lock:
             return key.generation == self._last.get(key.visitor, 0)
 
 
 class Arrivals:
-    """Notes on every request how many deletions there had been when it arrived."""
+    """Records on every request how many deletions there had been when it arrived."""
 
     def __init__(self, app: ASGIApp, deletions: Deletions) -> None:
         self._app = app
@@ -73,6 +74,6 @@ class Arrivals:
 
 
 def arrived(request: object) -> int | None:
-    """Return what `Arrivals` noted on a request, None where it did not see it."""
+    """Return what `Arrivals` recorded on a request, None if it did not see it."""
     count = getattr(getattr(request, "state", None), _ARRIVED, None)
     return count if isinstance(count, int) else None

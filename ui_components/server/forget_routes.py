@@ -1,4 +1,4 @@
-"""Delete my data: everything that is kept of whoever asks."""
+"""The route behind "Delete my data"."""
 
 import asyncio
 import logging
@@ -11,23 +11,24 @@ from compeer_core.errors import StoreError
 from ui_components.shared.services import Services
 
 ERASED_SECONDS = 3.0
-"""How long an answer waits until the database's files hold nothing any more of what was deleted."""
+"""How long the response waits for the database files to be overwritten."""
 
 logger = logging.getLogger(__name__)
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
-    """Add what the button at the foot of the page asks for."""
+    """Add the route of the button at the foot of the page."""
 
     @app.post("/forget")
     async def forget(request: Request) -> JSONResponse:
-        """Delete everything that is kept of whoever asks.
+        """Delete everything stored about the visitor.
 
-        In the answer, ``erased`` is false where the database's files still hold traces, beside a long
-        reader for example; they are overwritten later, without anybody asking again.
+        ``erased`` in the response is false if the database's files still contain traces, for
+        example because of a long-running reader; they are overwritten later without another
+        request.
         """
         visitor = services.visitors.read(request.cookies)
-        # A page of another site can send the cookie along where the demo runs in a frame.
+        # Where the demo runs in a frame, a page of another site can send the cookie along.
         if not visitor or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return JSONResponse({"error": "not the visitor's own page"}, status_code=403)
         try:

@@ -1,9 +1,9 @@
-"""HTTP connections that do not wait for ever: headers must arrive, and answers be read, within seconds.
+"""HTTP connections with time-outs for headers and for reading responses.
 
-uvicorn bounds the time between two requests, but not the time that a request's own headers take, that
-a body takes which nobody wants any more, or that an answer waits for its reader. So a few hundred
-clients which send a byte a minute, or read none, would hold all connections. Bodies that are wanted
-are bounded by `ui_components.server.request_filter`.
+uvicorn bounds the time between two requests, but not the time that headers take, that an unwanted
+body takes, or that a response waits for its reader. A few hundred clients which send a byte a
+minute, or read none, would hold all connections. Wanted bodies are bounded by
+`ui_components.server.request_filter`.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
 UNREAD_SECONDS = 120.0
-"""Within which a full buffer must drain: a phone on a slow line takes megabytes in that time."""
+"""The time in which a full buffer must drain: enough for megabytes on a slow phone connection."""
 
 
 class BoundedHeaders(H11Protocol):
-    """uvicorn's own protocol, which closes a connection whose next request or reader does not come in time."""
+    """uvicorn's own protocol, closing connections whose request or reader is too slow."""
 
     header_seconds = HEADER_SECONDS
     unread_seconds = UNREAD_SECONDS
@@ -50,7 +50,7 @@ class BoundedHeaders(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
-            self.transport.close()  # nobody reads the rest of the body
+            self.transport.close()  # the rest of the body is not read
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -60,7 +60,7 @@ class BoundedHeaders(H11Protocol):
             self._stop_watching()
 
     def _watch_headers(self) -> None:
-        if self._header_timer is None:  # a further byte does not buy more time
+        if self._header_timer is None:  # further bytes do not extend the deadline
             self._header_timer = self.loop.call_later(self.header_seconds, self._close)
 
     def _stop_watching(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the server listens, and where uploads lie for a moment."""
+"""The server's socket, and its temporary folder for uploads."""
 
 import errno
 import os
@@ -24,10 +24,10 @@ def listen(host: str, port: int, tries: int = 1) -> socket.socket:
     Args:
         host: An address of this machine.
         port: The port; 0 takes any free one.
-        tries: How many ports from there on may be tried while they are taken.
+        tries: How many consecutive ports to try while they are taken.
 
     Raises:
-        ConfigError: None of them could be had, or it is no port.
+        ConfigError: None of them is available, or the port is invalid.
     """
     if not 0 <= port <= LAST_PORT:
         raise ConfigError(f"a port is a number from 0 to {LAST_PORT}, got {port}")
@@ -53,10 +53,10 @@ def listen(host: str, port: int, tries: int = 1) -> socket.socket:
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only where the protocol is named does asyncio send every piece of an answer at once (TCP_NODELAY).
+    # asyncio sets TCP_NODELAY only if the protocol is given.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":  # elsewhere the option would let two servers share a port
+        if os.name == "posix":  # on Windows the option would let two servers share a port
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
         bound.listen(128)
@@ -68,9 +68,9 @@ def _bound(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def upload_folder(data_folder: Path) -> Iterator[str]:
-    """Make a private folder for uploads, which is gone when the block ends.
+    """Create a private folder for uploads, deleted when the block ends.
 
-    What a server left behind that was killed is removed first: its lock went with it.
+    Folders of servers that were killed are removed first: their locks are gone.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -80,7 +80,7 @@ def upload_folder(data_folder: Path) -> Iterator[str]:
         for old in data_folder.glob(f"{UPLOADS}*"):
             with suppress(Timeout), FileLock(old / _LOCK, timeout=0):
                 shutil.rmtree(old, ignore_errors=True)
-        # It gets the name that others look for once it is locked.
+        # It gets its final name once it is locked.
         made = Path(tempfile.mkdtemp(prefix=f".{UPLOADS}", dir=data_folder))
         lock = FileLock(made / _LOCK, timeout=0)
         lock.acquire()

@@ -1,4 +1,4 @@
-"""What the server counts about itself, for Prometheus. Numbers only: no words of a visitor."""
+"""The server's own counters for Prometheus. Numbers only, no visitor's words."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -8,7 +8,7 @@ SECONDS = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
 
 class Metrics:
-    """Counters of one server; two servers in one process do not share them."""
+    """Counters of one server, with a registry of their own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -60,5 +60,5 @@ class Metrics:
             self._scoring.labels(record.model).observe(record.scoring_seconds)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
+        """Return all counters in Prometheus' text format."""
         return generate_latest(self._registry)

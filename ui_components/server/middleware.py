@@ -1,7 +1,7 @@
-"""What everything passes on its way out and in: headers, the visitor's cookie, the language.
+"""Headers, the visitor's cookie and the language, for every request.
 
-Gradio sends no security headers. This is plain ASGI, because Starlette's middleware classes would hide
-from gradio that a visitor has gone.
+Gradio sends no security headers. This is plain ASGI, because Starlette's middleware classes would
+hide from gradio that a client has disconnected.
 """
 
 import json
@@ -28,8 +28,8 @@ HEADERS = {
 }
 
 
-class Frontdoor:
-    """Everything passes here: headers on all answers, the cookie and the language on the page."""
+class HeadersMiddleware:
+    """The outermost middleware: headers on all responses, cookie and language on the page."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
@@ -41,11 +41,11 @@ class Frontdoor:
             return
         is_page = scope["method"] == "GET" and scope["path"] == "/"
         if is_page:
-            asked = Request(scope).query_params.get("lang")
-            if asked in LANGUAGES:
-                await self._switch(str(asked), scope)(scope, receive, send)
+            language = Request(scope).query_params.get("lang")
+            if language in LANGUAGES:
+                await self._switch(str(language), scope)(scope, receive, send)
                 return
-            # The page is changed on its way out, so it must not come compressed.
+            # The page is modified below, so it must arrive uncompressed.
             scope = {
                 **scope,
                 "headers": [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"],
@@ -75,14 +75,14 @@ class Frontdoor:
         )
 
     def _switch(self, language: str, scope: Scope) -> ASGIApp:
-        """Remember the language that was picked, and show the page in it."""
+        """Store the selected language, and show the page in it."""
         cookie = (
             f"{LANGUAGE_COOKIE}={language}; Path=/; Max-Age={COOKIE_SECONDS}; {cookie_reach(scope)}"
         )
         return Response(status_code=303, headers={"location": "./", "set-cookie": cookie} | HEADERS)
 
     def _page_head(self, scope: Scope) -> bytes:
-        """The script that makes gradio speak the language which the server chose."""
+        """The script that makes gradio use the language that the server chose."""
         request = Request(scope)
         language = choose_language(
             request.cookies.get(LANGUAGE_COOKIE),
@@ -99,15 +99,15 @@ class Frontdoor:
 
 
 def cookie_reach(scope: Scope) -> str:
-    """Return how far a cookie travels: into a frame of another site only where the line is safe.
+    """Return the cookie's SameSite: frames of other sites get it only over HTTPS.
 
-    Behind a proxy the scheme is what the proxy says, if it is one of ``--forwarded-allow-ips``.
+    Behind a proxy the scheme is the proxy's, if it is one of ``--forwarded-allow-ips``.
     """
     return "SameSite=None; Secure; Partitioned" if scope["scheme"] == "https" else "SameSite=Lax"
 
 
 class _PageSender:
-    """Puts a script at the top of an HTML page that passes."""
+    """Inserts a script at the top of an HTML page."""
 
     def __init__(self, send: Send, head: bytes) -> None:
         self._send = send

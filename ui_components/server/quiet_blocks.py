@@ -1,7 +1,8 @@
-"""Blocks whose errors tell nothing of a visitor: one sentence for the page, type and place for the log.
+"""Blocks whose errors reveal nothing about a visitor.
 
-Gradio prints a traceback for whatever a handler or a component raises. The message at its end often
-quotes the value that came in, and any malformed call causes one.
+Gradio prints a traceback for every exception of a handler or component. Its message often quotes
+the input, and any malformed call causes one. Here the page gets one sentence, the log type and
+place.
 """
 
 import logging
@@ -12,11 +13,11 @@ import gradio as gr
 
 logger = logging.getLogger(__name__)
 
-SENTENCE = "the request cannot be used: a value has a wrong type, or none of those that are offered"
+SENTENCE = "the request is invalid: a value has a wrong type or is not one of the choices"
 
 
 class QuietBlocks(gr.Blocks):
-    """`gradio.Blocks` that turns every error into a `gradio.Error` which is not printed."""
+    """`gradio.Blocks` that turns every error into a `gradio.Error` without a printed traceback."""
 
     async def process_api(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run a handler.
@@ -31,5 +32,5 @@ class QuietBlocks(gr.Blocks):
             raise
         except Exception as error:  # noqa: BLE001  (the last resort of every handler)
             places = "".join(traceback.format_tb(error.__traceback__, limit=-3))
-            logger.error("a handler ended in a %s\n%s", type(error).__name__, places)
+            logger.error("a handler failed: %s\n%s", type(error).__name__, places)
             raise gr.Error(SENTENCE, print_exception=False) from None

@@ -1,10 +1,10 @@
-"""What may come in: the requests that the page and the documented API make, and nothing else.
+"""Request filter: admits only what the page and the documented API send.
 
-Gradio answers on some fifty routes: it fetches files and addresses for whoever asks, keeps states on the
-disk, and takes a file's name from any place in a request. Here every route is closed but those that are
-listed, bodies are bounded in size and time, and a file that a request names must be a picture which the
-same visitor has just uploaded. It is plain ASGI, because Starlette's middleware classes would hide from
-gradio that a visitor has gone.
+Gradio serves some fifty routes: it fetches files and URLs for anyone, stores states on disk, and
+accepts a file name anywhere in a request. Here every route is closed except the listed ones, bodies
+are bounded in size and time, and a file named in a request must be an image that the same visitor
+has just uploaded. It is plain ASGI, because Starlette's middleware classes would hide from gradio
+that a client has disconnected.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from ui_components.server.uploads import UPLOAD_PATH, Uploads
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
-"""Of every request but an upload."""
+"""For every request except uploads."""
 BODY_SECONDS = 15.0
-"""Within which a body must be there."""
+"""The time in which a body must arrive."""
 
 _ID = r"[\w-]{1,64}"
 _DIRECT = "/gradio_api/run/predict"
@@ -44,7 +44,7 @@ _GRADIO = (
     ("POST", re.compile(rf"{_QUEUE}|{_DIRECT}|/gradio_api/cancel")),
     ("POST", _CALL),
 )
-"""What the page, `gradio_client` and callers of the HTTP API ask gradio for."""
+"""The gradio routes that the page, `gradio_client` and HTTP callers use."""
 
 _BODY_KEYS = {"data", "event_data", "fn_index", "trigger_id", "session_hash"}
 _FILE_KEYS = {"path", "url", "size", "orig_name", "mime_type", "is_stream", "meta"}
@@ -54,7 +54,7 @@ _MOST_VALUES = 20_000
 
 
 class RefusedError(Exception):
-    """A request that is not let in. The message is one sentence for the caller."""
+    """A rejected request. The message is one sentence for the caller."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -63,14 +63,14 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class GradioCalls:
-    """What the handlers of a `gradio.Blocks` take: how many values, and which of them are pictures."""
+    """What the handlers of a `gradio.Blocks` accept: the number of values, and which are images."""
 
     arity: Mapping[int, int]
-    """How many inputs a handler has, by its index."""
+    """The number of inputs of each handler, by its index."""
     unqueued: frozenset[int]
-    """The handlers that may be called beside the queue."""
+    """The handlers that may be called outside the queue."""
     pictures: Mapping[int, frozenset[int]]
-    """The places of a handler's inputs where a picture may stand."""
+    """The positions of a handler's image inputs."""
     endpoints: Mapping[str, int]
     """The named endpoints for programs."""
 
@@ -80,7 +80,7 @@ class GradioCalls:
 
         Args:
             blocks: With all handlers added.
-            picture_parameters: The place of the picture among an endpoint's parameters.
+            picture_parameters: The position of the image among an endpoint's parameters.
         """
         handlers = blocks.fns
         endpoints = {
@@ -105,7 +105,7 @@ class GradioCalls:
 
 
 class RequestFilter:
-    """Lets in what is listed. Stands in front of everything but the headers (`Frontdoor`)."""
+    """Admits listed requests only. Only the headers (`HeadersMiddleware`) are outside of it."""
 
     def __init__(
         self,
@@ -117,15 +117,15 @@ class RequestFilter:
         owner_of: Callable[[Request], str],
         body_seconds: float = BODY_SECONDS,
     ) -> None:
-        """Stand in front of an application.
+        """Wrap an application.
 
         Args:
-            app: What is protected.
-            calls: What gradio's handlers take.
+            app: The application.
+            calls: What gradio's handlers accept.
             own_routes: Routes that are not gradio's; they check their own input.
-            uploads: The pictures that wait to be sent.
-            owner_of: Tells who asks; see `Uploads`.
-            body_seconds: Within which a body must have arrived.
+            uploads: The images that wait to be sent.
+            owner_of: Returns the owner of a request; see `Uploads`.
+            body_seconds: The time in which a body must arrive.
         """
         self._app = app
         self._calls = calls
@@ -155,10 +155,10 @@ class RequestFilter:
             logger.info("a stream of events was asked for that there is none of")
 
     async def _let_in(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
-        """Return the request as it may go on.
+        """Return the request in the form that is passed on.
 
         Raises:
-            RefusedError: It may not.
+            RefusedError: It is not allowed.
         """
         method, path = scope["method"], scope["path"]
         own = any(route.matches(scope)[0] is Match.FULL for route in self._own_routes)
@@ -167,23 +167,23 @@ class RequestFilter:
         ):
             raise RefusedError(404, "there is nothing at this address")
         if method in ("GET", "HEAD"):
-            # Of a query only our own routes and the stream of events make use. The page's own
-            # parameters are read in the browser; gradio would load a saved state for another.
+            # Only our own routes and the event stream use a query. The page reads its own
+            # parameters in the browser; gradio would load a saved state for others.
             asked_for = scope["query_string"] if own or path == "/gradio_api/queue/data" else b""
             return {**scope, "query_string": asked_for}, receive
         if _is_from_another_site(Headers(scope=scope)):
             raise RefusedError(403, "a page of another site may not send this")
-        if path == UPLOAD_PATH:  # bounded where it is read, since it goes to the disk
+        if path == UPLOAD_PATH:  # bounded where it is written to disk
             return scope, receive
         body = await _body(receive, self._body_seconds)
         if not own:
             body = self._checked(scope, path, body)
         return _with_length(scope, len(body)), _replayed(body, receive)
 
-    # --- what is said to gradio ---
+    # --- what is passed to gradio ---
 
     def _checked(self, scope: Scope, path: str, body: bytes) -> bytes:
-        """Return a body for gradio, written anew from what was checked."""
+        """Return a body for gradio, rebuilt from the checked values."""
         content = _json_object(body)
         if path == "/gradio_api/cancel":
             return json.dumps(_cancellation(content)).encode()
@@ -196,13 +196,13 @@ class RequestFilter:
             content = {"data": content.get("data")}
         else:
             if not content.keys() <= _BODY_KEYS:
-                raise RefusedError(400, "the request has a field that is not known")
+                raise RefusedError(400, "the request has an unknown field")
             index = _handler(content, self._calls)
             if path == _DIRECT and index not in self._calls.unqueued:
-                raise RefusedError(404, "this is asked for by way of the queue")
+                raise RefusedError(404, "this endpoint is only available through the queue")
             if path == _QUEUE and index in self._calls.unqueued:
-                # Its answer would wait in memory for whoever never comes to listen.
-                raise RefusedError(404, "this is asked for beside the queue")
+                # Its answer would stay in memory if nobody ever listens.
+                raise RefusedError(404, "this endpoint is not available through the queue")
             _check_session(content)
         arity = self._calls.arity[index]
         data = content["data"]
@@ -218,7 +218,7 @@ class RequestFilter:
         return json.dumps(content).encode()
 
     def _check_files(self, value: object, owner: str, *, allowed: bool) -> None:
-        """Let a file be named only where a picture is expected, and only one of the owner's uploads."""
+        """Allow a file only where an image is expected, and only one of the owner's uploads."""
         for named in _objects(value):
             meta = named.get("meta")
             if "path" not in named and not (isinstance(meta, dict) and "_type" in meta):
@@ -232,16 +232,16 @@ class RequestFilter:
                 and self._uploads.holds(path, owner)
             ):
                 raise RefusedError(400, "a file must be a picture that you uploaded to this server")
-            # Gradio makes the address itself; one from outside could lead anywhere.
+            # Gradio creates the URL itself; a URL from outside could lead anywhere.
             named.pop("url", None)
 
 
 def _is_from_another_site(headers: Headers) -> bool:
-    """Whether a page of another site sends this; programs say nothing of sites."""
+    """Whether a page of another site sends this; programs do not send the header."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
-    # Browsers leave it out where the line is not encrypted, but tell the origin there too.
+    # Browsers omit it on unencrypted connections, but send the origin.
     origin = headers.get("origin")
     hosts = (headers.get("host"), headers.get("x-forwarded-host"))
     return origin is not None and (origin.partition("://")[2] or "null") not in hosts
@@ -254,7 +254,7 @@ async def _body(receive: Receive, seconds: float) -> bytes:
     """Read a body.
 
     Raises:
-        RefusedError: It is too large, or too slow, or its sender has gone.
+        RefusedError: It is too large or too slow, or its sender has disconnected.
     """
     chunks, size = [], 0
     try:
@@ -262,7 +262,7 @@ async def _body(receive: Receive, seconds: float) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise RefusedError(400, "the request broke off")
+                    raise RefusedError(400, "the request is incomplete")
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > MAX_BODY_BYTES:
@@ -276,7 +276,7 @@ async def _body(receive: Receive, seconds: float) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what hands out a body once, and then what comes behind it: that the sender has gone."""
+    """Return a receive function that yields a body once and then waits for the disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
@@ -305,7 +305,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _no_number(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:
@@ -320,7 +320,7 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
         inner, depth = waiting.pop()
         count += 1
         if depth > _MOST_NESTED or count > _MOST_VALUES:
-            raise RefusedError(400, "the request holds too much")
+            raise RefusedError(400, "the request is nested too deeply or has too many values")
         if isinstance(inner, dict):
             yield inner
             waiting += [(child, depth + 1) for child in inner.values()]
@@ -331,7 +331,7 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
 def _handler(content: Mapping[str, Any], calls: GradioCalls) -> int:
     index = content.get("fn_index")
     if not isinstance(index, int) or isinstance(index, bool) or index not in calls.arity:
-        raise RefusedError(400, "fn_index names no handler of this page; load it anew")
+        raise RefusedError(400, "fn_index names no handler of this page; please reload it")
     trigger = content.get("trigger_id")
     if trigger is not None and (not isinstance(trigger, int) or isinstance(trigger, bool)):
         raise RefusedError(400, "trigger_id must be a whole number")
@@ -359,5 +359,5 @@ def _cancellation(content: Mapping[str, Any]) -> dict[str, Any]:
 def _refusal(refused: RefusedError) -> Response:
     # Gradio's page reads "detail", its clients "error".
     content = {"detail": str(refused), "error": str(refused)}
-    # What follows on this connection may be the rest of a body that nobody reads.
+    # Close the connection: the rest of an unread body may follow.
     return JSONResponse(content, status_code=refused.status, headers={"connection": "close"})

@@ -1,4 +1,4 @@
-"""Pictures over HTTP in place of gradio's own routes: `uploads` says why."""
+"""Upload routes that replace gradio's; `uploads` says why."""
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -12,23 +12,23 @@ _STATUS = {"upload_too_large": 413, "busy_network": 429, "no_room": 507}
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
-    """Add the routes, which must stand in front of gradio's."""
+    """Add the routes, which must precede gradio's."""
 
     @app.post(UPLOAD_PATH)
     async def upload(request: Request) -> Response:
-        """Take pictures that are about to be sent."""
+        """Store images for the next message."""
         try:
             paths = await services.uploads.receive(request, services.owner(request))
         except ImageError as error:
-            # Gradio's page shows the body of a refusal as it is.
+            # Gradio's page shows the body of an error unchanged.
             sentence = error_sentence(error, services.texts(request))
             status = _STATUS.get(error.code, 400)
             headers = {"retry-after": "5"} if status == 429 else {}
-            # What follows on this connection may be the rest of a body that nobody reads.
+            # Close the connection: the rest of an unread body may follow.
             return PlainTextResponse(sentence, status, headers={**headers, "connection": "close"})
         return JSONResponse(paths)
 
     @app.get("/gradio_api/file={path:path}")
     def uploaded(path: str, request: Request) -> Response:
-        """Show a visitor a picture in the message box; gradio's page asks for it by its path."""
+        """Serve a visitor's image in the message box; gradio's page requests it by its path."""
         return services.uploads.show(path, services.owner(request))

@@ -1,9 +1,9 @@
-"""Pictures between upload and send: on the disk for an hour at most, each its uploader's own.
+"""Images between upload and send: on disk for at most an hour, readable by their owner only.
 
-The routes for uploads are ours, not gradio's: those take any file of any size from anybody, name it by
-its content so that strangers share it, and show every file that lies in the folder. Here a file lies in
-a folder whose name nobody can guess, is given back and read for its owner alone, and is gone as soon as
-it was sent. The owner is the visitor of the cookie, or the address where there is no cookie.
+The upload routes are ours, because gradio's accept any file of any size from anyone, name it by its
+content so that strangers share it, and serve every file in the folder. Here a file lies in a folder
+with an unguessable name, is served to and read for its owner only, and is deleted once sent. The
+owner is the cookie's visitor, or the address if there is no cookie.
 """
 
 import asyncio
@@ -38,30 +38,30 @@ logger = logging.getLogger(__name__)
 
 UPLOAD_PATH = "/gradio_api/upload"
 MAX_IMAGES = 4
-"""In one message, and in one upload."""
+"""Per message, and per upload."""
 MAX_UPLOAD_BYTES = 10 * 2**20
-"""Of one upload, all its files together."""
+"""Per upload, all files together."""
 KEEP_SECONDS = 3000.0
-"""With a sweep every minute, an unsent picture is gone within the hour that is promised."""
+"""With a sweep every minute, unsent images are gone within the promised hour."""
 MAX_FILES = 12
 MAX_BYTES = 40 * 2**20
-"""Of one owner at a time; the oldest go first."""
+"""Per owner; the oldest are evicted first."""
 MAX_TOTAL_BYTES = 512 * 2**20
-"""Of everybody at a time; the oldest of the address that holds most go first."""
+"""In total; the oldest of the address that holds most are evicted first."""
 DECODED_AT_ONCE = 2
 UPLOAD_SECONDS = 120.0
-"""Within which an upload must be there: a phone on a slow line sends 10 MB in 80 seconds."""
+"""The time in which an upload must arrive: a slow phone sends 10 MB in 80 seconds."""
 OF_ADDRESS, IN_ALL = 8, 64
-"""How many uploads may be on their way at once."""
+"""Concurrent uploads."""
 
 _MEDIA_TYPES = (
     (b"\x89PNG\r\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
 )
-_FRAME_BYTES = 16 * 1024  # the form around the files
+_FRAME_BYTES = 16 * 1024  # the multipart form around the files
 _NAME = re.compile(r"[^\w.-]+")
-_NAME_CHARACTERS = 60  # of four bytes each at the most; file systems take 255 bytes
+_NAME_CHARACTERS = 60  # of at most four bytes each; file systems accept 255 bytes
 _PIECE_BYTES = 64 * 1024
 _PLAIN_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -75,13 +75,13 @@ class _Upload:
 
 
 class Uploads:
-    """The pictures that wait to be sent on one server."""
+    """The images of one server that wait to be sent."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep them in a folder.
+        """Store them in a folder.
 
         Args:
-            folder: Private to this server; `upload_folder` makes one. It need not be there yet.
+            folder: Private to this server; `upload_folder` creates one. It need not exist yet.
             clock: In seconds.
         """
         self._folder = folder.resolve()
@@ -94,12 +94,13 @@ class Uploads:
     # --- over HTTP ---
 
     async def receive(self, request: Request, owner: str) -> list[str]:
-        """Take the files of a form, and return their paths as gradio does.
+        """Store the files of a form, and return their paths as gradio does.
 
         Raises:
-            ImageError: There are too many (``too_many_images``), too much (``upload_too_large``), none
-                that can be read in time (``upload_unreadable``), others on their way from the same
-                network (``busy_network``), or no room on the disk (``no_room``).
+            ImageError: There are too many (``too_many_images``), they are too large
+                (``upload_too_large``) or did not arrive intact in time (``upload_unreadable``),
+                others from the same network are in progress (``busy_network``), or the disk is full
+                (``no_room``).
         """
         address = site_of(request)
         with self._place(address):
@@ -117,12 +118,12 @@ class Uploads:
                 return await asyncio.to_thread(self._keep, files, owner, address)
             except OSError as error:
                 logger.error("an upload cannot be kept: %s", error.strerror)
-                raise ImageError("there is no room for an upload", code="no_room") from error
+                raise ImageError("the disk has no space for an upload", code="no_room") from error
             finally:
                 await form.close()
 
     def show(self, path: str, owner: str) -> Response:
-        """Show an owner a picture that is not sent yet; for anybody else there is none."""
+        """Serve an owner's unsent image; 404 for anyone else."""
         try:
             file = self._opened(path, owner)
         except ImageError:
@@ -138,7 +139,7 @@ class Uploads:
         media_type = kinds[0] if kinds else "application/octet-stream"
 
         def pieces() -> Iterator[bytes]:
-            # Whole files would stay in memory for whoever asks and does not read the answer.
+            # Stream: whole files would stay in memory for clients that do not read the response.
             with file:
                 piece = start
                 while piece:
@@ -150,7 +151,7 @@ class Uploads:
     # --- on the disk ---
 
     def add(self, name: str, data: bytes, owner: str, address: str) -> str:
-        """Keep a file, and return its path.
+        """Store a file, and return its path.
 
         Raises:
             OSError: It cannot be written.
@@ -181,23 +182,23 @@ class Uploads:
         return str(path)
 
     def holds(self, path: str, owner: str) -> bool:
-        """Whether this is an upload of that owner's that is still there."""
+        """Whether this is an existing upload of that owner."""
         with self._lock:
             upload = self._uploads.get(path)
             return upload is not None and upload.owner == owner
 
     def begin_reading(self, path: str, owner: str, alt: str = "") -> "Future[Image]":
-        """Read a picture, at most `DECODED_AT_ONCE` at a time, as large ones take much memory.
+        """Decode an image. At most `DECODED_AT_ONCE` run at a time: large ones need much memory.
 
-        The result raises `ImageError` where it is gone or cannot be used, with the file's name.
+        The result raises `ImageError`, with the file's name, if it is gone or unusable.
         """
         return self._decoders.submit(self._read, path, owner, alt)
 
     async def read(self, paths: Sequence[str], owner: str, alt: str) -> tuple[Image, ...]:
-        """Read the photos of one message.
+        """Read the images of one message.
 
         Raises:
-            ImageError: There are too many, one is gone or not the owner's, or one cannot be used.
+            ImageError: There are too many, one is gone or not the owner's, or one is unusable.
         """
         if len(paths) > MAX_IMAGES:
             raise _too_many()
@@ -205,19 +206,19 @@ class Uploads:
         return tuple([await asyncio.wrap_future(each) for each in reading])
 
     def forget(self, path: str, owner: str) -> None:
-        """Delete an upload of that owner's: it is in memory now, or not wanted any more."""
+        """Delete an upload of that owner, which is in memory now or no longer needed."""
         if self.holds(path, owner):
             self._delete(path)
 
     def forget_owner(self, owner: str) -> None:
-        """Delete all that an owner has uploaded and not sent."""
+        """Delete an owner's unsent uploads."""
         with self._lock:
             paths = [path for path, upload in self._uploads.items() if upload.owner == owner]
         for path in paths:
             self._delete(path)
 
     def sweep(self) -> None:
-        """Delete what was not sent in time, and what lies in the folder for any other reason."""
+        """Delete what was not sent in time, and anything else in the folder."""
         oldest = self._clock() - KEEP_SECONDS
         with self._lock:
             late = [path for path, upload in self._uploads.items() if upload.since < oldest]
@@ -228,7 +229,7 @@ class Uploads:
         if not self._folder.is_dir():
             return
         for entry in self._folder.iterdir():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # already gone
                 is_old = time.time() - entry.lstat().st_mtime > KEEP_SECONDS
                 if is_old and entry not in kept and not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -236,12 +237,12 @@ class Uploads:
     def _delete(self, path: str) -> None:
         with self._lock:
             if self._uploads.pop(path, None) is None:
-                return  # somebody else does
+                return  # another thread does
         shutil.rmtree(Path(path).parent, ignore_errors=True)
 
     @contextlib.contextmanager
     def _place(self, address: str) -> Iterator[None]:
-        """Count an upload that is on its way; each takes a file on the disk before it is looked at."""
+        """Count an upload in progress; each occupies a file before it is checked."""
         with self._lock:
             on_their_way = self._on_their_way
             if on_their_way[address] >= OF_ADDRESS or on_their_way.total() >= IN_ALL:
@@ -252,10 +253,10 @@ class Uploads:
         finally:
             with self._lock:
                 self._on_their_way[address] -= 1
-                self._on_their_way += Counter()  # drops those without any
+                self._on_their_way += Counter()  # drops zero counts
 
     def _superfluous(self, owner: str) -> list[str]:
-        """What has to go so that the limits hold, with the lock held."""
+        """The uploads to evict so that the limits hold; call with the lock held."""
         superfluous: list[str] = []
         kept = dict(self._uploads)
 
@@ -297,7 +298,7 @@ class Uploads:
             raise ImageError("the upload is gone", code="image_gone") from error
 
     def _opened(self, path: str, owner: str) -> IO[bytes]:
-        """Open an upload. Nothing but a plain file is ever opened.
+        """Open an upload, which must be a regular file.
 
         Raises:
             ImageError: ``image_gone``.
@@ -312,10 +313,10 @@ class Uploads:
 
 
 async def _form(request: Request) -> FormData:
-    """Read a form with files, which wait on the disk.
+    """Read a multipart form; its files are on disk.
 
     Raises:
-        ImageError: It is too large, has too many files, or is no such form.
+        ImageError: It is too large, has too many files, or is not such a form.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise _unreadable()
@@ -335,7 +336,7 @@ async def _form(request: Request) -> FormData:
         return await parser.parse()
     except MultiPartException as error:
         raise (_too_many() if "files" in error.message else _unreadable()) from error
-    except UnicodeError as error:  # the form names an encoding that nothing is written in
+    except UnicodeError as error:  # the form names a wrong encoding
         raise _unreadable() from error
 
 

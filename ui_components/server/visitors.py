@@ -1,7 +1,7 @@
-"""Who asks: a visitor without a name, known by a signed cookie that scripts cannot read.
+"""Visitors: anonymous, identified by a signed cookie that scripts cannot read.
 
-Limits need to know more: the network that a request comes from, and whether a person or a program
-asks. A cookie costs nothing, so where somebody collects them, the network counts instead.
+Limits also need the network of a request and whether a person or a program sent it. Cookies are
+free, so if somebody collects them, their network counts instead.
 """
 
 import hashlib
@@ -24,39 +24,40 @@ CONVERSATION_ID = re.compile(r"[\w-]{16,64}")
 _MOST_DIGITS = 4
 _FORWARDED = ("forwarded", "via", "x-forwarded-", "x-real-ip")
 SITE_BITS = 64
-"""Of an IPv6 address: below them, whoever has a line chooses freely."""
+"""Prefix of an IPv6 address; customers choose the rest freely."""
 NEW_VISITORS = 200
-"""New visitors of one network in `NEW_VISITORS_SECONDS`: a large school that opens the page in one lesson."""
+"""New visitors of one network in `NEW_VISITORS_SECONDS`: a large school that opens the page in one
+lesson."""
 NEW_VISITORS_SECONDS = 3600.0
 CROWD = "~"
-"""What the ids of visitors beyond `NEW_VISITORS` begin with; no other id has this character."""
+"""Prefix of ids beyond `NEW_VISITORS`; no other id contains it."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whom a limit is about."""
+    """The sender of a request, for limits."""
 
     network: str
-    """As `Visitors.network` tells it."""
+    """See `Visitors.network`."""
     visitor: str = field(default="", repr=False)
     """Empty without a cookie."""
     is_program: bool = False
 
     @property
     def is_of_the_crowd(self) -> bool:
-        """Without a cookie, or beyond `NEW_VISITORS`: one with all others of the network."""
+        """Without a cookie, or beyond `NEW_VISITORS`: counted with others of the network."""
         return not self.visitor or self.visitor.startswith(CROWD)
 
     @property
     def holder(self) -> str:
-        """Who answers for what is kept of the caller: the visitor, or the crowd of a network."""
+        """The owner of stored data: the visitor, or the crowd of a network."""
         return f"{CROWD}{self.network}" if self.is_of_the_crowd else self.visitor
 
 
 class NewVisitors:
-    """Counts the new visitors of each network, an hour at a time."""
+    """Counts the new visitors of each network per hour."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -65,7 +66,7 @@ class NewVisitors:
         self._lock = threading.Lock()
 
     def is_one_too_many(self, network: str) -> bool:
-        """Count one more, and tell whether there are more than `NEW_VISITORS` by now."""
+        """Count one more; return whether the network exceeds `NEW_VISITORS`."""
         with self._lock:
             if self._clock() - self._since > NEW_VISITORS_SECONDS:
                 self._since = self._clock()
@@ -76,21 +77,21 @@ class NewVisitors:
 
 @dataclass(frozen=True)
 class Visitors:
-    """Makes and reads the cookie. With a secret of its own, a server knows only its own visitors."""
+    """Creates and reads the cookie, signed with the server's own secret."""
 
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _new_visitors: NewVisitors = field(default_factory=NewVisitors, repr=False, compare=False)
 
     def new_cookie(self, network: str = "") -> str:
-        """Return the cookie of somebody new, who came from that network."""
+        """Return the cookie for a new visitor from that network."""
         crowded = bool(network) and self._new_visitors.is_one_too_many(network)
         visitor = (CROWD if crowded else "") + secrets.token_urlsafe(24)
         return self._signer.sign(visitor).decode("ascii")
 
     def network(self, address: str | None) -> str:
-        """Return a name for the network of an address that does not tell the address.
+        """Return a pseudonym for the network of an address.
 
-        Empty where there is none, as in a call without a connection.
+        Empty if there is no address, as in a call without a connection.
         """
         if not address:
             return ""
@@ -98,7 +99,7 @@ class Visitors:
         return hashlib.blake2b(_site(address).encode(), key=key, digest_size=12).hexdigest()
 
     def read(self, cookies: Mapping[str, str]) -> str:
-        """Return the visitor's id, empty where there is no cookie or a forged one."""
+        """Return the visitor's id, empty without a valid cookie."""
         try:
             return self._signer.unsign(cookies.get(COOKIE, "")).decode("ascii")
         except (BadSignature, UnicodeError):
@@ -110,39 +111,39 @@ class Visitors:
 
 
 def address_of(request: object) -> str | None:
-    """Return the address of whoever asks, None where there is none (a socket of this machine).
+    """Return the client's address, None if there is none (a local socket).
 
     Args:
-        request: A request of FastAPI's or of gradio's.
+        request: A request of FastAPI or gradio.
     """
     client = getattr(request, "client", None)
     return getattr(client, "host", None)
 
 
 def site_of(request: object) -> str:
-    """Return where whoever asks comes from, for limits; empty where there is no address."""
+    """Return the client's address for limits; empty if there is none."""
     address = address_of(request)
     return _site(address) if address else ""
 
 
 def conversation_of(claimed: object) -> str:
-    """Return the id that the browser holds, or a new one: an id that somebody made up is none."""
+    """Return the id from the browser if it is well-formed, else a new one."""
     if isinstance(claimed, str) and CONVERSATION_ID.fullmatch(claimed):
         return claimed
     return secrets.token_urlsafe(24)
 
 
 def picture_number(claimed: str) -> int:
-    """Return which picture an address names, from 0; -1 for anything that is no number."""
+    """Return the index of an image in a URL, from 0; -1 if it is not a number."""
     is_number = claimed.isascii() and claimed.isdigit() and len(claimed) <= _MOST_DIGITS
     return int(claimed) if is_number else -1
 
 
 def is_from_here(request: Request) -> bool:
-    """Whether a program on the server's own computer asks, and for itself.
+    """Whether a program on this computer sends the request for itself.
 
-    A proxy beside the server asks for others. It is known by the headers that it adds; one that adds
-    none has to keep to itself what is not for everybody (`DEPLOY.md` shows how).
+    A proxy on this computer sends for others. It is recognised by the headers it adds; one that
+    adds none must itself restrict private routes (see `DEPLOY.md`).
     """
     if any(name.startswith(_FORWARDED) for name in request.headers):
         return False
@@ -155,10 +156,10 @@ def is_from_here(request: Request) -> bool:
 
 
 def _site(address: str) -> str:
-    """Return what one customer of a provider cannot change: an IPv4 address, or 64 bits of IPv6."""
+    """Return what a provider's customer cannot change: an IPv4 address, or 64 bits of IPv6."""
     try:
         parsed = ipaddress.ip_address(address)
-    except ValueError:  # the name of a socket, or of a test's client
+    except ValueError:  # a socket's name, or a test client's
         return address
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:

@@ -1,7 +1,7 @@
-"""Which handler answers which event, said the same way for every screen."""
+"""Wiring of handlers to events, and reading of what a page's scripts send."""
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -21,17 +21,16 @@ def on(
     *,
     streams: bool = False,
 ) -> None:
-    """Let a handler answer an event.
+    """Register a handler for an event.
 
-    Gradio's queue lets everyone in at once: who waits for a model waits in `waiting.AdmissionQueue`.
+    Gradio's queue admits everyone at once: visitors wait for a model in an `AdmissionQueue`.
 
     Args:
         event: The method of a component that names the event, such as ``button.click``.
-        handler: A function, or an asynchronous generator where ``streams`` is set.
+        handler: A function, or an asynchronous generator if ``streams`` is set.
         inputs: What it reads.
         outputs: What it may change.
-        streams: It yields more than once; only such handlers need the queue. It begins when its page
-            listens for what it yields.
+        streams: It yields more than once, so it needs gradio's queue. It starts once its page listens.
     """
     event(
         _once_heard(handler) if streams else handler,
@@ -45,9 +44,9 @@ def on(
 
 
 def _once_heard(handler: Handler) -> Handler:
-    """Begin only when somebody listens: nothing is kept or written for who does not.
+    """Start only when the page listens: nothing is stored or generated for one that does not.
 
-    When they leave, gradio closes the handler the next time that it yields.
+    When the page leaves, gradio closes the handler at its next yield.
     """
 
     @functools.wraps(handler)  # gradio reads the signature
@@ -60,3 +59,20 @@ def _once_heard(handler: Handler) -> Handler:
                 yield update
 
     return heard
+
+
+def event_data(event: gr.EventData) -> Mapping[str, Any]:
+    """Return what a script sent with an event, empty if it is not an object."""
+    return event._data if isinstance(event._data, Mapping) else {}
+
+
+def number_in(data: Mapping[str, Any], name: str) -> int:
+    """Return an integer that a script sent, -1 for anything else."""
+    value = data.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def text_in(data: Mapping[str, Any], name: str) -> str:
+    """Return a string that a script sent, empty for anything else."""
+    value = data.get(name)
+    return value if isinstance(value, str) else ""

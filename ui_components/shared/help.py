@@ -1,7 +1,7 @@
-"""Where help is: the strip at the top of every page, and the card beside a sign of danger.
+"""Help lines: the strip at the top of every page, and the card beside a message with a risk sign.
 
-The top is drawn once, in all languages, and the style sheet shows the one that ``<html lang>`` names.
-So it is there before anything else works.
+The top is rendered once in all languages; the style sheet shows the one that ``<html lang>`` names.
+So it is visible before anything else works.
 """
 
 from collections.abc import Mapping
@@ -30,31 +30,31 @@ def _help_lines() -> HelpLines:
 
 
 def lines_for(texts: Texts) -> list[dict[str, str]]:
-    """Return all help lines, those of whoever reads first."""
+    """Return all help lines, the reader's first."""
     lines = _help_lines().for_region(texts.region or region_of(None, texts.language))
     return [_in_words(line, texts) for line in lines]
 
 
 @dataclass(frozen=True)
 class RiskCard:
-    """The calm card beside a message with a sign of danger. No model writes a word of it."""
+    """The card beside a message with a risk sign. No model writes any of it."""
 
     title: str
     text: str
     lines: tuple[Mapping[str, str], ...]
     elsewhere: str
     stands_alone: bool
-    """It stands where a reply would be."""
+    """It replaces the reply."""
 
     @property
     def spoken(self) -> str:
-        """The card as a screen reader says it when it appears."""
+        """The card's text for screen readers."""
         numbers = ". ".join(f"{line['number']}, {line['name']}" for line in self.lines)
         return f"{self.title}. {self.text} {numbers}."
 
 
 def risk_card(texts: Texts, kind: RiskKind) -> RiskCard:
-    """Return the card for whoever reads."""
+    """Return the card for the reader."""
     return RiskCard(
         title=texts("help.card_title_now" if _first(kind) == "emergency" else "help.card_title"),
         text=texts(f"help.card_{kind}"),
@@ -65,7 +65,7 @@ def risk_card(texts: Texts, kind: RiskKind) -> RiskCard:
 
 
 def help_for(texts: Texts, kind: RiskKind) -> dict[str, object]:
-    """Return the sentence and all lines, for a program that knows where its reader is."""
+    """Return the sentence and all help lines, for programs that know where their reader is."""
     home = region_of(None, texts.language)
     return {
         "sentence": texts(f"help.card_{kind}"),
@@ -82,9 +82,9 @@ def help_for(texts: Texts, kind: RiskKind) -> dict[str, object]:
 
 
 def _card_lines(texts: Texts, kind: RiskKind) -> list[HelpLine]:
-    """The numbers of the reader's country; where there are none, somebody who speaks the language.
+    """The numbers of the reader's country; without any, crisis lines in the reader's language.
 
-    An emergency number of another country would only cost time.
+    An emergency number of another country would only waste time.
     """
     lines = _help_lines()
     home = region_of(None, texts.language)

@@ -1,13 +1,13 @@
-"""The models of a server as its page needs them: which are loaded, which are on their way.
+"""The models of a server, and their loading state.
 
 Loading takes seconds to minutes. It happens in the background after the start, or in the thread of
-the first visitor who asks for a model, and the page can say for how long it has been going on.
+the first job that needs the model; the page shows how long it has been going on.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,31 +21,31 @@ from ui_components.server.admission_queue import AdmissionQueue
 logger = logging.getLogger(__name__)
 
 REMOTE_SLOTS = 8
-"""Turns that an endpoint is asked for at once; what runs in this process takes one at a time."""
+"""Concurrent turns per endpoint. Models in this process take one at a time."""
 
 Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
 class Loading:
-    """A model on its way."""
+    """A model that is being loaded."""
 
     name: str
     seconds: float
 
 
 class Models:
-    """The registry, and what is known about loading."""
+    """The registry and the loading state of its models."""
 
     def __init__(
         self, registry: Registry, *, policy: str | None = None, judge: str | None = None
     ) -> None:
-        """Take a registry.
+        """Wrap a registry.
 
         Args:
-            registry: The models there are.
-            policy: The one that is preselected; None takes the registry's default.
-            judge: The same for the judge; empty: nobody judges unless a visitor asks for it.
+            registry: The available models.
+            policy: The preselected policy; None takes the registry's default.
+            judge: The same for the judge; empty preselects no judge.
 
         Raises:
             UnknownModelError: There is no such model.
@@ -64,18 +64,18 @@ class Models:
         self._local = AdmissionQueue()
         self._remote: dict[str, AdmissionQueue] = {}
 
-    # --- what there is ---------------------------------------------------------------------------
+    # --- entries ---------------------------------------------------------------------------------
 
     def entries(self, kind: Kind) -> list[ModelEntry]:
         """The entries of a kind in the registry's order."""
         return [entry for entry in self.registry.entries if entry.kind == kind]
 
     def entry(self, kind: Kind, name: str) -> ModelEntry | None:
-        """The entry of that name, None if there is none."""
+        """The entry with that name, None if there is none."""
         return next((entry for entry in self.entries(kind) if entry.name == name), None)
 
     def default(self, kind: Kind) -> str:
-        """The name that is preselected; empty if there is none of that kind."""
+        """The preselected name; empty if there is none of that kind."""
         return self._default[kind]
 
     def named(self, kind: Kind, name: str) -> str:
@@ -87,65 +87,74 @@ class Models:
         return self.registry.entry(name or self._default[kind], kind).name
 
     def public(self) -> list[dict[str, Any]]:
-        """What anyone may know about the models."""
+        """The public description of the models."""
         return [
             row | {"default": row["name"] == self._default[row["kind"]]}
             for row in self.registry.public()
         ]
 
-    def line(self, name: str) -> AdmissionQueue:
-        """The line in front of a model. Models in this process share one."""
+    def queue(self, name: str) -> AdmissionQueue:
+        """The queue of a model. Models in this process share one; each endpoint has its own."""
         entry = next((entry for entry in self.registry.entries if entry.name == name), None)
         if entry is None or entry.where.kind is not SourceKind.ENDPOINT:
             return self._local
         with self._lock:
             return self._remote.setdefault(name, AdmissionQueue(slots=REMOTE_SLOTS))
 
-    def waiting(self) -> int:
-        """How many visitors wait, over all lines."""
+    def queues(self, names: Sequence[str]) -> list[AdmissionQueue]:
+        """The queues of several models, each once, in the same order for everyone.
+
+        With any order, two comparisons could each hold the place that the other waits for.
+        """
+        listed = (entry.name for entry in self.registry.entries if entry.name in names)
+        queues = {id(queue): queue for queue in map(self.queue, listed)}
+        return sorted(queues.values(), key=lambda queue: queue is not self._local)
+
+    def queue_length(self) -> int:
+        """How many visitors wait, over all queues."""
         with self._lock:
-            lines = [self._local, *self._remote.values()]
-        return sum(map(len, lines))
+            queues = [self._local, *self._remote.values()]
+        return sum(map(len, queues))
 
     # --- loading ---------------------------------------------------------------------------------
 
     def policy(self, name: str) -> Policy:
-        """Load a policy, or return it if it is there. Raises what the registry raises."""
+        """Return a policy, loaded if needed. Raises what the registry raises."""
         return self._tracked(name, self.registry.policy)
 
     def judge(self, name: str) -> Judge:
-        """Load a judge, or return it if it is there. Raises what the registry raises."""
+        """Return a judge, loaded if needed. Raises what the registry raises."""
         judge = self._tracked(name, self.registry.judge)
-        assert judge is not None  # None stands for the default of a list without judges
+        assert judge is not None  # the registry returns None only for an empty name
         return judge
 
     def loading(self, name: str) -> Loading | None:
-        """For how long a model has been on its way, None if it is not."""
+        """How long a model has been loading, None if it is not."""
         with self._lock:
             begun = self._begun.get(name)
         return None if begun is None else Loading(name, time.monotonic() - begun)
 
     def is_ready(self, name: str) -> bool:
-        """Whether a model was loaded."""
+        """Whether a model is loaded."""
         with self._lock:
             return name in self._ready
 
     def is_broken(self, name: str) -> bool:
-        """Whether the last try to load a model failed."""
+        """Whether the last attempt to load a model failed."""
         with self._lock:
             return name in self._broken
 
     def warm_up(self, on_broken: Callable[[CompeerError], None]) -> threading.Thread:
-        """Load the preselected models in the background, and let each write or judge a word.
+        """Load the preselected models in the background and run each once.
 
         Args:
-            on_broken: Called, in that thread, with what went wrong.
+            on_broken: Called in that thread with the error.
         """
         thread = threading.Thread(
             target=self._warm_up, args=(on_broken,), name="warm-up", daemon=True
         )
         policy = self.default("policy")
-        with self._lock:  # the first visitor must not find the page idle before the thread runs
+        with self._lock:  # visible before the thread runs
             self._begun.setdefault(policy, time.monotonic())
         thread.start()
         return thread
@@ -168,7 +177,7 @@ class Models:
         return model
 
     def _warm_up(self, on_broken: Callable[[CompeerError], None]) -> None:
-        """Outside of every line: who comes meanwhile shall see a model load, not a queue."""
+        """Warm up outside the queues: early visitors should see a model load, not a queue."""
         try:
             _write_a_word(self.policy(self.default("policy")))
             if self.default("judge"):

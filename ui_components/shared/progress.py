@@ -1,7 +1,7 @@
-"""How far a reply has come: what the conversation and the inspector draw.
+"""The progress of a reply: what the conversation and the inspector draw.
 
-A `Progress` is folded from the events of `compeer_core.turn.take_turn`, one at a time. It
-never changes, so it can be read by one thread while another makes the next.
+A `Progress` is folded from the events of `compeer_core.turn.take_turn`, one at a time. It is
+immutable, so one thread can read it while another makes the next.
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,12 @@ Phase = Literal["waiting", "loading", "writing", "judging", "over"]
 Outcome = Literal["running", "finished", "stopped", "failed"]
 Failure = Literal["", "model", "line", "places", "reply"]
 OriginKind = Literal["first", "again", "strategy", "edited", "kept", "sample"]
-"""
-- first: nothing was there before.
-- again: another reply was asked for.
-- strategy: another strategy.
-- edited: a step was changed.
-- kept: what follows a step was to be written again.
-- sample: it is one of several that were asked for at once.
+"""- first: the first reply to a message.
+- again: regenerated.
+- strategy: generated with another strategy.
+- edited: continued from an edited step.
+- kept: regenerated from a step.
+- sample: one of several generated together.
 """
 
 
@@ -48,56 +47,56 @@ class PartProgress:
     text: str = ""
     labels: Mapping[str, LabelValue] = field(default_factory=lambda: MappingProxyType({}))
     verdict: StepOutcome | None = None
-    """None as long as nobody has judged the part."""
+    """None until it is judged."""
     writer: Writer = Writer.MODEL
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a reply came to be asked for, when there was one already."""
+    """How a reply was requested."""
 
     kind: OriginKind = "first"
     part: Part | None = None
-    """The step that was changed, or the last one that was kept."""
+    """The edited step, or the last one that was kept."""
     strategy: str = ""
-    """The one that was asked for."""
+    """The requested strategy."""
     parent: int = 0
-    """The number of the reply that it goes out from; 0 for none."""
+    """The number of the reply that it is based on; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One reply on its way, or done."""
+    """One reply, running or ended."""
 
     model: str
     judge: str | None = None
     judge_failed: bool = False
-    """A judge was asked for but could not be loaded."""
+    """A judge was requested but could not be loaded."""
     seed: int | None = None
     key: str = ""
-    """Names the reply among all of its conversation."""
+    """Identifies the reply within its conversation."""
     number: int = 1
-    """Counts the replies to one message; it never changes."""
+    """Counts the replies to one message; immutable."""
     origin: Origin = Origin()
     only_asked: bool = False
-    """The model cannot be written for: it was asked in the prompt to go on from what was given."""
+    """The backend cannot prefill: the prompt only asked to continue from what was given."""
     phase: Phase = "waiting"
     place: int = 0
-    """Place in the line while waiting; 0 is next."""
+    """Place in the queue while waiting; 0 is next."""
     since: float = 0.0
-    """When the phase began, on the monotonic clock of the server."""
+    """Start of the phase, on the monotonic clock."""
     parts: Mapping[Part, PartProgress] = field(
         default_factory=lambda: MappingProxyType({part: PartProgress() for part in Part})
     )
     reply_verdict: ReplyOutcome | None = None
     outcome: Outcome = "running"
     failure: Failure = ""
-    """Why it failed, as a key of the page's words; empty while it has not."""
+    """Why it failed, as a suffix of a text key; else empty."""
     record: TurnRecord | None = None
 
     @property
     def reply(self) -> str:
-        """What there is of the reply."""
+        """The reply's text so far."""
         return self.parts[Part.REPLY].text
 
     @property
@@ -107,14 +106,14 @@ class Progress:
 
     @property
     def writing(self) -> Part | None:
-        """The part that is being written."""
+        """The part that is being generated."""
         for part, progress in self.parts.items():
             if progress.state == "writing":
                 return part
         return None
 
     def after(self, event: TurnEvent) -> "Progress":
-        """Return the progress once the event has happened."""
+        """Return the progress after an event."""
         match event:
             case PartStarted(part=part, writer=writer):
                 return replace(self._with(part, state="writing", writer=writer), phase="writing")
@@ -135,7 +134,7 @@ class Progress:
                 return self._done(record)
 
     def failed(self, failure: Failure) -> "Progress":
-        """Return the same, ended by something that happened outside the model."""
+        """Return the progress, failed for a reason outside the model."""
         return replace(self, phase="over", outcome="failed", failure=failure)
 
     def _with(
@@ -159,7 +158,7 @@ class Progress:
         return replace(self, parts=MappingProxyType({**self.parts, part: now}))
 
     def _as_read(self, reading: Reading) -> "Progress":
-        """Take over what the whole text turned out to say; it outranks what was seen on the way."""
+        """Take the parts from the parsed completion, which overrides what was streamed."""
         progress = self
         for part, step in zip(STEPS, reading.steps, strict=True):
             if step is None:

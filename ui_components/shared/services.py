@@ -1,4 +1,4 @@
-"""What all visitors of one server share. Handlers get it handed in; nothing is global."""
+"""What all visitors of one server share. Handlers receive it; nothing is global."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,13 +9,15 @@ from gradio.utils import get_upload_folder
 
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
-from ui_components.compare.jobs import Comparing
+from ui_components.chat.jobs import ReplyJobs
+from ui_components.compare.comparison import Comparison
+from ui_components.compare.jobs import RoundJobs
 from ui_components.results.boards import Boards
 from ui_components.server.deletions import Deletions, arrived
 from ui_components.server.metrics import Metrics
 from ui_components.server.uploads import Uploads
 from ui_components.server.visitors import LANGUAGE_COOKIE, Caller, Visitors, address_of
-from ui_components.shared.generation import GRACE_SECONDS, Writers
+from ui_components.shared.jobs import GRACE_SECONDS
 from ui_components.shared.models import Models
 from ui_components.shared.session import Session
 from ui_components.shared.session_store import SessionKey, SessionStore
@@ -29,77 +31,75 @@ class Services:
     models: Models
     votes: VoteStore
     language: str | None = None
-    """The language of the page where the visitor has chosen none; None asks the browser."""
+    """The language for visitors who have chosen none; None follows the browser."""
     deletions: Deletions = field(default_factory=Deletions)
     metrics: Metrics = field(default_factory=Metrics)
     uploads: Uploads = field(
         default_factory=lambda: Uploads(Path(get_upload_folder()) / "pictures")
     )
     grace_seconds: float = GRACE_SECONDS
-    """How long a reply goes on although its page was closed, so that a reload finds it."""
+    """How long generation continues after its page was closed, so that a reload finds it."""
     visitors: Visitors = field(init=False)
-    """Signed with the database's secret, so that a vote is its owner's after a restart."""
+    """Signed with the database's secret, so that votes keep their owner across restarts."""
     store: SessionStore[Session] = field(init=False)
-    writers: Writers = field(init=False)
-    comparing: Comparing = field(init=False)
+    chat_jobs: ReplyJobs = field(init=False)
+    compare_jobs: RoundJobs = field(init=False)
     boards: Boards = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
         store = SessionStore(Session(), is_current=self.deletions.is_current)
         object.__setattr__(self, "store", store)
-        writers = Writers(self.models, self.store, self.metrics, grace_seconds=self.grace_seconds)
-        object.__setattr__(self, "writers", writers)
-        comparing = Comparing(
+        chat_jobs = ReplyJobs(self.models, store, self.metrics, grace_seconds=self.grace_seconds)
+        object.__setattr__(self, "chat_jobs", chat_jobs)
+        compare_jobs = RoundJobs(
             self.models,
+            SessionStore(Comparison(), is_current=self.deletions.is_current),
             self.votes,
             self.metrics,
             grace_seconds=self.grace_seconds,
-            is_current=self.deletions.is_current,
         )
-        object.__setattr__(self, "comparing", comparing)
+        object.__setattr__(self, "compare_jobs", compare_jobs)
         object.__setattr__(self, "boards", Boards(self.votes))
 
     def texts(self, request: gr.Request | Request) -> Texts:
-        """The words in the language of whoever asks."""
+        """The texts in the visitor's language."""
         chosen = request.cookies.get(LANGUAGE_COOKIE)
         accepted = request.headers.get("accept-language")
         texts = load_texts(choose_language(chosen, accepted, self.language))
         return replace(texts, region=region_of(accepted, texts.language))
 
     def key(self, request: gr.Request, conversation: str) -> SessionKey:
-        """The conversation of whoever asks."""
+        """The key of the visitor's conversation."""
         caller = self.caller(request)
         generation = self.deletions.generation(caller.visitor, arrived(request))
         return SessionKey(caller.visitor, conversation, generation, network=caller.network)
 
     def owner(self, request: gr.Request | Request) -> str:
-        """Whose an upload is: the visitor's of the cookie, or the address's where there is none."""
+        """The owner of an upload: the cookie's visitor, or the address if there is no cookie."""
         visitor = self.visitors.read(request.cookies)
         return visitor or f"address {address_of(request) or ''}"
 
     def caller(self, request: gr.Request | Request) -> Caller:
-        """Whoever asks; somebody without a cookie is taken for a program."""
+        """The sender of a request; without a cookie it counts as a program."""
         network = self.visitors.network(address_of(request))
         visitor = self.visitors.read(request.cookies)
         return Caller(network, visitor, is_program=not visitor)
 
     def knows(self, visitor: str) -> bool:
-        """Whether a conversation or a comparison of a visitor is kept."""
-        return self.store.holds(visitor) or self.comparing.store.holds(visitor)
+        """Whether a conversation or a comparison of a visitor is stored."""
+        return self.store.holds(visitor) or self.compare_jobs.store.holds(visitor)
 
     def forget(self, visitor: str) -> Deletion:
-        """Delete everything that is kept of a visitor: conversations, battles and votes.
+        """Delete everything stored about a visitor: conversations, battles and votes.
 
-        What is still on its way is ended, and nothing of it is kept.
+        Running jobs are stopped and leave nothing behind.
 
         Raises:
-            StoreError: The database failed: battles and votes are there as before, conversations
-                are gone.
+            StoreError: The database failed: battles and votes remain, conversations are deleted.
         """
         self.deletions.add(visitor)
-        self.writers.forget(visitor)
-        self.store.forget(visitor)
-        self.comparing.forget(visitor)
+        self.chat_jobs.forget(visitor)
+        self.compare_jobs.forget(visitor)
         self.uploads.forget_owner(visitor)
         return self.votes.delete_voter(visitor)

@@ -1,8 +1,7 @@
-"""One conversation, as `ui_components.shared.session_store` keeps it.
+"""One conversation, as `ui_components.shared.session_store` stores it.
 
-A message may have several replies. One of them is shown and goes on in the conversation; the others
-stand aside, each with the messages that followed it, so that whoever returns to one finds all as
-it was.
+A message may have several replies. One is current and continues the conversation; each of the
+others keeps the messages that followed it, so switching back restores them.
 """
 
 import secrets
@@ -19,53 +18,53 @@ from ui_components.shared.progress import Progress
 
 MAX_TURNS = 100
 MAX_REPLIES = 24
-"""To one message, those that stand aside among them."""
+"""Per message, alternatives included."""
 MAX_KEPT = 400
-"""Replies of one conversation."""
+"""Per conversation."""
 UNDO_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A reply that stands aside."""
+    """An alternative reply."""
 
     progress: Progress = field(repr=False)
     after: tuple["Turn", ...] = field(default=(), repr=False)
-    """What was said behind it."""
+    """The messages that followed it."""
 
 
 @dataclass(frozen=True)
 class BestOf:
-    """Replies that were asked for at once, to choose among."""
+    """Replies generated together, to choose from (best of n)."""
 
     numbers: tuple[int, ...]
-    """Of the replies, in the order in which they are written."""
+    """The replies' numbers, in the order of generation."""
     reference: int = 0
     """The reply that the judge compared them with; 0 for none."""
     ranking: Ranking | None = field(default=None, repr=False)
-    """None until all are there."""
+    """None until all have ended."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of the seeker's and what came of it."""
+    """A message of the seeker and its replies."""
 
-    said: Utterance = field(repr=False)
+    message: Utterance = field(repr=False)
     progress: Progress | None = field(default=None, repr=False)
-    """The reply that is shown; None until one is begun."""
+    """The current reply; None before the first one."""
     aside: tuple[Branch, ...] = field(default=(), repr=False)
-    """The other replies, in no order."""
+    """The alternatives, unordered."""
     best_of: BestOf | None = None
-    """The group that was asked for last."""
+    """The latest group."""
     risk: RiskKind | None = None
-    """What a phrase of the message points to."""
+    """The risk sign in the message, if any."""
     language: str = "und"
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
-    """Names the turn in addresses of its pictures; nobody can guess it."""
+    """Names the turn in the URLs of its images; unguessable."""
 
     @property
     def replies(self) -> tuple[Progress, ...]:
-        """All replies, by their numbers."""
+        """All replies, ordered by number."""
         shown = () if self.progress is None else (self.progress,)
         found = (*shown, *(branch.progress for branch in self.aside))
         return tuple(sorted(found, key=lambda progress: progress.number))
@@ -76,97 +75,93 @@ class Turn:
         return max((progress.number for progress in self.replies), default=0) + 1
 
     def reply(self, number: int) -> Progress | None:
-        """Return the reply of that number, None if there is none."""
+        """Return the reply with that number, None if there is none."""
         return next((one for one in self.replies if one.number == number), None)
 
 
 @dataclass(frozen=True)
 class Undo:
-    """What one press of Undo brings back."""
+    """What Undo restores."""
 
     kind: Literal["cleared", "edited", "retried", "switched"]
     turns: tuple[Turn, ...] = field(repr=False)
-    """Where messages were removed: all of them, as they were."""
+    """All turns as they were, if messages were removed."""
     number: int
-    """The message that was changed, from 1."""
+    """The changed message, from 1."""
     until: float
     """On the store's clock."""
     back_to: int = 0
-    """Where nothing was removed: the reply that was shown."""
+    """The earlier current reply, if nothing was removed."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """One conversation. It never changes; the store holds the newest."""
+    """One conversation. Immutable; the store holds the newest version."""
 
     turns: tuple[Turn, ...] = field(default=(), repr=False)
     selected: int | None = None
     """The turn in the inspector; None follows the newest."""
     editing: int | None = None
-    """The message that is being changed."""
+    """The message that is being edited."""
     draft: str = field(default="", repr=False)
-    """What stood in the message box before a message was put there to be changed."""
+    """The text in the message box before editing began."""
     compared: int = 0
-    """The reply that the shown one is compared with in the inspector; 0 for none."""
+    """The reply compared with the current one in the inspector; 0 for none."""
     undo: Undo | None = None
 
     @property
     def shown(self) -> int | None:
-        """The turn that the inspector shows, None if there is none."""
+        """The turn in the inspector, None if there is none."""
         if not self.turns:
             return None
         last = len(self.turns) - 1
         return last if self.selected is None else min(self.selected, last)
 
     def dialogue(self) -> Dialogue:
-        """What was said up to and with the last message, as the policy reads it.
+        """The dialogue up to the last message, as the policy reads it.
 
-        A turn without a reply leaves the seeker's words alone in it.
+        A turn without a reply contributes only the seeker's message.
         """
         utterances: list[Utterance] = []
         for turn in self.turns[:-1]:
-            utterances.append(turn.said)
+            utterances.append(turn.message)
             reply = turn.progress.reply.strip() if turn.progress else ""
             if reply:
                 utterances.append(Utterance(Speaker.SUPPORTER, reply))
-        utterances += [turn.said for turn in self.turns[-1:]]
+        utterances += [turn.message for turn in self.turns[-1:]]
         return Dialogue(tuple(utterances))
 
     @property
     def is_writing(self) -> bool:
-        """Whether a reply to the last message is on its way."""
+        """Whether a reply to the last message is being generated."""
         return bool(self.turns) and any(
             reply.outcome == "running" for reply in self.turns[-1].replies
         )
 
     def progress(self, key: str) -> Progress | None:
-        """Return the reply of that key, wherever it stands."""
-        turns = (*self.turns[-1:], *self.held())  # usually it is the newest
+        """Return the reply with that key, current or not."""
+        turns = (*self.turns[-1:], *self.held())  # usually in the newest turn
         return next((one for turn in turns for one in turn.replies if one.key == key), None)
 
     def with_progress(self, progress: Progress) -> "Session":
-        """Return the session with the reply of the same key replaced, wherever it stands.
-
-        What Undo holds is looked through as well.
-        """
+        """Return the session with the reply of the same key replaced, also in what Undo holds."""
         turns = _with_progress(self.turns, progress)
         undo = self.undo and replace(self.undo, turns=_with_progress(self.undo.turns, progress))
         return replace(self, turns=turns, undo=undo)
 
     def with_turn(self, turn: Turn) -> "Session":
-        """Return the session with the turn of the same key replaced, where it is in sight."""
+        """Return the session with a turn of the current thread replaced."""
         turns = tuple(turn if turn.key == one.key else one for one in self.turns)
         return replace(self, turns=turns)
 
     def begun(self, index: int, progress: Progress) -> "Session":
-        """Return the session with one more reply to a message, which is shown.
+        """Return the session with one more reply to a message, which becomes current.
 
-        What followed the reply before stands aside with it.
+        What followed the earlier reply stays with that reply.
 
         Raises:
             InputError: There is no such message (code ``turn_gone``), no model may reply to it
-                (``left_to_people``), or there are as many replies as there may be
-                (``too_many_replies``).
+                (``left_to_people``), or the limit of replies is reached (``too_many_replies``).
         """
         turn = self.turn(index)
         self._check_may_reply(turn, 1)
@@ -178,9 +173,9 @@ class Session:
         return replace(self, turns=(*self.turns[:index], shown), selected=None, compared=0)
 
     def sampled(self, samples: tuple[Progress, ...]) -> "Session":
-        """Return the session with several more replies to the last message, which stand aside.
+        """Return the session with several alternative replies to the last message.
 
-        Without a reply before, the first of them is shown. Raises what `begun` raises.
+        Without an earlier reply, the first of them becomes current. Raises what `begun` raises.
         """
         turn = self.turn(len(self.turns) - 1)
         self._check_may_reply(turn, len(samples))
@@ -198,7 +193,7 @@ class Session:
         return replace(self, turns=(*self.turns[:-1], turn), selected=None, compared=0)
 
     def ranked(self, turn_key: str, best_of: BestOf) -> "Session":
-        """Return the session with a group ranked; its members without a word are gone."""
+        """Return the session with a ranked group; its samples without text are removed."""
 
         def change(turn: Turn) -> Turn:
             aside = tuple(
@@ -215,7 +210,7 @@ class Session:
         return replace(self, turns=changed(self.turns), undo=undo)
 
     def switched(self, index: int, number: int) -> "Session":
-        """Return the session with another reply to a message shown, and what followed that one.
+        """Return the session with another reply current, and the messages that followed it.
 
         Raises:
             InputError: There is no such message or reply (code ``turn_gone``).
@@ -235,7 +230,7 @@ class Session:
         return replace(self, turns=turns, selected=selected, compared=0, editing=None, draft="")
 
     def turn(self, index: int) -> Turn:
-        """Return the turn at a place.
+        """Return the turn with that index.
 
         Raises:
             InputError: There is none (code ``turn_gone``).
@@ -245,36 +240,36 @@ class Session:
         return self.turns[index]
 
     def _check_may_reply(self, turn: Turn, count: int) -> None:
-        """Every reply begins in `begun` or `sampled`, so nothing reaches a model past this."""
+        """Check the limits; `begun` and `sampled` call this before every reply."""
         if forbids_reply(turn.risk):
-            raise InputError("the message is left to people", code="left_to_people")
+            raise InputError("no model may reply to this message", code="left_to_people")
         kept = sum(len(one.replies) for one in every_turn(self.turns))
         if len(turn.replies) + count > MAX_REPLIES or kept + count > MAX_KEPT:
             raise InputError("too many", code="too_many_replies", values={"limit": MAX_REPLIES})
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was said, and there is nothing to go back to."""
+        """Whether there is no message and nothing to undo."""
         return self == Session()
 
     def aged(self, now: float) -> "Session":
-        """Return the session without a way back that is too old."""
+        """Return the session without an expired Undo."""
         return replace(self, undo=None) if self.undo and now > self.undo.until else self
 
     def picture(self, key: str, index: int) -> Image | None:
-        """Return a picture of a turn, also of one that is set aside."""
+        """Return an image of a turn, also of one that is not in the current thread."""
         for turn in self.held():
-            if turn.key == key and 0 <= index < len(turn.said.images):
-                return turn.said.images[index]
+            if turn.key == key and 0 <= index < len(turn.message.images):
+                return turn.message.images[index]
         return None
 
     def pictures(self) -> Iterator[Image]:
-        """Every picture that is held."""
+        """Every image it holds."""
         for turn in self.held():
-            yield from turn.said.images
+            yield from turn.message.images
 
     def held(self) -> Iterator[Turn]:
-        """Every turn, those aside and those that Undo holds among them."""
+        """Every turn, including alternatives and what Undo holds."""
         yield from every_turn(self.turns)
         if self.undo:
             yield from every_turn(self.undo.turns)
@@ -283,7 +278,7 @@ class Session:
 def way_back(
     session: Session, index: int, kind: Literal["retried", "switched"], now: float
 ) -> Undo | None:
-    """Return what leads back to the reply to a message that is shown now, None if there is none."""
+    """Return an Undo that restores the current reply to a message, None if it has no text."""
     progress = session.turn(index).progress
     if progress is None or not progress.has_words:
         return None
@@ -291,7 +286,7 @@ def way_back(
 
 
 def every_turn(turns: tuple[Turn, ...]) -> Iterator[Turn]:
-    """Every turn among these and behind the replies that stand aside."""
+    """Every turn among these and after their alternative replies."""
     for turn in turns:
         yield turn
         for branch in turn.aside:
@@ -299,7 +294,7 @@ def every_turn(turns: tuple[Turn, ...]) -> Iterator[Turn]:
 
 
 def _with_progress(turns: tuple[Turn, ...], newer: Progress) -> tuple[Turn, ...]:
-    """Replace the reply of the same key; the newest turn is looked at first, where it usually is."""
+    """Replace the reply of the same key, searching the newest turn first."""
     for place in range(len(turns) - 1, -1, -1):
         turn = turns[place]
         changed = _turn_with_progress(turn, newer)

@@ -1,13 +1,13 @@
-"""What visitors have written, kept in memory and nowhere else.
+"""Visitors' conversations, in memory only.
 
-It is found again only by the two things its visitor holds: the opaque id in the browser's storage and
-the signed cookie that scripts cannot read. What is kept is bounded in number, size and time. Nothing
-here is written to disk or to a log.
+A record can be reached only with the two things its visitor holds: the opaque id in the browser's
+storage and the signed cookie that scripts cannot read. The store is bounded in number, size and
+time. Nothing in it is written to disk or to a log.
 
-Room is made where most of it is taken. Each visitor has a share, and whoever goes beyond it loses the
-oldest of their own. When all is full, the network that holds most gives way, and in it the visitor who
-holds most. Visitors without a cookie, and those beyond `visitors.NEW_VISITORS`, have one share per
-network: new cookies bring no more room.
+Eviction hits those who use most. Each visitor has a share; beyond it they lose their own oldest
+record. If the whole store is full, the network that holds most gives way, and within it the visitor
+who holds most. Visitors without a cookie, and those beyond `visitors.NEW_VISITORS`, share one share
+per network, so new cookies bring no more room.
 """
 
 import threading
@@ -27,7 +27,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Room:
-    """How much is kept."""
+    """A limit on records and on the bytes of their images."""
 
     sessions: int
     image_bytes: int
@@ -35,55 +35,55 @@ class Room:
 
 IN_ALL = Room(2000, 512 * MEGABYTE)
 OF_VISITOR = Room(16, 64 * MEGABYTE)
-"""A browser has one conversation and one comparison at a time; the rest are other tabs. Pictures are
-kept with at most 1024 pixels a side, so these are some hundred photos."""
+"""A browser has one conversation and one comparison at a time; the rest are other tabs. Images are
+stored with at most 1024 pixels a side, so these are some hundred photos."""
 OF_CROWD = Room(128, 128 * MEGABYTE)
-"""Of all of a network who share a share."""
+"""For all callers of a network who share one share."""
 
 
 @dataclass(frozen=True)
 class SessionKey:
-    """Whose conversation it is. ``visitor`` is empty where the browser refuses cookies."""
+    """The key of a conversation. ``visitor`` is empty if the browser rejects cookies."""
 
     visitor: str
     conversation: str
     generation: int = 0
-    """Which of the visitor's deletions it comes after (`ui_components.server.deletions`); 0 before all."""
+    """The visitor's deletions before it (`ui_components.server.deletions`)."""
     network: str = field(default="", compare=False, kw_only=True)
-    """Where the visitor is now; see `Visitors.network`."""
+    """The visitor's current network; see `Visitors.network`."""
 
     @property
     def caller(self) -> Caller:
-        """Who waits for a reply in it. Nothing tells a browser without cookies from a program."""
+        """The caller of its requests. A browser without cookies looks like a program."""
         return Caller(self.network, self.visitor, is_program=not self.visitor)
 
     def __repr__(self) -> str:
-        """Tell nothing, so that no log line can give a conversation away."""
+        """Hide the fields, so that no log line can reveal a conversation."""
         return "SessionKey(...)"
 
 
-class Keepable(Protocol):
-    """A record that never changes; a newer one takes its place."""
+class SessionRecord(Protocol):
+    """An immutable record; updates replace it."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is in it that would have to be kept."""
+        """Whether there is nothing worth storing."""
 
     def pictures(self) -> Iterator[Image]:
-        """Every picture that is held."""
+        """Every image it holds."""
 
     def picture(self, key: str, index: int) -> Image | None:
-        """Return a picture of a message, None where there is none."""
+        """Return an image of a message, None if there is none."""
 
     def aged(self, now: float) -> Self:
-        """Return what is still good at this time of the keeper's clock."""
+        """Return the record without what has expired on the store's clock."""
 
 
-Value = TypeVar("Value", bound=Keepable)
+Value = TypeVar("Value", bound=SessionRecord)
 
 
 @dataclass
-class _Kept(Generic[Value]):
+class _Entry(Generic[Value]):
     value: Value
     used: float
     image_bytes: int
@@ -92,7 +92,7 @@ class _Kept(Generic[Value]):
 
 
 class SessionStore(Generic[Value]):
-    """The records of everybody who is here, until they expire."""
+    """All records, until they expire."""
 
     def __init__(
         self,
@@ -112,140 +112,140 @@ class SessionStore(Generic[Value]):
         self._of_visitor = of_visitor
         self._of_crowd = of_crowd
         self._clock = clock
-        self._kept: OrderedDict[SessionKey, _Kept[Value]] = OrderedDict()
+        self._entries: OrderedDict[SessionKey, _Entry[Value]] = OrderedDict()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._kept)
+            return len(self._entries)
 
     def now(self) -> float:
-        """The keeper's clock, for whatever expires."""
+        """The store's clock, for whatever expires."""
         return self._clock()
 
     def get(self, key: SessionKey) -> Value:
-        """Return the record, an empty one if there is none."""
+        """Return the record, or an empty one."""
         with self._lock:
-            kept = self._fresh(key)
-            return kept.value if kept else self._empty
+            entry = self._fresh(key)
+            return entry.value if entry else self._empty
 
     def update(self, key: SessionKey, change: Callable[[Value], Value]) -> Value:
-        """Replace the record by ``change`` of it, which nobody else can interrupt.
+        """Replace the record by ``change`` of it, atomically.
 
-        Nothing is kept, and an empty record returned, where the visitor had everything deleted since
-        the key was made.
+        If the visitor deleted their data since the key was made, nothing is stored and an empty
+        record returned.
 
         Raises:
-            InputError: It would hold more pictures than one visitor may keep
+            InputError: It would hold more images than one visitor may store
                 (``too_many_pictures``); nothing changed.
         """
         with self._lock:
             if not self.is_current(key):
                 return self._empty
-            kept = self._fresh(key)
-            before = kept.value if kept else self._empty
+            entry = self._fresh(key)
+            before = entry.value if entry else self._empty
             value = change(before)
             if value.is_empty:
-                self._kept.pop(key, None)
+                self._entries.pop(key, None)
                 return value
             image_bytes = _image_bytes(value)
-            has_grown = kept is None or image_bytes > kept.image_bytes
+            has_grown = entry is None or image_bytes > entry.image_bytes
             if has_grown and image_bytes > self._of_visitor.image_bytes:
                 limit = self._of_visitor.image_bytes // MEGABYTE
                 raise InputError("too many", code="too_many_pictures", values={"limit": limit})
             holder = key.caller.holder
-            self._kept[key] = _Kept(value, self._clock(), image_bytes, holder, key.network)
-            self._kept.move_to_end(key)
+            self._entries[key] = _Entry(value, self._clock(), image_bytes, holder, key.network)
+            self._entries.move_to_end(key)
             if has_grown:
                 self._make_room(key)
             return value
 
     def picture(self, visitor: str, message_key: str, index: int) -> Image | None:
-        """Return a picture of a visitor's own, None for anything else."""
+        """Return one of a visitor's own images, None for anything else."""
         with self._lock:
-            for key, kept in self._kept.items():
+            for key, entry in self._entries.items():
                 if key.visitor == visitor:
-                    found = kept.value.picture(message_key, index)
-                    if found is not None:
-                        return found
+                    image = entry.value.picture(message_key, index)
+                    if image is not None:
+                        return image
         return None
 
     def holds(self, visitor: str) -> bool:
-        """Whether anything is kept of a visitor."""
+        """Whether a visitor has any record."""
         with self._lock:
-            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._kept))
+            return bool(visitor) and any(key.visitor == visitor for key in reversed(self._entries))
 
     def keys_of(self, visitor: str) -> list[SessionKey]:
-        """What is kept of a visitor, nothing for somebody without a cookie."""
+        """The keys of a visitor's records; none without a cookie."""
         with self._lock:
-            return [key for key in self._kept if visitor and key.visitor == visitor]
+            return [key for key in self._entries if visitor and key.visitor == visitor]
 
     def forget(self, visitor: str) -> None:
-        """Delete all that is kept of a visitor."""
+        """Delete all records of a visitor."""
         with self._lock:
             for key in self.keys_of(visitor):
-                del self._kept[key]
+                del self._entries[key]
 
     def sweep(self) -> None:
-        """Forget what has expired."""
+        """Delete expired records."""
         with self._lock:
             now = self._clock()
-            for key, kept in list(self._kept.items()):
-                kept.value = kept.value.aged(now)
-                kept.image_bytes = _image_bytes(kept.value)
-                if now - kept.used > self.keep_seconds or kept.value.is_empty:
-                    del self._kept[key]
+            for key, entry in list(self._entries.items()):
+                entry.value = entry.value.aged(now)
+                entry.image_bytes = _image_bytes(entry.value)
+                if now - entry.used > self.keep_seconds or entry.value.is_empty:
+                    del self._entries[key]
 
-    def _fresh(self, key: SessionKey) -> _Kept[Value] | None:
-        kept = self._kept.get(key)
-        if kept is None:
+    def _fresh(self, key: SessionKey) -> _Entry[Value] | None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        if self._clock() - kept.used > self.keep_seconds:
-            del self._kept[key]
+        if self._clock() - entry.used > self.keep_seconds:
+            del self._entries[key]
             return None
-        kept.used = self._clock()
-        self._kept.move_to_end(key)
-        return kept
+        entry.used = self._clock()
+        self._entries.move_to_end(key)
+        return entry
 
     def _make_room(self, newest: SessionKey) -> None:
-        """Drop records, never the newest, until its holder and all together have the room they may have."""
+        """Evict records, never the newest, until all limits hold."""
         caller = newest.caller
         share = self._of_crowd if caller.is_of_the_crowd else self._of_visitor
         holder = caller.holder
-        own = {key: kept for key, kept in self._kept.items() if kept.holder == holder}
+        own = {key: entry for key, entry in self._entries.items() if entry.holder == holder}
         self._shrink(own, share, newest)
-        self._shrink(self._kept, self._in_all, newest)
+        self._shrink(self._entries, self._in_all, newest)
 
     def _shrink(
-        self, among: dict[SessionKey, _Kept[Value]], room: Room, newest: SessionKey
+        self, among: dict[SessionKey, _Entry[Value]], room: Room, newest: SessionKey
     ) -> None:
-        """Drop some of these records, which are in the order of their last use."""
+        """Evict some of these records, which are ordered by last use."""
         while len(among) > room.sessions:
-            self._drop(among, newest, lambda kept: 1)
-        while sum(kept.image_bytes for kept in among.values()) > room.image_bytes:
-            self._drop(among, newest, lambda kept: kept.image_bytes)
+            self._drop(among, newest, lambda entry: 1)
+        while sum(entry.image_bytes for entry in among.values()) > room.image_bytes:
+            self._drop(among, newest, lambda entry: entry.image_bytes)
 
     def _drop(
         self,
-        among: dict[SessionKey, _Kept[Value]],
+        among: dict[SessionKey, _Entry[Value]],
         newest: SessionKey,
-        size: Callable[[_Kept[Value]], int],
+        size: Callable[[_Entry[Value]], int],
     ) -> None:
-        """Drop the record of whoever holds most of these, the one that was not used for longest."""
+        """Evict the least recently used record of the caller who holds most."""
         of_network: Counter[str] = Counter()
         of_holder: Counter[str] = Counter()
-        for kept in among.values():
-            of_network[kept.network] += size(kept)
-            of_holder[kept.holder] += size(kept)
-        # Among equals `max` takes the first, which is the oldest. No record alone fills the room.
+        for entry in among.values():
+            of_network[entry.network] += size(entry)
+            of_holder[entry.holder] += size(entry)
+        # On ties `max` takes the first, which is the oldest. No record alone fills the store.
         dropped = max(
-            (key for key, kept in among.items() if key != newest and size(kept)),
+            (key for key, entry in among.items() if key != newest and size(entry)),
             key=lambda key: (of_network[among[key].network], of_holder[among[key].holder]),
         )
         among.pop(dropped)
-        self._kept.pop(dropped, None)
+        self._entries.pop(dropped, None)
 
 
-def _image_bytes(value: Keepable) -> int:
-    """Return the bytes of all pictures; one that stands in several places is held once."""
+def _image_bytes(value: SessionRecord) -> int:
+    """Return the bytes of all images, each counted once."""
     return sum({id(image): len(image.data) for image in value.pictures()}.values())

@@ -1,6 +1,6 @@
-"""HTML that the server renders. Every value is escaped by the template engine.
+"""HTML templates. Jinja escapes every value.
 
-The parts of the page are `gradio.HTML` components that show this HTML as it is. Gradio's own
+The parts of the page are `gradio.HTML` components that show this HTML unchanged. Gradio's own
 templates are not used: after filling in ``{{value}}`` they evaluate the result as a JavaScript
 template string, so a message with ``${...}`` in it would run as code in the browser.
 """
@@ -25,5 +25,5 @@ def _environment() -> jinja2.Environment:
 
 
 def render(name: str, **values: object) -> str:
-    """Return a template of ``templates/`` filled with values."""
+    """Render a template of ``templates/``."""
     return _environment().get_template(name).render(values).strip()

@@ -1,7 +1,7 @@
-"""The words of the page, in every language it speaks.
+"""The texts of the page, in every language.
 
-One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio draws take their
-words from a `gradio.I18n` made of the same files; whatever the server renders asks a `Texts`.
+One folder per language in ``assets/texts``, one TOML per screen. Labels that gradio renders come
+from a `gradio.I18n` made of the same files; the server's own HTML uses `Texts`.
 """
 
 import re
@@ -24,23 +24,23 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Texts:
-    """The words of one language."""
+    """The texts of one language."""
 
     language: str
     words: Mapping[str, str]
     region: str = ""
-    """The country of whoever reads, as the browser states it (ISO 3166); empty where unknown."""
+    """The reader's country according to the browser (ISO 3166); empty if unknown."""
 
     def __call__(self, key: str, **values: object) -> str:
-        """Return the sentence of that key, its placeholders filled in one pass.
+        """Return a text with its placeholders filled in one pass.
 
         Raises:
-            KeyError: There is no such key, or the sentence needs a value that was not given.
+            KeyError: There is no such key, or a placeholder has no value.
         """
         return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), self.words[key])
 
     def label(self, vocabulary: str, label: str) -> str:
-        """Return a closed label in this language; a label from elsewhere stays as it is.
+        """Return a taxonomy label in this language; an unknown label is returned unchanged.
 
         Args:
             vocabulary: The table of labels, for example ``stages`` or ``strategies``.
@@ -49,13 +49,13 @@ class Texts:
         return self.words.get(f"{vocabulary}.{label}", label)
 
     def listed(self, parts: list[str]) -> str:
-        """Return parts as one enumeration."""
+        """Join parts into one list."""
         return ("、" if self.language == "zh" else ", ").join(parts)
 
 
 @cache
 def load_texts(language: str) -> Texts:
-    """Read the words of a language of `LANGUAGES`; screens do not share a key."""
+    """Read the texts of a language of `LANGUAGES`; screens share no key."""
     words: dict[str, str] = {}
     for path in sorted((ASSETS / "texts" / language).glob("*.toml")):
         words |= _flat(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -71,17 +71,17 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def gradio_texts() -> gr.I18n:
-    """Return the same words for the labels that gradio draws in the browser."""
+    """Return the texts for the labels that gradio renders in the browser."""
     return gr.I18n(**{language: dict(load_texts(language).words) for language in LANGUAGES})
 
 
 def choose_language(chosen: str | None, accepted: str | None, default: str | None = None) -> str:
-    """Return the language in which to speak to a visitor.
+    """Return the language for a visitor.
 
     Args:
-        chosen: What the visitor picked on the page, if anything.
+        chosen: What the visitor selected on the page, if anything.
         accepted: The browser's ``Accept-Language`` header.
-        default: What the person who runs the server picked; it outranks the header.
+        default: The operator's choice; it outranks the header.
 
     Example:
         >>> choose_language(None, "fr, zh-TW;q=0.8, en;q=0.5")
@@ -99,7 +99,7 @@ def choose_language(chosen: str | None, accepted: str | None, default: str | Non
 
 
 def region_of(accepted: str | None, language: str) -> str:
-    """Return the country that a browser's ``Accept-Language`` states, else that of the language.
+    """Return the country in a browser's ``Accept-Language``, else that of the language.
 
     Example:
         >>> region_of("en-GB,en;q=0.8", "en"), region_of("en", "en"), region_of(None, "zh")

@@ -1,4 +1,4 @@
-"""How the page looks: gradio's own parts take their colours from the same variables as ours."""
+"""The look of the page: gradio's components use the same colour variables as ours."""
 
 import json
 
@@ -15,7 +15,7 @@ MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "Noto Sans Mono CJK SC",
 
 
 def build_theme() -> gr.themes.Base:
-    """Return gradio's theme, in the colours of ``assets/style/page.css``."""
+    """Return gradio's theme in the colours of ``assets/style/page.css``."""
     theme = gr.themes.Base(font=SANS, font_mono=MONO, radius_size="lg", text_size="md")
     names = {
         "body_background_fill": "--paper",
@@ -50,13 +50,13 @@ def build_theme() -> gr.themes.Base:
 
 
 def load_css() -> str:
-    """Return the style sheet of the page: that of the frame, then one for each screen."""
+    """Return the page's style sheet: the frame, then each screen."""
     sheets = [STYLE / "page.css", *sorted(STYLE.glob("screen_*.css"))]
     return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
 
 def load_js() -> str:
-    """Return the script that runs when the page is there, with the words it needs."""
+    """Return the script that runs on page load, with the labels it needs."""
     keys = ("send", "stop", "attach", "remove")
     words = {
         language: {key: load_texts(language)(f"chat.{key}") for key in keys}

@@ -1,4 +1,4 @@
-"""Addresses of the tour: the page to print, the count of votes, and the files behind its claims."""
+"""Routes of the tour: the printable page, the count of votes, and the source files of its claims."""
 
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ from markupsafe import Markup
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.votes.board import Filters
 from ui_components.results.view import sentence, titles
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services
 from ui_components.shared.templating import render
 from ui_components.shared.texts import ASSETS, LANGUAGES, Texts, load_texts
@@ -26,24 +26,26 @@ SERVED = (
     "tour/*.toml",
     "help_lines.toml",
 )
-"""What may be read over HTTP, below ``assets``: figures, cards, recordings. No weights."""
+"""The files served below ``assets``: figures, cards, recordings. No weights."""
 
 BOARD_SECONDS = 20.0
-"""A board of very many votes takes seconds; afterwards it is kept."""
+"""A board of very many votes takes seconds; after that it is cached."""
 
-NO_BOARD = (CompeerError, LineFullError, TimeoutError)
+NO_BOARD = (CompeerError, QueueFullError, TimeoutError)
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
-    """Add the addresses to the application."""
+    """Add the routes to the application."""
 
     def texts_for(request: Request) -> Texts:
-        asked = request.query_params.get("lang")
-        return load_texts(asked) if asked in LANGUAGES else services.texts(gr.Request(request))
+        language = request.query_params.get("lang")
+        return (
+            load_texts(language) if language in LANGUAGES else services.texts(gr.Request(request))
+        )
 
     @app.get("/tour/print")
     def tour_print(request: Request) -> Response:
-        """Show the whole tour as one page for paper."""
+        """Serve the whole tour as one printable page."""
         texts = texts_for(request)
         try:
             live = _live(services, texts)
@@ -56,7 +58,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/tour/votes")
     def tour_votes(request: Request) -> Response:
-        """Say how many votes there are."""
+        """Return the count of votes."""
         texts = texts_for(request)
         try:
             return HTMLResponse(_live(services, texts), headers={"cache-control": "no-store"})
@@ -65,7 +67,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/tour/files/{name:path}")
     def tour_file(name: str) -> Response:
-        """Show a file that a claim rests on."""
+        """Serve the source file of a claim."""
         served = {
             path.relative_to(ASSETS).as_posix(): path
             for pattern in SERVED
@@ -78,7 +80,7 @@ def add_routes(app: FastAPI, services: Services) -> None:
 
 
 def print_html(texts: Texts, live: str) -> str:
-    """Return the whole tour as one page for paper.
+    """Return the whole tour as one printable page.
 
     Raises:
         ConfigError: The tour's files are damaged.
@@ -108,7 +110,7 @@ def _live(services: Services, texts: Texts) -> str:
 
 
 def _style() -> str:
-    """The colours of the light page, the tour's own style, and what paper needs."""
+    """The light colours, the tour's style, and the print style."""
     sheets: list[Path] = [STYLE / "page.css", STYLE / "screen_tour.css", STYLE / "tour_print.css"]
     page, *others = (sheet.read_text(encoding="utf-8") for sheet in sheets)
     return "\n".join([page[: page.index("/* --- one language at a time --- */")], *others])

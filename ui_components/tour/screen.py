@@ -1,7 +1,7 @@
-"""The tour: six steps for people who want to know what this is, without a model and without a network.
+"""The tour: six steps that explain the project without a model or a network.
 
-All of it is rendered once for each language and sent when the page is opened; afterwards only the number
-of votes is asked for, and the tour does without where nobody answers.
+It is rendered once per language and sent when the page is opened; afterwards only the count of
+votes is requested, and the tour works without it.
 """
 
 import logging
@@ -25,22 +25,22 @@ from ui_components.tour.view import tour_view
 logger = logging.getLogger(__name__)
 
 FILES = "tour/files/"
-"""Where the page finds the files behind the claims, see `tour_routes`."""
+"""The URL prefix of the source files, see `tour.routes`."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What the small parts of the templates need, on the screen and on paper."""
+    """The values that the template macros need, on screen and on paper."""
 
     t: Texts
     files: str
-    """What stands in front of a file below ``assets``."""
+    """The URL prefix of files below ``assets``."""
     paper_address: str
     printed: bool = False
 
     @property
     def home(self) -> str:
-        """What stands in front of an address of the server."""
+        """The URL prefix of the server."""
         return "../" if self.printed else ""
 
 
@@ -57,12 +57,12 @@ def build_tour(services: Services, i18n: gr.I18n, page: gr.Blocks) -> None:
 
 @cache
 def the_tour() -> Tour:
-    """Return the tour that comes with the code; it does not change while a server runs."""
+    """Return the shipped tour; it is read once."""
     return load_tour()
 
 
 def tour_html(texts: Texts) -> str:
-    """Return the screen in one language, or why there is none."""
+    """Return the screen in one language, or an error message."""
     try:
         values = steps_in(the_tour(), texts, files=FILES)
     except ConfigError as error:
@@ -80,18 +80,18 @@ def tour_html(texts: Texts) -> str:
 def steps_in(
     tour: Tour, texts: Texts, *, files: str, printed: bool = False, live: str = ""
 ) -> Mapping[str, Any]:
-    """Return what the templates of the six steps are filled with.
+    """Return the values for the templates of the six steps.
 
     Args:
         tour: The contents.
         texts: The language.
-        files: What stands in front of a file below ``assets``.
-        printed: For paper: nothing to press or unfold.
-        live: The count of votes as HTML, where it is known already.
+        files: The URL prefix of files below ``assets``.
+        printed: For paper: no controls.
+        live: The count of votes as HTML, if already known.
     """
     return {
         "t": texts,
         "v": tour_view(tour, texts),
         "frame": Frame(texts, files, tour.paper_address, printed),
-        "live": Markup(live),  # made by our own template
+        "live": Markup(live),  # from our own template
     }

@@ -1,4 +1,4 @@
-"""What the templates of the tour are filled with: its contents in one language."""
+"""The values for the tour's templates: its contents in one language."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ from ui_components.shared.texts import Texts
 
 STEP_COUNT = 6
 HELP_LINES = 6
-"""As many as the last step has room for; the strip at the top of the page has all."""
+"""As many as fit on the last step; the strip at the top of the page has all."""
 
 
 def tour_view(tour: Tour, texts: Texts) -> dict[str, Any]:
-    """Return all values of the tour's templates but the words of the frame."""
+    """Return all values of the tour's templates except the frame's texts."""
     numbers = range(1, STEP_COUNT + 1)
     settings = Settings()
     return {
@@ -190,7 +190,7 @@ def _sign(right: bool) -> str:
 
 
 def _close_up(tour: Tour, texts: Texts) -> dict[str, Any] | None:
-    """The wrong step that is explained; None where no person has called it wrong."""
+    """The incorrect step that is explained; None if no person has marked it incorrect."""
     chosen = tour.plan.close_up
     case = tour.plan.case(chosen.case)
     recording = tour.recordings.get((chosen.case, chosen.stage))
@@ -234,7 +234,7 @@ def _tally(tour: Tour, texts: Texts) -> dict[str, Any]:
 
 
 def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
-    """How good the shipped judge is, and whether that differs from tossing a coin."""
+    """The shipped judge's quality, and whether it differs from chance."""
     figures = tour.figures
     order = {part: figures[f"judge_order_{part}"] for part in STEPS}
     found = {part: figures[f"judge_found_{part}"] for part in STEPS}
@@ -297,14 +297,14 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
 
 
 def _between(figure: Figure) -> str:
-    """Return the interval of a difference: with signs, and no dash that could be one."""
+    """Return the CI of a difference, with signs and without an en dash."""
     if figure.low is None or figure.high is None:
         return ""
     return f"[{_tenths(figure.low)}, {_tenths(figure.high)}]"
 
 
 def _tenths(value: float) -> str:
-    """Return a measured number with its sign and one decimal: 3.0 stands beside 0.9 as such.
+    """Return a number with its sign and one decimal.
 
     Example:
         >>> _tenths(2.97), _tenths(-0.46), _tenths(-0.04)
@@ -315,7 +315,7 @@ def _tenths(value: float) -> str:
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
-    """Each limit, and the file behind it."""
+    """Each limit and its source file."""
     shown = tour.recording(tour.plan.cases[0], tour.plan.shown)
     found: Mapping[str, str] = {
         part.value: tour.figures[f"judge_found_{part}"].text for part in STEPS

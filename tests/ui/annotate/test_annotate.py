@@ -1,4 +1,4 @@
-"""The annotation desk without a browser: handlers, HTTP routes, what is drawn and what is kept back."""
+"""The annotation desk without a browser: handlers, HTTP routes, HTML, and what stays hidden."""
 
 import asyncio
 import csv
@@ -31,7 +31,7 @@ from ui_components.annotate.routes import (
     TRIES_OF_VISITOR,
     add_routes,
 )
-from ui_components.server.middleware import Frontdoor
+from ui_components.server.middleware import HeadersMiddleware
 from ui_components.server.visitors import COOKIE
 from ui_components.shared.texts import load_texts
 
@@ -67,7 +67,7 @@ def record(number, reply="Tell me.", text="I failed.", images=()):
 
 
 class Person:
-    """Somebody at the page, over plain requests."""
+    """An annotator over plain HTTP requests."""
 
     def __init__(self, server, token=None, language="en"):
         self.client = TestClient(server, headers={"accept-language": language})
@@ -85,7 +85,7 @@ class Person:
         return answer.json()["html"]
 
     def open(self, **body):
-        """Look, and return the item that is open and which reply stands first."""
+        """View the desk; return the open item and which reply is first."""
         html = self.look(**body)
         item = html.partition('data-item="')[2].partition('"')[0]
         return item, html.index("Oh no.") < html.index("Tell me.")
@@ -104,13 +104,13 @@ def small_server(services):
     """The desk without the rest of the page, which takes long to build."""
     app = FastAPI()
     add_routes(app, services)
-    app.add_middleware(Frontdoor, services=services)
+    app.add_middleware(HeadersMiddleware, services=services)
     return app
 
 
 @pytest.fixture
 def world(tmp_path):
-    """A desk with three items, two annotators and one who decides."""
+    """A desk with three items, two annotators and an adjudicator."""
     services = make_services(tmp_path)
     desk = Desk(services.votes)
     write_records(tmp_path / "rows.jsonl", [record(number) for number in range(3)])
@@ -135,7 +135,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr("ui_components.annotate.routes.WRONG_DELAY_SECONDS", 0.0)
 
 
-# --- coming in ----------------------------------------------------------------------------------
+# --- sign-in ------------------------------------------------------------------------------------
 
 
 def test_without_a_token_the_desk_says_what_it_is_and_shows_nothing(world):
@@ -161,9 +161,9 @@ def test_the_token_gives_a_cookie_that_scripts_cannot_read(world):
     assert "SameSite=None; Secure; Partitioned" in over_tls.headers["set-cookie"]
 
 
-def test_who_leaves_is_out_and_so_is_whose_token_was_revoked(world):
+def test_signing_out_and_revoking_a_token_end_the_session(world):
     ann, bo = world.enter("ann"), world.enter("bo")
-    assert "You have left" in ann.post("logout").json()["html"]
+    assert "You are signed out" in ann.post("logout").json()["html"]
     assert 'data-place="outside"' in ann.look()
 
     world.desk.revoke("bo")
@@ -172,7 +172,7 @@ def test_who_leaves_is_out_and_so_is_whose_token_was_revoked(world):
         assert (answer.status_code, answer.json()["code"]) == (401, "logged_out")
 
 
-def test_the_cookie_of_a_browser_that_has_left_is_no_use_and_other_browsers_stay_in(world):
+def test_signing_out_ends_one_browsers_session_only(world):
     at_work, at_home = world.enter("ann"), world.enter("ann")
     kept = at_work.client.cookies[ANNOTATOR_COOKIE]
     at_work.post("logout")
@@ -184,7 +184,7 @@ def test_the_cookie_of_a_browser_that_has_left_is_no_use_and_other_browsers_stay
 
 
 @pytest.mark.parametrize("cookie", ["", "1.abc.def.ghi", "x", "1.2", "\xff\xfe", "x" * 4000])
-def test_a_made_up_cookie_is_nobodys(world, cookie):
+def test_a_forged_cookie_is_rejected(world, cookie):
     assert read_annotator(world.desk, {ANNOTATOR_COOKIE: cookie}) is None
 
 
@@ -201,11 +201,11 @@ def test_a_wrong_token_takes_a_while(world):
 
     assert answer.status_code == 403
     assert answer.elapsed.total_seconds() >= 1.0
-    assert "Nobody has this token" in answer.json()["error"]
+    assert "This token is not valid" in answer.json()["error"]
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_who_guesses_is_told_to_wait_and_the_right_token_works_all_the_same(world):
+def test_after_many_guesses_only_the_right_token_works(world):
     person = Person(world.server)
     for _ in range(TRIES_OF_VISITOR):
         assert person.post("login", token="guess").status_code == 403
@@ -237,7 +237,7 @@ def test_right_tokens_are_not_counted(world):
 
 
 def test_guesses_do_not_hold_more_than_so_many_connections(world, monkeypatch):
-    """All others are answered while the first ones are still held back."""
+    """Further guesses are answered at once while the first ones are delayed."""
     waiting, released = [], asyncio.Event()
 
     async def sleep(seconds):
@@ -272,7 +272,7 @@ def test_guesses_do_not_hold_more_than_so_many_connections(world, monkeypatch):
 @pytest.mark.parametrize(
     "body", ["", "[]", "{", '{"token": 3}', '{"token": "\\ud800"}', "9" * 300_000]
 )
-def test_nonsense_at_the_door_is_refused_calmly(world, body):
+def test_malformed_sign_ins_are_refused(world, body):
     person = Person(world.server)
     answer = person.client.post("/desk/login", content=body)
 
@@ -422,7 +422,7 @@ def test_an_answer_is_saved_once_and_the_next_item_comes(world):
     assert said.answer(Part.REPLY) == ("first" if as_in_item else "second")
 
 
-def test_nobody_gets_at_what_was_not_given_to_them(world):
+def test_annotators_cannot_reach_items_of_others(world):
     ann, bo = world.enter("ann"), world.enter("bo")
     for _ in range(3):
         item, _ = ann.open()
@@ -459,13 +459,13 @@ def test_the_last_answer_comes_back_as_a_draft(world):
     ann.answer(steps=[False, True, True], note="too quick")
     shown = ann.post("undo").json()
 
-    assert shown["said"].startswith("Item 1 is yours again")
+    assert shown["said"].startswith("Item 1 is a draft again")
     assert 'step-1" value="wrong" checked' in shown["html"]
     assert "too quick</textarea>" in shown["html"]
     assert '<dd data-count="done">0' in shown["html"]
 
 
-def test_a_picture_is_shown_to_whom_the_item_was_given(world, tmp_path):
+def test_an_image_is_served_to_the_items_annotator(world, tmp_path):
     PIL.Image.new("RGB", (4, 3), "teal").save(tmp_path / "a.png")
     write_records(tmp_path / "more.jsonl", [record(9, images=("a.png",))])
     assert main(["items", str(tmp_path / "more.jsonl"), "--database-url", world.url]) == 0
@@ -498,7 +498,7 @@ def test_only_who_may_decide_sees_what_two_said_and_without_names(world):
     assert 'data-decides="yes"' in html
     assert html.count('class="two-said differ"') == 2
     assert html.count("≠") == 2
-    assert html.count("Both say: Right") == 2
+    assert html.count("Both answered: Correct") == 2
     assert "ann&#39;s own words" in html
     assert "very fast" in html
     assert "<img src=x" not in html
@@ -531,7 +531,7 @@ def test_the_third_person_gives_a_reason_and_decides_only_where_two_differ(world
 
 
 def finish(world):
-    """Let two people answer everything, differently in one step and one preference."""
+    """Answer everything as two annotators who differ in one step and one preference."""
     ann, bo, cy = map(world.enter, ("ann", "bo", "cy"))
     for number in range(3):
         assert ann.answer(seconds=20).status_code == 200
@@ -545,7 +545,7 @@ def finish(world):
 
 def test_the_agreement_is_kept_back_until_everything_is_done(world):
     ann, bo, cy = finish(world)
-    assert "Not before the end" in ann.look(place="agreement")
+    assert "Not available yet" in ann.look(place="agreement")
     assert "3 of 3" in cy.look(place="agreement")
 
     while (
@@ -560,7 +560,7 @@ def test_the_agreement_is_kept_back_until_everything_is_done(world):
     assert "Dropped: no consensus" in html
     assert "Item 3" in html
     assert "100 % of all answers are “Right”" in html
-    assert "<bdi>ann</bdi>" not in html  # pairs are for who decides
+    assert "<bdi>ann</bdi>" not in html  # only adjudicators see pairs
     assert "desk/export" not in html
     assert "<bdi>ann</bdi> · <bdi>bo</bdi>" in cy.look(place="agreement")
     assert 'data-nothing="over"' in ann.look()
@@ -609,7 +609,7 @@ def test_files_tell_nothing_about_items_that_are_still_to_be_answered(world):
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_a_failing_database_is_a_calm_sentence(world, monkeypatch, language):
+def test_a_failing_database_gives_one_sentence(world, monkeypatch, language):
     ann, cy = world.enter("ann", language), world.enter("cy", language)
 
     def fail(*_, **__):
@@ -629,7 +629,7 @@ def test_a_failing_database_is_a_calm_sentence(world, monkeypatch, language):
         assert (file.status_code, file.text) == (503, sentence)
 
 
-def test_a_file_that_finds_no_room_is_a_calm_sentence(world, monkeypatch):
+def test_a_full_disk_during_export_gives_one_sentence(world, monkeypatch):
     cy = world.enter("cy")
 
     def full():
@@ -664,7 +664,7 @@ def test_an_empty_desk_says_how_to_fill_it(tmp_path):
     services.votes.close()
 
 
-def test_a_request_for_nothing_of_ours_is_an_input_error():
+def test_an_unknown_request_is_an_input_error():
     from ui_components.annotate.handlers import read_asked
 
     for body in (

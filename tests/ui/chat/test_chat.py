@@ -1,4 +1,4 @@
-"""The handlers of the page, called as gradio calls them, without gradio."""
+"""The handlers of Chat, called as gradio calls them, without gradio."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def picture(folder: Path, name: str = "photo.png", size: tuple[int, int] = (60, 
     return path
 
 
-# --- saying something ----------------------------------------------------------------------------
+# --- sending -------------------------------------------------------------------------------------
 
 
 def test_a_message_gets_a_reply_with_three_steps_and_scores(anna):
@@ -77,7 +77,7 @@ def test_the_second_reply_knows_the_first(anna):
     [
         ("", "Please write something"),
         (" \n\u200b", "Please write something"),
-        ("x" * 20_000, "20000 characters; 4000 is the most"),
+        ("x" * 20_000, "20000 characters; the limit is 4000"),
     ],
 )
 def test_a_message_that_cannot_be_sent_stays_in_the_box(anna, text, sentence):
@@ -91,7 +91,7 @@ def test_a_message_that_cannot_be_sent_stays_in_the_box(anna, text, sentence):
 def test_an_unknown_model_is_refused_and_the_message_kept(anna):
     asyncio.run(anna.send("hello", model="gone"))
 
-    assert "no model of that name" in anna.error
+    assert "no model with that name" in anna.error
 
 
 @pytest.mark.parametrize("seed", ["-1", "1.5", "2147483648", "9" * 5000, "0" * 5000, "seven", "٣"])
@@ -107,7 +107,7 @@ def test_a_chosen_seed_is_the_seed_of_the_record(anna):
     assert anna.session.turns[0].progress.record.seed == 17
 
 
-def test_nobody_judges_if_nobody_is_asked_to(anna):
+def test_without_a_judge_nothing_is_scored(anna):
     asyncio.run(anna.send("hello", judge=""))
 
     assert "no judge" in anna.screen["inspector"]
@@ -126,7 +126,7 @@ def test_sentences_are_in_the_language_of_the_browser(services):
 def test_a_picture_is_kept_in_memory_and_its_upload_deleted(anna, tmp_path):
     path = anna.upload(picture(tmp_path))
     asyncio.run(anna.send("", [path], alt="My desk"))
-    image = anna.session.turns[0].said.images[0]
+    image = anna.session.turns[0].message.images[0]
 
     assert (image.width, image.height, image.alt) == (60, 40, "My desk")
     assert not anna.services.uploads.holds(path, anna.services.owner(anna.request))
@@ -139,7 +139,7 @@ def test_several_pictures_may_come_with_any_message(anna, tmp_path):
     paths = [picture(tmp_path, f"{number}.png") for number in range(3)]
     asyncio.run(anna.send("second", paths))
 
-    assert len(anna.session.turns[1].said.images) == 3
+    assert len(anna.session.turns[1].message.images) == 3
 
 
 def test_bad_uploads_are_refused_by_name_and_nothing_is_sent(anna, tmp_path):
@@ -149,13 +149,13 @@ def test_bad_uploads_are_refused_by_name_and_nothing_is_sent(anna, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
     PIL.Image.fromarray(pixels).save(cut)
     cut.write_bytes(cut.read_bytes()[:2000])
-    sentences = {text: "notes.png is not a picture", cut: "cut.png cannot be opened"}
+    sentences = {text: "notes.png is not an image", cut: "cut.png cannot be opened"}
 
     for path, sentence in sentences.items():
         asyncio.run(anna.send("look", [path]))
         assert sentence in anna.error
     asyncio.run(anna.send("look", [tmp_path / "gone.png"]))
-    assert "no longer there" in anna.error
+    assert "no longer on the server" in anna.error
     asyncio.run(anna.send("look", [picture(tmp_path, f"{number}.png") for number in range(5)]))
     assert "at most 4 photos" in anna.error
     assert anna.session.turns == ()
@@ -166,10 +166,10 @@ def test_a_picture_of_a_hundred_megapixels_is_refused(anna, tmp_path):
     PIL.Image.new("1", (12_000, 9_000)).save(path)
     asyncio.run(anna.send("look", [path]))
 
-    assert "12 million pixels are the most" in anna.error
+    assert "the limit is 12 megapixels" in anna.error
 
 
-# --- stopping, trying again, changing ------------------------------------------------------------
+# --- stopping, regenerating, editing -------------------------------------------------------------
 
 
 async def send_and_stop(visitor: Visitor, text: str) -> None:
@@ -191,7 +191,7 @@ def test_stop_ends_the_reply_and_keeps_the_message(anna):
 def test_a_failed_reply_keeps_everything_and_offers_another_try(anna):
     asyncio.run(anna.send("Please fail"))
 
-    assert "The reply broke off. Your message is kept." in anna.screen["conversation"]
+    assert "Generation failed. Your message is saved." in anna.screen["conversation"]
     assert "Please fail" in anna.screen["conversation"]
     asyncio.run(anna.ask_again(model="other"))
     assert SECOND_REPLY in anna.screen["conversation"]
@@ -228,7 +228,7 @@ def test_only_the_last_message_can_have_another_reply(anna):
     asyncio.run(anna.send("two"))
     asyncio.run(anna.ask_again(index=0))
 
-    assert "no longer there" in anna.error
+    assert "no longer exists" in anna.error
     assert len(anna.session.turns) == 2
 
 
@@ -241,20 +241,20 @@ def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_
         )
     )
     assert anna.screen["message"]["text"] == "one"
-    assert "You are changing message 1" in anna.screen["conversation"]
+    assert "You are editing message 1" in anna.screen["conversation"]
 
     asyncio.run(anna.send("one, but better"))
 
     turns = anna.session.turns
-    assert [turn.said.text for turn in turns] == ["one, but better"]
-    assert len(turns[0].said.images) == 1  # the photo stays with its message
+    assert [turn.message.text for turn in turns] == ["one, but better"]
+    assert len(turns[0].message.images) == 1  # the photo stays with its message
     sent = next(update["message"] for update in anna.updates[::-1] if "conversation_id" in update)
     assert sent.value["text"] == "half a thought"  # what was being typed comes back
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
-    assert [turn.said.text for turn in anna.session.turns] == ["one", "two"]
+    assert [turn.message.text for turn in anna.session.turns] == ["one", "two"]
 
 
-def test_a_change_can_be_left_alone(anna):
+def test_an_edit_can_be_cancelled(anna):
     asyncio.run(anna.send("one"))
     anna.chat.edit({"text": "draft", "files": []}, anna.conversation_id, anna.request, pressed(0))
     anna.see(anna.chat.stop_edit({"text": "one!", "files": []}, anna.conversation_id, anna.request))
@@ -268,7 +268,7 @@ def test_a_change_can_be_left_alone(anna):
 def test_clearing_can_be_taken_back_until_the_next_message(anna):
     asyncio.run(anna.send("one"))
     anna.see(anna.chat.clear(anna.conversation_id, anna.request))
-    assert "The conversation was cleared." in anna.screen["conversation"]
+    assert "Conversation cleared." in anna.screen["conversation"]
     assert REPLY not in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert REPLY in anna.screen["conversation"]
@@ -276,14 +276,14 @@ def test_clearing_can_be_taken_back_until_the_next_message(anna):
     anna.chat.clear(anna.conversation_id, anna.request)
     asyncio.run(anna.send("new"))
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
-    assert "no longer be taken back" in anna.error
-    assert [turn.said.text for turn in anna.session.turns] == ["new"]
+    assert "no longer be undone" in anna.error
+    assert [turn.message.text for turn in anna.session.turns] == ["new"]
 
 
 def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         anna.chat.clear(anna.conversation_id, anna.request)
         await anna.send("And now?")
@@ -291,18 +291,18 @@ def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken
 
     asyncio.run(scene())
 
-    assert [turn.said.text for turn in anna.session.turns] == ["And now?"]
+    assert [turn.message.text for turn in anna.session.turns] == ["And now?"]
     assert anna.session.turns[0].progress.outcome == "finished"
 
 
 def test_a_second_message_waits_for_the_first_reply(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         other_tab = Visitor(anna.services, cookie=anna.cookie)
         await other_tab.send("Me too")
-        assert "A reply is being written" in other_tab.error
+        assert "A reply is being generated" in other_tab.error
         anna.chat.stop(anna.conversation_id, anna.request)
         await asyncio.wait_for(sending, 10)
 
@@ -310,7 +310,7 @@ def test_a_second_message_waits_for_the_first_reply(anna):
     assert len(anna.session.turns) == 1
 
 
-# --- looking -------------------------------------------------------------------------------------
+# --- viewing -------------------------------------------------------------------------------------
 
 
 def test_a_page_that_comes_back_finds_its_conversation(anna):
@@ -330,12 +330,12 @@ def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
     assert anna.screen["conversation_id"] != claimed
 
 
-def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(anna):
+def test_a_reply_survives_a_reload_and_stops_without_watchers(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("Write for ever"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
-        job = anna.services.writers.job(anna.key)
+        job = anna.services.chat_jobs.job(anna.key)
         again = Visitor(anna.services, cookie=anna.cookie)
         loading = asyncio.create_task(
             again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request))
@@ -345,12 +345,12 @@ def test_a_reply_goes_on_when_the_page_is_reloaded_and_ends_when_nobody_looks(an
         sending.cancel()  # the first page is gone
         await asyncio.gather(sending, return_exceptions=True)
         await asyncio.sleep(2 * anna.services.grace_seconds)
-        assert not job.stop.is_set()
+        assert not job.stopped.is_set()
         loading.cancel()  # and now the second
         await asyncio.gather(loading, return_exceptions=True)
 
     asyncio.run(scene())
-    eventually(lambda: anna.services.writers.job(anna.key) is None)
+    eventually(lambda: anna.services.chat_jobs.job(anna.key) is None)
     assert anna.session.turns[0].progress.outcome == "stopped"
 
 
@@ -361,12 +361,12 @@ def test_two_visitors_never_meet(services):
 
     assert "Only Anna knows this" not in str(ben.updates)
     asyncio.run(ben.send("Ben here"))
-    assert [turn.said.text for turn in anna.session.turns] == ["Only Anna knows this"]
+    assert [turn.message.text for turn in anna.session.turns] == ["Only Anna knows this"]
     ben.chat.clear(anna.conversation_id, ben.request)
     assert len(anna.session.turns) == 1
 
 
-def test_whoever_waits_sees_the_place_and_can_leave(services):
+def test_a_waiting_visitor_sees_the_place_and_can_stop(services):
     anna, ben = Visitor(services), Visitor(services)
 
     async def scene() -> None:
@@ -374,7 +374,7 @@ def test_whoever_waits_sees_the_place_and_can_leave(services):
         while "is-done" not in str(anna.screen.get("conversation")):
             await asyncio.sleep(0.01)
         second = asyncio.create_task(ben.send("And me?"))
-        while "number 1 in line" not in str(ben.screen.get("conversation")):
+        while "number 1 in the queue" not in str(ben.screen.get("conversation")):
             await asyncio.sleep(0.01)
         ben.chat.stop(ben.conversation_id, ben.request)
         await asyncio.wait_for(second, 10)
@@ -409,7 +409,7 @@ def test_a_starter_is_offered_and_does_not_push_out_what_was_typed(anna):
     assert kept.startswith("my own words\n")
 
 
-# --- care ----------------------------------------------------------------------------------------
+# --- safety --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -421,14 +421,12 @@ def asked(monkeypatch) -> list[Dialogue]:
         dialogues.append(dialogue)
         return take_turn(policy, judge, dialogue, *rest, **named)
 
-    monkeypatch.setattr("ui_components.shared.generation.take_turn", watched)
+    monkeypatch.setattr("ui_components.shared.jobs.take_turn", watched)
     return dialogues
 
 
 @pytest.mark.parametrize("text", ["I want to kill myself", "I cut myself last night", "我割腕了"])
-def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_asked(
-    anna, asked, text
-):
+def test_a_message_in_danger_gets_a_card_and_no_model_is_called(anna, asked, text):
     anna.request.headers["accept-language"] = "en-GB"
     asyncio.run(anna.send(text))
     screen = anna.screen["conversation"]
@@ -440,11 +438,13 @@ def test_where_a_person_is_needed_a_card_stands_for_the_reply_and_no_model_is_as
     assert "No program answers this message" in screen
     assert "Try again" not in screen
     assert "Supporter" not in screen
-    assert "No reply is written to this message" in anna.screen["inspector"]
+    assert "No model replies to this message" in anna.screen["inspector"]
     assert asked == []
     assert anna.session.turns[0].progress is None
-    assert not anna.services.writers.count()
-    assert anna.screen["message"]._constructor_args[0]["submit_btn"] is True  # one can go on
+    assert not anna.services.chat_jobs.count()
+    assert (
+        anna.screen["message"]._constructor_args[0]["submit_btn"] is True
+    )  # the visitor can continue
 
 
 def test_the_card_comes_whatever_model_was_picked(anna):
@@ -465,12 +465,12 @@ def test_an_emergency_number_comes_first_where_minutes_count(anna):
     assert suicide.index("tel:988") < suicide.index("tel:911")
 
 
-def test_there_is_no_way_round_the_card(anna, asked):
+def test_the_card_cannot_be_bypassed(anna, asked):
     asyncio.run(anna.send("I want to kill myself"))
     steering = Steering(anna.services, anna.chat._parts, anna.chat)
     order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)
     asyncio.run(anna.ask_again(0))
-    assert "lead to people" in anna.error
+    assert "Real people answer" in anna.error
     for handler, data in (
         (steering.best_of, {"size": 2}),
         (steering.try_strategy, {"turn": 0, "reply": 1, "strategy": "Question"}),
@@ -508,7 +508,7 @@ def test_an_edited_message_without_a_sign_is_answered(anna):
 def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
     async def two_at_once() -> None:
         first = asyncio.create_task(anna.send("slowly, please"))
-        while anna.services.writers.job(anna.key) is None:
+        while anna.services.chat_jobs.job(anna.key) is None:
             await asyncio.sleep(0.01)
         await anna.send("I want to kill myself")
         assert "Press Stop first" in anna.error
@@ -563,13 +563,13 @@ def test_every_sign_has_a_sentence_and_every_region_a_name(language):
     named = {region for region in regions if f"regions.{region}" in texts.words}
     unnamed = regions - named
     (europe,) = (line for line in load_help_lines().lines if "EU" in line.regions)
-    assert unnamed <= set(europe.regions)  # they go by the name of the union
+    assert unnamed <= set(europe.regions)  # they are covered by the EU
 
 
 def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):
     asyncio.run(anna.send("我很难过，不知道怎么办。"))
 
-    assert "Scripted nano was made for English" in anna.screen["conversation"]
+    assert "Scripted nano was trained for English" in anna.screen["conversation"]
     assert REPLY in anna.screen["conversation"]
 
 
@@ -584,12 +584,12 @@ def test_the_log_of_a_failure_holds_no_words_of_the_visitor(anna, caplog, monkey
     def break_down(policy: object, judge: object, dialogue: Dialogue, *_: object, **__: object):
         raise RuntimeError(f"could not encode: {dialogue.utterances[0].text}")
 
-    monkeypatch.setattr("ui_components.shared.generation.take_turn", break_down)
+    monkeypatch.setattr("ui_components.shared.jobs.take_turn", break_down)
     asyncio.run(anna.send("my secret"))
 
     assert "RuntimeError" in caplog.text
     assert "my secret" not in caplog.text
-    assert "The reply broke off" in anna.screen["conversation"]
+    assert "Generation failed" in anna.screen["conversation"]
 
 
 def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
@@ -604,10 +604,10 @@ def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
 
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("hello"))
-        while "still being loaded" not in str(anna.screen.get("conversation")):
+        while "still loading" not in str(anna.screen.get("conversation")):
             await asyncio.sleep(0.01)
         note = anna.chat.choose_model("scripted-nano", anna.request)["note"]
-        assert "is being loaded" in note
+        assert "Loading" in note
         loaded.set()
         await asyncio.wait_for(sending, 10)
 

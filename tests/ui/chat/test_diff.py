@@ -1,4 +1,4 @@
-"""Differences between two texts, word by word."""
+"""Differences between two texts by words."""
 
 import pytest
 from hypothesis import given, settings

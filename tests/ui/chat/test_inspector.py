@@ -1,4 +1,4 @@
-"""The inspector, drawn from records: every state has words, and a model's text stays text."""
+"""The inspector drawn from records: every state has words, and model output stays text."""
 
 import re
 import threading
@@ -29,7 +29,7 @@ BROKEN_JUDGE = Judge("judge", ScriptedScorer([BackendError("out of memory")]))
 
 
 def turn(text: str | ScriptedTurn, judge: Judge | None = SURE, stop_at: Part | None = None) -> Turn:
-    """A turn as the page would have folded it; cut off where a part begins, if asked to."""
+    """A turn as folded by the page; cut off where a part begins, if requested."""
     policy = Policy("policy", ScriptedBackend([text]))
     stop = threading.Event()
     dialogue = Dialogue.from_messages([{"role": "user", "content": "I lost my job."}])
@@ -51,15 +51,15 @@ def words(html: str) -> str:
 
 
 def test_without_a_turn_it_says_what_will_be_here():
-    assert "how a reply comes about" in drawn()
+    assert "reasoning behind each reply" in drawn()
 
 
 def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
     html = drawn(turn(COMPLETE))
 
-    assert html.count("<b>judged right</b>") == 2
-    assert html.count("<b>judged wrong</b>") == 1
-    assert [int(share) for share in re.findall(r"(\d+) % sure", html)] == [90, 90, 70]
+    assert html.count("<b>judged correct</b>") == 2
+    assert html.count("<b>judged incorrect</b>") == 1
+    assert [int(share) for share in re.findall(r"(\d+) % confident", html)] == [90, 90, 70]
     # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
     assert "steps +1 +1 −1 · reply n/a (no reference) · format +1" in words(html).replace("  ", " ")
     assert "+2 of 4" in html
@@ -81,7 +81,7 @@ def test_a_turn_that_lacks_a_part_shows_its_text_what_is_missing_and_the_penalty
     html = drawn(turn(BROKEN))
 
     assert "the part “strategy” is missing" in html
-    assert "Format −1" in html
+    assert "format reward is −1" in html
     assert "−4 of 4" in html
     assert "The model wrote “Explore”" in html
     assert "&lt;reply&gt;You have come a long way.&lt;/reply&gt;" in html
@@ -106,7 +106,7 @@ def test_without_a_judge_nothing_is_scored_and_the_reason_is_given():
     html = drawn(turn(COMPLETE, judge=None))
 
     assert html.count("no judge") >= 3
-    assert "no total: nobody judges" in html
+    assert "no total: no judge" in html
 
 
 def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
@@ -114,26 +114,26 @@ def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
 
     assert "You stopped this reply" in html
     assert "does not follow the format" not in html
-    assert "Format −1" not in html
+    assert "format reward is −1" not in html
     assert "This part is missing" not in html
     assert "gave no label" not in html
-    assert "the reply was not finished" in html
+    assert "the reply is unfinished" in html
 
 
-def test_a_reply_that_broke_off_says_so_and_keeps_what_there_is():
+def test_a_failed_reply_says_so_and_keeps_its_text():
     html = drawn(turn(ScriptedTurn(text=COMPLETE[:70], ending="failed")))
 
-    assert "The reply broke off" in html
+    assert "Generation failed" in html
     assert "The seeker lost a job" in html
 
 
-def test_a_part_that_is_written_has_a_verdict_on_its_way():
+def test_a_finished_part_waits_for_its_verdict():
     progress = Progress(model="m", judge="judge", phase="writing")
     parts = {**progress.parts, Part.HISTORY: replace(progress.parts[Part.HISTORY], state="done")}
     running = replace(progress, parts=parts)
     html = drawn(Turn(Utterance(Speaker.SEEKER, "hello"), running))
 
-    assert "being judged" in html
+    assert "judging" in html
     assert html.count("Not written yet") == 2
 
 
@@ -154,7 +154,7 @@ def test_totals_over_the_turns_are_a_line_and_a_sentence():
     assert "<svg" not in drawn(turn(COMPLETE))  # one point is no line
 
 
-def test_another_turn_can_be_looked_at():
+def test_another_turn_can_be_inspected():
     html = drawn(turn(COMPLETE), turn(SECOND), selected=0)
 
     assert "Turn 1 of 2" in html
@@ -164,7 +164,8 @@ def test_another_turn_can_be_looked_at():
 def test_the_picture_that_was_used_stands_beside_the_emotion():
     pictured = turn(COMPLETE)
     pictured = replace(
-        pictured, said=replace(pictured.said, images=(Image(b"x", 1, 1, alt="A <wet> street"),))
+        pictured,
+        message=replace(pictured.message, images=(Image(b"x", 1, 1, alt="A <wet> street"),)),
     )
     html = drawn(pictured)
 

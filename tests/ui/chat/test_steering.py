@@ -1,4 +1,4 @@
-"""Steering from the inspector, without a browser: the handlers, the replies kept, and what is drawn."""
+"""Steering without a browser: the handlers, the stored replies, and the HTML."""
 
 import asyncio
 import re
@@ -83,9 +83,9 @@ def test_another_strategy_is_forced_and_both_replies_are_there_with_their_differ
     assert "Reply 2: strategy Question" in anna.inspector
     assert "chosen by you" in anna.inspector
     assert "Reply 1 and Reply 2" in anna.inspector
-    assert "The words of both replies are the same." in anna.inspector
+    assert "Both replies have the same text." in anna.inspector
     assert re.search(r"strategy \( differs \)|strategy \(differs\)", anna.inspector)
-    assert "judged right" in anna.inspector
+    assert "judged correct" in anna.inspector
 
 
 def test_an_edited_emotion_is_gone_on_from_and_marked_as_the_persons(anna):
@@ -95,7 +95,7 @@ def test_an_edited_emotion_is_gone_on_from_and_marked_as_the_persons(anna):
     assert (emotion.text, emotion.emotion, emotion.intensity) == ("There is shame.", "Shame", 2)
     assert anna.shown.record.controls.given[1].step == emotion
     assert "Emotional state edited by you" in anna.inspector
-    assert "Conversation history kept" in anna.inspector
+    assert "Conversation history unchanged" in anna.inspector
     assert "Reply 2: emotion edited" in anna.inspector
     assert anna.shown.parts["emotion"].verdict is not None
 
@@ -116,8 +116,8 @@ def test_a_step_that_was_not_changed_is_kept_not_edited(anna):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"text": "  "}, "Please write what the step should say."),
-        ({"text": "a" * 3000}, "This step has 3000 characters; 2000 is the most."),
+        ({"text": "  "}, "Please write some text for the step."),
+        ({"text": "a" * 3000}, "This step has 3000 characters; the limit is 2000."),
         ({"labels": {"sentiment": "Awful"}}, "Please choose a value for each label."),
         ({"labels": None}, "Please choose a value for each label."),
         ({"part": "reply"}, None),
@@ -127,7 +127,7 @@ def test_a_step_that_was_not_changed_is_kept_not_edited(anna):
         ({"reply": 9}, None),
     ],
 )
-def test_what_cannot_be_is_refused_at_its_form_and_nothing_is_lost(anna, change, sentence):
+def test_invalid_edits_are_refused_at_their_form(anna, change, sentence):
     anna.ask("edit_step", **(SHAME | change))
 
     assert len(anna.session.turns[0].replies) == 1
@@ -135,10 +135,10 @@ def test_what_cannot_be_is_refused_at_its_form_and_nothing_is_lost(anna, change,
         assert sentence in anna.inspector
 
 
-def test_a_strategy_that_there_is_not_is_refused(anna):
+def test_an_unknown_strategy_is_refused(anna):
     anna.ask("try_strategy", part="strategy", strategy="Hug")
 
-    assert "There is no strategy of that name here." in anna.inspector
+    assert "There is no strategy with that name." in anna.inspector
     assert len(anna.session.turns[0].replies) == 1
 
 
@@ -153,22 +153,22 @@ def test_words_of_a_person_cannot_forge_a_tag_or_a_label(anna):
     assert "<script>" not in anna.screen["inspector"]
 
 
-def test_a_model_that_cannot_be_written_for_is_asked_and_that_is_said(anna):
+def test_a_model_without_prefill_is_only_asked_and_the_page_says_so(anna):
     anna.ask("try_strategy", model="other", part="strategy", strategy="Information")
 
-    assert "cannot be made to go on from given words" in anna.inspector
-    assert "was asked for the strategy “Information” and names another one" in anna.inspector
+    assert "cannot continue from given text" in anna.inspector
+    assert "was asked to use the strategy “Information” but names another one" in anna.inspector
 
 
-def test_one_may_go_back_and_forth_and_what_followed_comes_along(anna):
+def test_switching_back_and_forth_restores_what_followed(anna):
     asyncio.run(anna.send("And more"))
     anna.ask("try_strategy", part="strategy", strategy="Question")
     assert len(anna.session.turns) == 1
-    assert "1 later messages are kept with it." in anna.inspector
+    assert "Later messages: 1" in anna.inspector
 
     anna.press("switch", reply=1)
-    assert [turn.said.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
-    assert "Another reply to message 1 is shown" in anna.screen["conversation"]
+    assert [turn.message.text for turn in anna.session.turns] == ["I lost my job.", "And more"]
+    assert "Another reply to message 1 is now current" in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert len(anna.session.turns) == 1
     assert anna.shown.number == 2
@@ -182,7 +182,7 @@ def test_undo_after_steering_shows_the_reply_before_and_keeps_the_new_one(anna):
     assert len(anna.session.turns[0].replies) == 2
 
 
-def test_a_reply_is_laid_beside_and_taken_away_again(anna):
+def test_a_comparison_of_replies_is_opened_and_closed(anna):
     anna.ask("edit_step", **SHAME)
     assert anna.session.compared == 1
     anna.press("compare", reply=1)
@@ -198,8 +198,8 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
 
     # a step judged right while it was written, above the lowest total: that must not look like an error
     assert "Reply 1 and Reply 2" in anna.inspector
-    assert "judged right +1" in anna.inspector
-    said = "does not follow the format: every part of its total counts −1"
+    assert "judged correct +1" in anna.inspector
+    said = "does not follow the format, so every part of its total counts −1"
     assert anna.inspector.count("−4 of 4") >= 1
     broken = sum(not reply.record.reading.is_complete for reply in anna.session.turns[0].replies)
     assert broken >= 1
@@ -212,13 +212,13 @@ def test_a_comparison_says_why_a_reply_that_breaks_the_format_has_the_lowest_tot
     assert said not in whole.inspector
 
 
-def test_nothing_is_steered_while_a_reply_is_written(anna):
+def test_steering_is_refused_during_generation(anna):
     async def scene() -> None:
         sending = asyncio.create_task(anna.send("slow"))
-        while not anna.services.writers.job(anna.key):
+        while not anna.services.chat_jobs.job(anna.key):
             await asyncio.sleep(0.01)
         anna.press("switch", reply=1)
-        assert "A reply is being written" in anna.error
+        assert "A reply is being generated" in anna.error
         assert "Edit this step" not in anna.inspector
         anna.chat.stop(anna.conversation_id, anna.request)
         await asyncio.wait_for(sending, 20)
@@ -234,7 +234,7 @@ def test_a_reply_that_asks_instead_of_suggesting_has_a_badge_with_its_reason(ser
     asyncio.run(ben.send("advice please"))
 
     assert "Reasoning and reply contradict each other." in ben.inspector
-    assert "names “Providing Suggestions”, but the reply suggests nothing" in ben.inspector
+    assert "names “Providing Suggestions”, but the reply asks a question instead of suggesting anything" in ben.inspector
 
 
 def test_the_badge_speaks_chinese(services):
@@ -276,14 +276,14 @@ def test_rank_numbers_and_formula_are_shown(services, tmp_path):
     assert "Form “signed”" in ben.inspector
     assert re.search(r"r&#39; = \d", ben.screen["inspector"])
     assert "τ = 1 / (1 + exp(−0.5 × (" in ben.inspector
-    assert "The judge compared each with reply 1" in ben.inspector
+    assert "The judge compared each reply with reply 1" in ben.inspector
     assert ben.session.turns[0].best_of.ranking.members[0].s_in == pytest.approx(1.0, abs=1e-3)
 
 
 def test_without_a_judge_nothing_is_ranked_and_that_is_said(anna):
     ask_for_several(anna, 2, judge="")
 
-    assert "so they are not ranked" in anna.inspector
+    assert "so these replies are not ranked" in anna.inspector
     assert "Rank 1" not in anna.inspector
 
 
@@ -295,7 +295,7 @@ def test_a_judge_that_fails_leaves_no_ranks(anna):
 
 
 @pytest.mark.parametrize("size", [1, 9, 0, -4, "4", None, True, 2.0])
-def test_as_many_as_there_may_be(anna, size):
+def test_best_of_n_is_bounded(anna, size):
     ask_for_several(anna, size)
 
     assert "Please choose from 2 to 8 replies." in anna.inspector
@@ -320,7 +320,7 @@ def in_the_middle_of_several(visitor: Steerer, press: Callable[..., Any]) -> Non
         chosen = ("scripted-nano", "recorded-judge", "", visitor.conversation_id)
         several = visitor.steering.best_of(*chosen, visitor.request, event)
         asking = asyncio.create_task(visitor.watch(several))
-        while not visitor.services.writers.job(visitor.key):
+        while not visitor.services.chat_jobs.job(visitor.key):
             await asyncio.sleep(0.005)
         press(visitor.conversation_id, visitor.request)
         await asyncio.wait_for(asking, 20)
@@ -337,7 +337,7 @@ def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services):
     assert ben.shown.number == 1
     assert not ben.session.is_writing
     assert all(reply.has_words for reply in ben.session.turns[0].replies)
-    eventually(lambda: ben.services.writers.count() == 0)
+    eventually(lambda: ben.services.chat_jobs.count() == 0)
 
 
 def test_clearing_while_several_are_written_ends_them(services):

@@ -1,4 +1,4 @@
-"""Comparisons without a browser: the handlers, the threads behind them, and what the screen shows."""
+"""Compare without a browser: the handlers, their threads, and what the screen shows."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 from ui_components.shared.texts import LANGUAGES, load_texts
 
-SECRETS = ("maple", "cedar", "willow", "tokens", "+1", "−1", "judge says")
+SECRETS = ("maple", "cedar", "willow", "tokens", "+1", "−1", "verdict")
 
 PARTS = SimpleNamespace(
     **{
@@ -48,7 +48,7 @@ PARTS = SimpleNamespace(
 
 
 class Guest:
-    """Somebody at the screen, without a page."""
+    """A visitor of Compare without a browser."""
 
     def __init__(self, services: Services, language: str = "en", cookie: str | None = None) -> None:
         self.services = services
@@ -69,7 +69,7 @@ class Guest:
 
     @property
     def round(self) -> Round:
-        last = self.services.comparing.store.get(self.key).last
+        last = self.services.compare_jobs.store.get(self.key).last
         assert last is not None
         return last
 
@@ -87,7 +87,7 @@ class Guest:
         keep: bool = False,
         look: Callable[[], object] = lambda: None,
     ) -> None:
-        """Send a message and look on until everything is over."""
+        """Send a message and watch until everything has ended."""
         message = {"text": text, "files": []}
         wish = (mode, models, reasoning, keep, self.conversation_id, self.request)
         asyncio.run(self._watch(self.compare.send(message, "", *wish), look))
@@ -108,7 +108,7 @@ class Guest:
         self.screens.append(f"{self.screen.get('talk', '')}{self.screen.get('ballot', '')}")
 
     def act(self, name: str, **data: Any) -> None:
-        """Press something that answers at once."""
+        """Fire an event that is answered at once."""
         handler = getattr(self.compare, name)
         self.see(handler(self.conversation_id, self.request, gr.EventData(None, data)))
 
@@ -133,7 +133,7 @@ class Guest:
         return str(self.screen.get("error", ""))
 
     def left(self, name: str) -> int:
-        """The number of the side on which a model writes."""
+        """The number of a model's side."""
         return [side.plan.model for side in self.round.sides].index(name)
 
 
@@ -148,8 +148,8 @@ def anna(services: Services) -> Guest:
 
 
 def aged(guest: Guest) -> None:
-    """Let the replies have been on the screen for a while."""
-    comparing = guest.services.comparing
+    """Pretend that the replies have been on screen for a while."""
+    comparing = guest.services.compare_jobs
     ended = comparing.store.now() - 60
     comparing.store.update(
         guest.key,
@@ -193,10 +193,10 @@ def test_both_sides_are_written_at_the_same_time(anna):
     assert anna.talk.count('data-state="done"') == 2
 
 
-def test_nothing_tells_who_is_who_before_the_persons_own_vote(anna, services):
+def test_nothing_reveals_the_models_before_the_vote(anna, services):
     anna.send("Slowly, please.")
     assert anna.screens
-    services.comparing.stop(anna.key)
+    services.compare_jobs.stop(anna.key)
     with pytest.raises(VoteRefusedError, match="own vote"):
         services.votes.reveal(anna.battle, anna.key.visitor)
     aged(anna)
@@ -207,7 +207,7 @@ def test_nothing_tells_who_is_who_before_the_persons_own_vote(anna, services):
     anna.reveal()
     for name, title in MODELS.items():
         assert (title in anna.ballot) is (name != "willow-3" or title == "")
-    assert "The judge says: Both are good." in anna.ballot
+    assert "s verdict: Both are good." in anna.ballot
     assert "You and the judge agree." in anna.ballot
     assert "tokens" in anna.ballot
     assert anna.ballot.count("✗ −1") == 2  # the third step of each side
@@ -221,30 +221,30 @@ def test_a_vote_counts_with_the_time_that_the_server_knows(anna, services):
 
     assert row.dwell_ms is not None
     assert row.dwell_ms < 600_000
-    assert "kept" in anna.ballot
+    assert "stored" in anna.ballot
     assert row.preference is Preference.SECOND
     assert row.verdict is Preference.BOTH
     assert row.rewards == (2.0, 2.0)
 
 
-def test_a_vote_that_nothing_speaks_against_counts_and_others_say_why_not(anna):
+def test_an_unflagged_vote_counts_and_others_say_why_not(anna):
     anna.send("hello")
     aged(anna)
     anna.vote("first")
-    assert "The vote is kept and counts." in anna.ballot
+    assert "Your vote is stored and counts." in anna.ballot
     anna.act("undo", battle=anna.battle, revision=1)
     anna.vote("first", dwell_ms=3, both_seen=False)
 
     assert "does not count" in anna.ballot
     assert "it came too soon to have read both" in anna.ballot
-    assert "not all of both replies was on the screen" in anna.ballot
+    assert "not all of both replies was on screen" in anna.ballot
 
 
 def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
     anna.send("hello")
     aged(anna)
     anna.vote("first")
-    assert "You said: A is better." in anna.ballot
+    assert "Your vote: A is better." in anna.ballot
     assert 'data-act="undo"' in anna.ballot
     anna.act("undo", battle=anna.battle, revision=1)
     assert 'data-state="open"' in anna.ballot
@@ -254,7 +254,7 @@ def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
     assert row.preference is Preference.NEITHER
     anna.reveal()
     anna.act("undo", battle=anna.battle, revision=3)
-    assert "You have seen the names already" in anna.ballot
+    assert "You have already seen the names" in anna.ballot
     assert "Maple" not in anna.ballot + anna.talk
     anna.vote("first")
     assert "does not count: you had seen the names" in anna.ballot
@@ -264,12 +264,12 @@ def test_reasons_come_after_the_vote_and_before_the_names(anna, services):
     anna.send("hello")
     aged(anna)
     anna.act("explain", battle=anna.battle, tags=[], note="early", token="t0")
-    assert "There is no vote of yours here." in anna.error
+    assert "You have no vote here." in anna.error
     anna.vote("first")
     anna.act("explain", battle=anna.battle, tags=["empathy"], note="warm", token="t1")
-    assert "The vote is kept and counts." in anna.ballot
+    assert "Your vote is stored and counts." in anna.ballot
     anna.act("reveal", battle=anna.battle, tags=["human"], note="warm indeed", token="t2")
-    assert "sounds like a person" in anna.ballot
+    assert "sounds human" in anna.ballot
     assert "warm indeed" in anna.ballot
     (row,) = services.votes.votes()
     assert row.flags == ()
@@ -306,7 +306,7 @@ def test_a_note_that_is_too_long_is_refused_in_words(anna):
     anna.vote("first")
     anna.act("explain", battle=anna.battle, tags=[], note="x" * 10_001, token="t")
 
-    assert "10001 characters; 10000 is the most" in anna.error
+    assert "10001 characters; the limit is 10000" in anna.error
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
     ben.act("reveal", battle=anna.battle)
     assert "That comparison is not yours" in ben.error
     anna.vote("first", battle="b" + "0" * 32)
-    assert "no such comparison" in anna.error
+    assert "no longer exists" in anna.error
     anna.vote("best")
     assert "not one of the four answers" in anna.error
     anna.vote("first")
@@ -328,8 +328,8 @@ def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
     anna.vote("first", revision=0)  # the same request once more
     assert anna.error == ""
     anna.vote("second", revision=0)  # another tab
-    assert "You have voted on this already" in anna.error
-    assert "You said: A is better." in anna.ballot
+    assert "You have already voted on this" in anna.error
+    assert "Your vote: A is better." in anna.ballot
 
     assert [row.preference for row in services.votes.votes()] == [Preference.FIRST]
 
@@ -346,11 +346,11 @@ def test_a_battle_is_not_voted_on_while_a_side_is_written(anna):
 
     anna.send("Slowly, please.", look=look)
 
-    assert "A reply is still being written." in said[0]
+    assert "A reply is still being generated." in said[0]
     assert anna.ballot.count("disabled") == 0
 
 
-def test_whoever_has_no_cookie_is_told_so(services):
+def test_without_a_cookie_comparing_is_refused(services):
     guest = Guest(services, cookie="forged.cookie")
     guest.send("hello")
 
@@ -361,12 +361,12 @@ def test_whoever_has_no_cookie_is_told_so(services):
     ("mode", "models", "words"),
     [
         ("blind", ["maple-1"], "two to four models, or none"),
-        ("named", ["maple-1"], "two to four models that shall write"),
-        ("blind", ["maple-1", "nobody"], "no model of that name"),
+        ("named", ["maple-1"], "two to four models that should reply"),
+        ("blind", ["maple-1", "nobody"], "no model with that name"),
         ("sideways", [], "could not be read"),
     ],
 )
-def test_a_wish_that_cannot_be_met_is_refused_in_words(anna, mode, models, words):
+def test_invalid_settings_are_refused_with_a_sentence(anna, mode, models, words):
     anna.send("hello", mode, models)
 
     assert words in anna.error
@@ -376,7 +376,7 @@ def test_the_next_message_waits_for_a_vote(anna):
     anna.send("hello")
     anna.send("and more")
 
-    assert "Vote first" in anna.error
+    assert "Please vote first" in anna.error
 
 
 def test_every_refusal_has_words_in_every_language():
@@ -393,7 +393,7 @@ def test_every_refusal_has_words_in_every_language():
     assert "could not be read" in refusal_html(InputError("x", code="odd"), load_texts("en"))
 
 
-# --- sides that do not come to an end -------------------------------------------------------------
+# --- sides that fail or never end ----------------------------------------------------------------
 
 
 def test_one_side_is_stopped_and_the_other_goes_on(anna, services):
@@ -415,7 +415,7 @@ def test_one_side_is_stopped_and_the_other_goes_on(anna, services):
     assert other.reply == SECOND_LONG
     aged(anna)
     anna.vote("first")
-    assert "a reply was stopped before its end" in anna.ballot
+    assert "a reply was stopped early" in anna.ballot
     (row,) = services.votes.votes()
     assert Flag.STOPPED in row.flags
 
@@ -429,7 +429,7 @@ def test_stop_and_vote_ends_what_would_go_on_for_ever(anna):
 
     assert all(side.progress.outcome == "stopped" for side in anna.round.sides)
     anna.vote("both")
-    assert "You said: Both are good." in anna.ballot
+    assert "Your vote: Both are good." in anna.ballot
 
 
 def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
@@ -437,12 +437,12 @@ def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
     failed, battle = anna.left("maple-1"), anna.battle
     letter = "AB"[failed]
 
-    assert f"{letter} broke off." in anna.talk
+    assert f"Generation of {letter} failed." in anna.talk
     assert SECOND_REPLY in anna.talk
     assert 'data-act="draw_again"' in anna.talk
     assert anna.ballot == ""
     anna.vote("first")
-    assert "A side failed" in anna.error
+    assert "A reply failed" in anna.error
     anna.draw_again()
     assert anna.battle != battle
     assert services.votes.battle(battle, anna.key.visitor).statuses[failed] is SideStatus.FAILED
@@ -471,7 +471,7 @@ def test_a_page_that_was_closed_stops_the_round_after_a_moment(anna, services):
         await updates.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(leave())
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert anna.round.is_over
 
@@ -487,7 +487,7 @@ def test_a_page_that_comes_back_finds_the_round_and_the_vote(anna, services):
 
     asyncio.run(load())
     assert REPLY in again.talk
-    assert "You said: A is better." in again.ballot
+    assert "Your vote: A is better." in again.ballot
     stranger = Guest(services)
     stranger.see(stranger.compare.clear(stranger.conversation_id, stranger.request))
     assert REPLY not in stranger.talk
@@ -499,16 +499,16 @@ def test_a_comparison_takes_one_place_in_the_line(anna, services):
     waiting: list[int] = []
 
     def look() -> None:
-        waiting.append(services.models.waiting())
+        waiting.append(services.models.queue_length())
 
     running = threading.Thread(target=anna.send, args=("for ever",))
     running.start()
-    eventually(lambda: services.comparing.match(anna.key) and anna.round.sides[0].words)
+    eventually(lambda: services.compare_jobs.job(anna.key) and anna.round.sides[0].words)
 
     def look_at_ben() -> None:
         look()
-        if "You are number 1 in line" in str(ben.screen.get("talk")):
-            services.comparing.stop(anna.key)
+        if "You are number 1 in the queue" in str(ben.screen.get("talk")):
+            services.compare_jobs.stop(anna.key)
 
     ben.send("hello", look=look_at_ben)
     running.join(20)
@@ -525,14 +525,14 @@ def test_a_reply_that_says_who_wrote_it_is_flagged_and_can_be_drawn_again(anna, 
     anna.send("who are you?")
     letter = "AB"[anna.left("maple-1")]
 
-    assert f"{letter} says who wrote it. Your vote is kept but will not count." in anna.talk
+    assert f"{letter} reveals its model. Your vote is stored but will not count." in anna.talk
     assert 'data-act="draw_again"' in anna.talk
     aged(anna)
     anna.vote("first")
-    assert "does not count: a reply says who wrote it." in anna.ballot
+    assert "does not count: a reply reveals its model." in anna.ballot
     assert Flag.LEAKED in next(services.votes.votes()).flags
     anna.draw_again()
-    assert "There is a vote on this round already" in anna.error
+    assert "This round already has a vote" in anna.error
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_a_writer_that_introduces_itself_is_found(text):
 )
 def test_a_reply_that_only_speaks_of_a_model_is_left_alone(text):
     assert not says_who_wrote_it(text, ["maple-1", "base"])
-    assert not says_who_wrote_it("You said maple-1 was kind.", ["maple-1"], asked="maple-1 is kind")
+    assert not says_who_wrote_it("Your vote maple-1 was kind.", ["maple-1"], asked="maple-1 is kind")
 
 
 # --- several rounds, several models ---------------------------------------------------------------
@@ -577,7 +577,7 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
     side = anna.left("cedar-2")
     aged(anna)
     anna.vote("first" if side == 0 else "second")
-    assert f"goes on from {'AB'[side]}, the reply you preferred" in anna.talk
+    assert f"continues from {'AB'[side]}, the reply you preferred" in anna.talk
     anna.send("and now?", keep=True)
 
     with services.votes.database.reading() as session:
@@ -589,16 +589,16 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
     assert SECOND_REPLY in anna.talk
 
 
-def test_where_neither_is_preferred_chance_decides_and_the_person_may_choose(anna):
+def test_without_a_preference_a_reply_is_drawn_and_can_be_changed(anna):
     anna.send("hello")
     anna.vote("both")
-    assert "You preferred neither, so chance decided" in anna.talk
+    assert "You preferred neither, so one was drawn at random" in anna.talk
     number = 1 - (anna.round.goes_on or 0)
     anna.act("choose_side", number=number)
 
-    assert f"goes on from {'AB'[number]}, as you chose" in anna.talk
+    assert f"continues from {'AB'[number]}, as you chose" in anna.talk
     anna.act("choose_side", number=7)
-    assert "no longer there" in anna.error
+    assert "no longer exists" in anna.error
 
 
 def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
@@ -620,18 +620,18 @@ def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
     assert not row.blind
 
 
-def test_where_one_of_three_fails_the_others_are_voted_on(tmp_path):
+def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
     anna = Guest(make(tmp_path, tuple(MODELS)))
     anna.send("break, please", "named", list(MODELS))
     able = [n for n in range(3) if n != anna.left("maple-1")]
 
-    assert "One side has nothing to compare." in anna.talk
+    assert "One reply is missing." in anna.talk
     active = anna.round.active
     assert active is not None
     assert list(active.sides) == able
     anna.vote("both", battle=active.battle)
     assert anna.error == ""
-    assert "You said: Both are good." in anna.ballot
+    assert "Your vote: Both are good." in anna.ballot
     assert anna.round.goes_on in able
 
 
@@ -668,7 +668,7 @@ def test_the_reasoning_is_shown_only_where_it_was_asked_for(anna, services):
     assert "The seeker lost a job" not in anna.talk
 
 
-# --- danger ---------------------------------------------------------------------------------------
+# --- risk signs -----------------------------------------------------------------------------------
 
 
 def test_a_message_in_danger_closes_the_comparison(anna, services):
@@ -680,7 +680,7 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
 
     assert "You matter more than this demo" in anna.talk
     assert "911" in anna.talk
-    assert "Nothing in it is counted" in anna.talk
+    assert "None of it counts" in anna.talk
     assert "screen=chat" not in anna.talk  # no model answers there either
     assert anna.ballot == ""
     assert services.votes.counts().battles == 1  # no model was asked
@@ -691,7 +691,7 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     assert 'data-state="done"' in anna.talk
 
 
-def test_a_sign_that_the_chat_would_answer_closes_the_comparison_too(anna, services):
+def test_any_risk_sign_closes_the_comparison(anna, services):
     anna.send("My husband hits me")
 
     assert "Nobody has the right to hurt you" in anna.talk
@@ -704,20 +704,20 @@ def test_deleting_ones_data_deletes_the_comparison(anna, services):
     deleted = services.forget(anna.key.visitor)
 
     assert (deleted.battles, deleted.votes) == (1, 1)
-    assert not services.comparing.store.get(anna.key).rounds
+    assert not services.compare_jobs.store.get(anna.key).rounds
 
 
 # --- the judge ------------------------------------------------------------------------------------
 
 
 class Fond:
-    """A judge that likes replies with a word in them, wherever they stand, and first ones a little."""
+    """A judge that prefers replies with a certain word, and slightly the first one."""
 
     name = "fond"
     reserved = ()
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Every word will do."""
+        """Accept any word."""
 
     def open(self, messages: Sequence[Message]) -> "Fond":
         return self
@@ -732,10 +732,10 @@ class Fond:
         )
 
     def answer(self, label: str) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 def record_of(text: str) -> TurnRecord:

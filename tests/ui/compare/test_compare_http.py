@@ -1,4 +1,4 @@
-"""Votes over plain HTTP, past the page: the server alone decides what is taken."""
+"""Votes over plain HTTP: the server alone decides what is accepted."""
 
 import json
 import statistics
@@ -15,7 +15,7 @@ from compeer_core.dialogue import Speaker, Utterance
 from compeer_core.taxonomy import Preference
 from tests.comparisons import MODELS, make
 from tests.pages import eventually
-from ui_components.compare.jobs import Wish
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
@@ -23,7 +23,7 @@ from ui_components.shared.session_store import SessionKey
 CONVERSATION = "comparison-" + "y" * 16
 ACKNOWLEDGED_SECONDS = 0.05
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -41,7 +41,7 @@ def address(services: Services) -> Iterator[str]:
 
 
 class Caller:
-    """A program that speaks gradio's own protocol."""
+    """A program that uses gradio's own protocol."""
 
     def __init__(self, address: str, services: Services) -> None:
         self.services = services
@@ -52,7 +52,7 @@ class Caller:
         self.key = SessionKey(self.visitor, CONVERSATION)
 
     def index(self, element: str, event: str) -> int:
-        """The number of the handler that answers an event."""
+        """The index of an event's handler."""
         (component,) = [
             each["id"]
             for each in self.config["components"]
@@ -66,10 +66,10 @@ class Caller:
         return int(found)
 
     def begin(self, text: str = "hello", *, wait: bool = True) -> str:
-        """Begin a round in the server, and return its battle."""
-        comparing = self.services.comparing
+        """Start a round on the server, and return its battle."""
+        comparing = self.services.compare_jobs
         comparing.store.update(self.key, lambda _: type(comparing.store.get(self.key))())
-        wish = Wish(("maple-1", "cedar-2"), judge="oracle")
+        wish = RoundRequest(("maple-1", "cedar-2"), judge="oracle")
         match = comparing.begin(self.key, Utterance(Speaker.SEEKER, text), wish, None)
         if wait:
             assert match.over.wait(30)
@@ -78,7 +78,7 @@ class Caller:
         return last.pairs[0].battle
 
     def act(self, event: str, **data: Any) -> httpx.Response:
-        """Post an event of the ballot, as anybody could."""
+        """Post an event of the ballot."""
         body = {
             "data": [CONVERSATION],
             "fn_index": self.index("compare-ballot", event),
@@ -88,7 +88,7 @@ class Caller:
         return self.http.post("/gradio_api/run/predict", json=body)
 
     def said(self, event: str, **data: Any) -> str:
-        """Post an event and return what stands at the place for refusals."""
+        """Post an event and return the error that the page shows."""
         answer = self.act(event, **data)
         assert answer.status_code == 200, answer.text
         return str(answer.json()["data"][2])
@@ -113,14 +113,14 @@ def votes_of(caller: Caller, battle: str) -> list[Preference]:
 
 def test_one_vote_stands_whatever_is_posted(anna, ben):
     battle = anna.begin()
-    assert "There is no vote of yours" in anna.said("reveal", battle=battle)
-    assert "There is no vote of yours" in anna.said("undo", battle=battle, revision=0)
+    assert "You have no vote" in anna.said("reveal", battle=battle)
+    assert "You have no vote" in anna.said("undo", battle=battle, revision=0)
     assert "not yours" in ben.vote(battle)
-    assert "no such comparison" in anna.vote("b" + "f" * 32)
-    assert "no such comparison" in anna.vote("\x00")
+    assert "no longer exists" in anna.vote("b" + "f" * 32)
+    assert "no longer exists" in anna.vote("\x00")
     assert "not one of the four" in anna.vote(battle, "best")
     assert anna.vote(battle, "second") == ""
-    assert "voted on this already" in anna.vote(battle, "first")
+    assert "already voted on this" in anna.vote(battle, "first")
     assert anna.vote(battle, "second") == ""  # the same request once more
 
     assert votes_of(anna, battle) == [Preference.SECOND]
@@ -139,10 +139,10 @@ def test_many_at_once_leave_one_vote(anna):
 
 def test_an_unfinished_battle_takes_no_vote(anna, services):
     battle = anna.begin("for ever", wait=False)
-    assert "still being written" in anna.vote(battle)
-    assert "no vote of yours" in anna.said("reveal", battle=battle)
-    services.comparing.stop(anna.key)
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    assert "still being generated" in anna.vote(battle)
+    assert "no vote here" in anna.said("reveal", battle=battle)
+    services.compare_jobs.stop(anna.key)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert votes_of(anna, battle) == []
 
@@ -176,7 +176,7 @@ def test_hostile_notes_come_back_as_text(anna):
     assert answer[2] == ""
     assert "<img src=x" not in answer[1]
     assert "&lt;img src=x" in answer[1]
-    assert "10000 is the most" in anna.said(
+    assert "the limit is 10000" in anna.said(
         "explain", battle=battle, tags=[], note="x" * 10_001, token="b"
     )
     assert "not one of the reasons" in anna.said(
@@ -185,7 +185,7 @@ def test_hostile_notes_come_back_as_text(anna):
 
 
 def test_no_payload_names_a_side_before_the_vote(anna):
-    """What a page is sent while a round is written, word for word."""
+    """Return everything sent to a page during a round."""
     body = {
         "data": [{"text": "slowly", "files": []}, "", "blind", [], False, False, CONVERSATION],
         "fn_index": anna.index("compare-message", "submit"),
@@ -203,12 +203,12 @@ def test_no_payload_names_a_side_before_the_vote(anna):
     metrics = anna.http.get("/metrics").text
 
     assert "hardest" in text
-    assert "You said" not in text
-    known = [*MODELS, *filter(None, MODELS.values()), "tokens", "judge says"]
+    assert "Your vote:" not in text
+    known = [*MODELS, *filter(None, MODELS.values()), "tokens", "judge's verdict"]
     assert [name for name in known if name in text] == []
     assert 'status="finished"' in metrics
     battle = json.loads(
-        json.dumps(anna.services.comparing.store.get(anna.key).rounds[-1].pairs[0].battle)
+        json.dumps(anna.services.compare_jobs.store.get(anna.key).rounds[-1].pairs[0].battle)
     )
     shown = anna.act("vote", battle=battle, preference="both", revision=0).text
     assert [name for name in known if name in shown] == []
@@ -216,28 +216,30 @@ def test_no_payload_names_a_side_before_the_vote(anna):
 
 
 def test_turns_are_counted_when_both_sides_have_ended(anna, services):
-    """Else the public counters would tell which side is which."""
+    """Otherwise the public counters would tell the sides apart."""
 
     def counters() -> list[str]:
         lines = anna.http.get("/metrics").text.splitlines()
         return [line for line in lines if line.startswith("compeer_t")]
 
     def over() -> int:
-        return sum(side.is_over for side in services.comparing.store.get(anna.key).rounds[-1].sides)
+        return sum(
+            side.is_over for side in services.compare_jobs.store.get(anna.key).rounds[-1].sides
+        )
 
     before = counters()
     anna.begin("for ever", wait=False)
-    services.comparing.stop(anna.key, 0)
+    services.compare_jobs.stop(anna.key, 0)
     eventually(lambda: over() == 1)
     assert counters() == before
-    services.comparing.stop(anna.key, 1)
-    eventually(lambda: services.comparing.match(anna.key) is None)
+    services.compare_jobs.stop(anna.key, 1)
+    eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert counters() != before
 
 
 def test_a_vote_costs_the_server_less_than_50_ms(anna, services):
-    """Of work, measured on this process: other programs on the machine do not count."""
+    """CPU time of this process, so other programs do not count."""
     battles = [anna.begin() for _ in range(12)]
     index = anna.index("compare-ballot", "vote")
     costs = []

@@ -1,4 +1,4 @@
-"""The results without a browser: what is kept, what is drawn, what can be downloaded."""
+"""The results without a browser: caching, HTML, downloads."""
 
 import asyncio
 import html
@@ -35,7 +35,7 @@ from ui_components.results.boards import KEEP_SECONDS, LOOK_SECONDS, MOST_WAITIN
 from ui_components.results.filters import read_filters, write_filters
 from ui_components.results.screen import Results
 from ui_components.results.view import filters_html, results_html, sentence
-from ui_components.server.admission_queue import LineFullError
+from ui_components.server.admission_queue import QueueFullError
 from ui_components.server.api import Program
 from ui_components.server.app import build_server
 from ui_components.shared.models import Models
@@ -53,7 +53,7 @@ def services_in(folder, clock=None) -> Services:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
-    """A server over 45 votes of eight people, and one vote that waits to be counted."""
+    """A server with 45 votes of eight people, and an unfinished one."""
     clock = Clock()
     made = services_in(tmp_path_factory.mktemp("votes"), clock)
     hold_votes(made.votes, 45)
@@ -74,7 +74,7 @@ def board_of(services: Services, **filters: Any) -> Board:
 
 
 def words(drawn: str) -> str:
-    """Return what a reader sees of HTML."""
+    """Return the visible text of HTML."""
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", drawn)))
 
 
@@ -101,7 +101,7 @@ def made_board(*votes: tuple[str, str, Preference, int], raters: int = 6) -> Boa
 FIRST, SECOND, BOTH, NEITHER = Preference
 
 
-# --- filters in an address -----------------------------------------------------------------------
+# --- filters in a query string --------------------------------------------------------------------
 
 
 def test_filters_survive_the_way_through_an_address():
@@ -123,15 +123,15 @@ def test_filters_survive_the_way_through_an_address():
 @pytest.mark.parametrize(
     "query", ["kind=all", "image=yes", "reasoning=1", "admit=nothing", "topic=" + "x" * 3000]
 )
-def test_filters_that_cannot_be_are_refused(query):
+def test_invalid_filters_are_refused(query):
     with pytest.raises(InputError):
         read_filters(query)
 
 
-# --- boards that are kept ------------------------------------------------------------------------
+# --- cached boards -------------------------------------------------------------------------------
 
 
-def test_a_board_is_kept_until_votes_change(tmp_path):
+def test_a_board_is_cached_until_votes_change(tmp_path):
     clock, ticks = Clock(), [0.0]
     with VoteStore(default_url(tmp_path), clock=clock) as store:
         boards = Boards(store, Settings(fits=50), clock=lambda: ticks[0])
@@ -157,7 +157,7 @@ def test_a_board_is_kept_until_votes_change(tmp_path):
         assert boards.kept(Filters(kind="any")) is None  # what was deleted is shown to nobody
 
 
-def test_for_a_moment_nobody_asks_the_database(tmp_path, monkeypatch):
+def test_the_database_is_not_asked_for_a_moment(tmp_path, monkeypatch):
     ticks = [0.0]
     with VoteStore(default_url(tmp_path), clock=Clock()) as store:
         boards = Boards(store, clock=lambda: ticks[0])
@@ -170,7 +170,7 @@ def test_for_a_moment_nobody_asks_the_database(tmp_path, monkeypatch):
         assert boards.current(Filters(kind="any")).result(60).board.votes == 0
 
 
-def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch):
+def test_concurrent_requests_for_a_board_compute_it_once(tmp_path, monkeypatch):
     with VoteStore(default_url(tmp_path), clock=Clock()) as store:
         boards = Boards(store)
         gate, reads = threading.Event(), []
@@ -184,7 +184,7 @@ def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch)
         monkeypatch.setattr(store, "votes", slow)
         asked = [boards.current(Filters()) for _ in range(50)]
         others = [boards.current(Filters(topics=(f"t{n}",))) for n in range(MOST_WAITING - 1)]
-        with pytest.raises(LineFullError):
+        with pytest.raises(QueueFullError):
             boards.current(Filters(topics=("one too many",)))
         gate.set()
 
@@ -194,15 +194,15 @@ def test_many_who_ask_for_the_same_board_are_one_question(tmp_path, monkeypatch)
         assert boards.current(Filters(topics=("one too many",))).result(60)
 
 
-def test_a_group_of_one_person_cannot_be_looked_at(services):
+def test_a_group_of_one_person_cannot_be_selected(services):
     assert board_of(services, rater_groups=("counsellors",)).raters == 5
     assert board_of(services, rater_groups=("",)).raters == 2
     with pytest.raises(InputError, match="alone"):
         board_of(services, rater_groups=("alone",))
 
 
-def test_a_moment_that_has_not_passed_is_refused(services):
-    with pytest.raises(InputError, match="not passed"):
+def test_a_future_moment_is_refused(services):
+    with pytest.raises(InputError, match="in the future"):
         services.boards.at(Filters(), services.votes.now()).result(60)
 
 
@@ -266,21 +266,21 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
             session.execute(insert(table), rows)
 
 
-# --- what is drawn -------------------------------------------------------------------------------
+# --- rendering -----------------------------------------------------------------------------------
 
 
-def test_the_head_sentence_says_who_is_preferred_and_how_sure_that_is():
+def test_the_headline_states_the_preference_with_its_interval():
     board = made_board(("urp", "base", FIRST, 60), ("base", "urp", FIRST, 6), raters=12)
     told = sentence(board, EN, str.upper)
 
     assert told == (
-        f"URP is preferred to BASE in 91 % of decided votes (95 % "
+        f"URP is preferred to BASE in 91 % of decisive votes (95 % CI "
         f"{round(board.headline.win_share.low * 100)}–{round(board.headline.win_share.high * 100)}, "
         "66 votes, 12 raters)."
     )
     assert "urp 比 base 更受欢迎：在分出胜负的投票中赢得 91%" in sentence(board, ZH, str)
     even = made_board(("urp", "base", FIRST, 13), ("base", "urp", FIRST, 12))
-    assert sentence(even, EN, str).endswith("That can be chance: the interval contains 50 %.")
+    assert sentence(even, EN, str).endswith("This may be chance: the CI contains 50 %.")
     ties = made_board(("urp", "base", BOTH, 25))
     assert "urp" not in sentence(ties, EN, str) or ties.headline is not None
 
@@ -330,14 +330,14 @@ def test_pairs_judge_effects_and_what_is_left_out_are_shown(services):
     pair = board.pairs[0]
     assert f"{pair.wins} : {pair.losses}" in seen
     assert f"{pair.losses} : {pair.wins}" in seen  # the mirror image
-    assert f"equal {pair.ties}, neither {pair.neither}" in seen
-    assert f"Kappa {board.judge.kappa.value:.2f}" in seen
-    assert "Of two equal replies the left one" in seen
+    assert f"ties {pair.ties}, neither {pair.neither}" in seen
+    assert f"kappa {board.judge.kappa.value:.2f}" in seen
+    assert "Between two equal replies, the left one" in seen
     assert "The longer reply won" in seen
     assert board.influence is not None
     assert f"{board.influence.largest_shift} points" in seen
     assert board.left_out.flagged == board.flags["too_fast"] == 5
-    assert "given too fast to have read both replies 5" in seen
+    assert "too fast to have read both replies 5" in seen
     unacceptable = board.models[0].unacceptable_share
     assert (
         f"{round(unacceptable.value * 100)} % (" in seen[seen.index("Neither reply acceptable") :]
@@ -384,7 +384,7 @@ def looked(services: Services, query: str = "", form: str = "") -> list[dict[str
     return asyncio.run(updates())
 
 
-def test_who_comes_first_sees_that_votes_are_counted_then_the_board(tmp_path):
+def test_the_first_visitor_sees_a_placeholder_then_the_board(tmp_path):
     services = services_in(tmp_path)
 
     counting, shown = looked(services)
@@ -406,7 +406,7 @@ def test_a_database_that_fails_is_told_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("query", ["image=maybe", "group=nobody"])
-def test_filters_that_cannot_be_are_told_in_words(services, query):
+def test_invalid_filters_give_one_sentence(services, query):
     assert "cannot be used" in looked(services, query)[-1]["board"]
 
 
@@ -436,7 +436,7 @@ def test_the_command_on_the_page_writes_the_bytes_of_the_download(
         assert board.vote_set in page
 
 
-def test_a_link_of_an_earlier_moment_still_gives_the_board_of_then(tmp_path):
+def test_a_link_to_an_earlier_moment_reproduces_its_board(tmp_path):
     clock = Clock()
     services = services_in(tmp_path, clock)
     vote(services.votes, "ann", "a", "b")

@@ -1,4 +1,4 @@
-"""Who is let in, and who is heard: an honest visitor beside somebody who asks for everything."""
+"""Admission: an honest visitor beside floods of requests."""
 
 import statistics
 import threading
@@ -13,17 +13,16 @@ import httpx
 import pytest
 
 from compeer_core.backends.scripted import ScriptedScoring
+from tests.page_client import ELSEWHERE, HERE, Attack, Page, Post, seconds_of
 from tests.pages import COMPLETE, REPLY, eventually, make_services
-from tests.visitors import ELSEWHERE, HERE, Attack, Browser, Post, seconds_of
 from ui_components.server import admission
 from ui_components.server.app import build_server, serving
 from ui_components.server.visitors import COOKIE, NEW_VISITORS
-from ui_components.shared import generation as writing
-from ui_components.shared import session_store as keeping
+from ui_components.shared import jobs, session_store
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 TURN_SECONDS = 0.8
@@ -48,17 +47,17 @@ def address(services: Services) -> Iterator[str]:
 
 
 def asking(text: str = "hello") -> dict[str, Any]:
-    """What a program posts to /chat."""
+    """The body of a program's request to /chat."""
     return {"data": [text, [], None, "", None, -1]}
 
 
-def key_of(services: Services, browser: Browser, conversation: str = "") -> SessionKey:
+def key_of(services: Services, browser: Page, conversation: str = "") -> SessionKey:
     visitor = services.visitors.read({COOKIE: browser.cookie})
     return SessionKey(visitor, conversation or browser.conversation)
 
 
 def turns(services: Services, status: str) -> float:
-    """How many turns ended in that way, as the counters say."""
+    """The counter of turns with that outcome."""
     label = f'compeer_turns_total{{model="scripted-nano",status="{status}"}} '
     lines = services.metrics.text().decode().splitlines()
     return sum(float(line.removeprefix(label)) for line in lines if line.startswith(label))
@@ -66,15 +65,15 @@ def turns(services: Services, status: str) -> float:
 
 def is_busy(services: Services) -> bool:
     """Whether anybody is served by the model, or waits for it."""
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     return bool(line._served or line._waiting)
 
 
 # --- an honest visitor beside an attack ----------------------------------------------------------
 
 
-def slowed_down(honest: Browser, attack: Attack) -> float:
-    """Return how many times as long as in quiet a reply takes at most, while an attack goes on."""
+def slowed_down(honest: Page, attack: Attack) -> float:
+    """Return the factor by which an attack slows down a reply, at worst."""
     quiet = statistics.mean(seconds_of(honest.send) for _ in range(2))
     with attack:
         eventually(lambda: sum(attack.answers.values()) > 20)
@@ -83,8 +82,8 @@ def slowed_down(honest: Browser, attack: Attack) -> float:
 
 
 @pytest.mark.parametrize("local", [HERE, ELSEWHERE])
-def test_beside_300_calls_of_chat(address, local):
-    honest = Browser(address)
+def test_300_chat_calls_do_not_delay_an_honest_visitor(address, local):
+    honest = Page(address)
     attack = Attack(address, [Post(CHAT, asking())] * 300, local)
 
     assert slowed_down(honest, attack) < SLOWED_DOWN
@@ -94,8 +93,8 @@ def test_beside_300_calls_of_chat(address, local):
 @pytest.mark.parametrize("local", [HERE, ELSEWHERE])
 @pytest.mark.parametrize("cookies", ["one cookie", "a cookie each", "no cookie"])
 @pytest.mark.parametrize("count", [36, 2300])
-def test_beside_messages_that_nobody_listens_to(services, address, local, cookies, count):
-    honest, attacker = Browser(address), Browser(address, local)
+def test_unheard_messages_do_not_delay_an_honest_visitor(services, address, local, cookies, count):
+    honest, attacker = Page(address), Page(address, local=local)
     network = services.visitors.network(local)
     cookie_for = {
         "one cookie": lambda: attacker.cookie,
@@ -114,13 +113,13 @@ def test_beside_messages_that_nobody_listens_to(services, address, local, cookie
 
     assert slowed_down(honest, attack) < SLOWED_DOWN
     assert services.store.get(key_of(services, honest)).turns
-    assert len(services.store) == 1  # what nobody listens to is not kept either
+    assert len(services.store) == 1  # unheard messages are not stored
 
 
-def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
-    honest = Browser(address)
+def test_listening_programs_do_not_delay_an_honest_visitor(services, address):
+    honest = Page(address)
     quiet = seconds_of(honest.send)
-    line = services.models.line("scripted-nano")
+    line = services.models.queue("scripted-nano")
     is_over = threading.Event()
 
     def ask() -> None:
@@ -140,12 +139,12 @@ def test_beside_programs_that_listen_to_what_they_ask_for(services, address):
         program.result()
 
 
-# --- what is refused, and how --------------------------------------------------------------------
+# --- rejections ----------------------------------------------------------------------------------
 
 
-def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
-    anna, ben = Browser(address), Browser(address)
-    chinese = Browser(address, language="zh-CN")
+def test_requests_beyond_the_limit_are_rejected_for_that_visitor_only(address):
+    anna, ben = Page(address), Page(address)
+    chinese = Page(address, language="zh-CN")
     for browser in (anna, chinese):
         for number in range(admission.NEW.of_visitor):
             joined = browser.join("hello", f"conversation-{number:016}", f"session-{number}")
@@ -154,14 +153,14 @@ def test_who_asks_for_too_much_is_told_so_and_others_are_not(address):
 
     assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
     assert int(refused.headers["retry-after"]) > 0
-    assert "too much on the way" in refused.json()["detail"]
+    assert "too many requests running" in refused.json()["detail"]
     assert "connect-src 'self'" in refused.headers["content-security-policy"]
     assert "请稍等几秒再试" in chinese.join("hello").json()["detail"]
     assert REPLY[:20] in ben.send("quick")
 
 
 def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
-    regular = Browser(address)
+    regular = Page(address)
     regular.send("quick")  # has a conversation, so newcomers do not keep it out
     network = services.visitors.network(HERE)
     body = regular.message("hello", session="nobody-listens")
@@ -169,12 +168,12 @@ def test_a_network_has_a_limit_that_does_not_hold_for_others(services, address):
     with Attack(address, posts, HERE) as attack:
         pass
     assert attack.answers == {200: admission.NEW.of_network, 429: 100 - admission.NEW.of_network}
-    refused = Browser(address).join("hello")
+    refused = Page(address).join("hello")
 
     assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
     assert "your network" in refused.json()["detail"]
     assert REPLY[:20] in regular.send("quick")
-    assert REPLY[:20] in Browser(address, ELSEWHERE).send("quick")
+    assert REPLY[:20] in Page(address, local=ELSEWHERE).send("quick")
 
 
 def test_all_programs_together_leave_the_page_alone(address):
@@ -190,35 +189,33 @@ def test_all_programs_together_leave_the_page_alone(address):
 
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
     assert refused.headers["retry-after"]
-    assert REPLY[:20] in Browser(address).send("quick")
+    assert REPLY[:20] in Page(address).send("quick")
 
 
-def test_nothing_goes_past_the_queue(address):
-    """Gradio would answer a direct call in a thread of the server, in no line at all."""
+def test_nothing_bypasses_the_queue(address):
+    """Gradio would answer a direct call in a server thread, without any queue."""
     with httpx.Client(base_url=address) as program:
         for name in ("chat", "score"):
             direct = program.post(f"/gradio_api/run/{name}", json={"data": asking()["data"]})
             assert direct.status_code == httpx.codes.NOT_FOUND
 
 
-def test_what_is_refused_or_broken_takes_no_room(address):
-    browser = Browser(address)
+def test_rejected_requests_occupy_no_slot(address):
+    browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert browser.http.post(JOIN, json={"data": []}).status_code >= 400
         assert browser.http.post(JOIN, content=b"{").status_code >= 400
     assert REPLY[:20] in browser.send("quick")
 
 
-def test_what_was_answered_takes_no_room(address):
-    browser = Browser(address)
+def test_answered_requests_occupy_no_slot(address):
+    browser = Page(address)
     for _ in range(2 * admission.NEW.of_visitor):
         assert REPLY[:20] in browser.send("quick")
-        stop = browser.index("message", "stop")
-        pressed = {"data": [browser.conversation], "fn_index": stop, "session_hash": "page"}
-        assert browser.http.post("/gradio_api/run/predict", json=pressed).status_code == 200
+        browser.act("message", "stop", browser.conversation)
 
 
-# --- who leaves, and who never listened ----------------------------------------------------------
+# --- clients that leave or never listen ---------------------------------------------------------
 
 
 def test_a_program_that_leaves_stops_its_turn(services, address):
@@ -235,7 +232,7 @@ def test_a_program_that_leaves_stops_its_turn(services, address):
 
 
 def test_a_client_that_leaves_stops_its_turn_too(services, address):
-    """As gradio_client asks: on the stream of a session."""
+    """As gradio_client does: on a session's stream."""
     with httpx.Client(base_url=address, timeout=60) as program:
         config = program.get("/config").json()["dependencies"]
         index = next(each["id"] for each in config if each["api_name"] == "chat")
@@ -263,8 +260,8 @@ def test_a_session_has_a_few_streams_at_once(services, address):
         assert [answer.status_code for answer in opened] == [200] * admission.STREAMS + [429]
 
 
-def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
-    line = services.models.line("scripted-nano")
+def test_a_program_that_disconnects_leaves_the_queue(services, address):
+    line = services.models.queue("scripted-nano")
     with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
         event = program.post(CHAT, json=asking()).json()["event_id"]
         with program.stream("GET", f"{CHAT}/{event}"):
@@ -276,12 +273,12 @@ def test_a_program_that_leaves_the_line_gives_its_place_up(services, address):
     assert services.metrics.text().count(b"compeer_turns_total{") == 0
 
 
-def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, monkeypatch):
+def test_score_stops_when_its_caller_disconnects(services, address, monkeypatch):
     asked = []
 
     def slowly(session: ScriptedScoring, text: str, labels: Any) -> tuple[float, ...]:
         asked.append(text)
-        time.sleep(0.7)  # a judge that takes its time
+        time.sleep(0.7)  # a slow judge
         return (1.0, 0.0)
 
     monkeypatch.setattr(ScriptedScoring, "ask", slowly)
@@ -297,7 +294,7 @@ def test_a_caller_of_score_who_leaves_is_asked_about_no_more(services, address, 
     assert len(asked) < 3
 
 
-def test_a_call_that_nobody_listens_to_is_never_begun(services, address, monkeypatch):
+def test_an_unheard_call_never_starts(services, address, monkeypatch):
     monkeypatch.setattr(admission, "HEARD_WITHIN_SECONDS", 4.0)
     with httpx.Client(base_url=address) as program:
         calls = [program.post(CHAT, json=asking()) for _ in range(admission.PROGRAM.of_network)]
@@ -312,16 +309,16 @@ def test_a_call_that_nobody_listens_to_is_never_begun(services, address, monkeyp
 def test_a_program_may_listen_a_little_later(address):
     with httpx.Client(base_url=address, timeout=60) as program:
         event = program.post(CHAT, json=asking("quick")).json()["event_id"]
-        time.sleep(1.5)  # longer than who leaves is waited for
+        time.sleep(1.5)  # longer than the grace period
         answer = program.get(f"{CHAT}/{event}").text
 
     assert "event: complete" in answer
     assert REPLY[:20] in answer
 
 
-def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address):
-    line = services.models.line("scripted-nano")
-    browser = Browser(address)
+def test_a_closed_page_leaves_the_queue(services, address):
+    line = services.models.queue("scripted-nano")
+    browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening() as events:
@@ -336,19 +333,19 @@ def test_a_page_that_was_closed_gives_its_place_in_the_line_up(services, address
     assert reply.outcome == "stopped"
 
 
-def test_a_page_that_was_closed_before_it_saw_anything_gives_its_place_up_too(services, address):
-    line = services.models.line("scripted-nano")
-    browser = Browser(address)
+def test_a_page_closed_before_its_first_update_leaves_the_queue(services, address):
+    line = services.models.queue("scripted-nano")
+    browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening():
             eventually(lambda: len(line) == 1)
-        eventually(lambda: len(line) == 0, writing.UNWATCHED_SECONDS + 2)
+        eventually(lambda: len(line) == 0, jobs.UNWATCHED_SECONDS + 2)
 
 
-def test_who_listens_late_is_answered_like_everybody_else(services, address):
-    """A page opens its stream when its message was taken, which takes as long as its line does."""
-    browser = Browser(address)
+def test_a_late_listener_is_answered(services, address):
+    """A page opens its stream once its message is accepted, which can take a while."""
+    browser = Page(address)
     browser.join("quick").raise_for_status()
     assert not services.store.get(key_of(services, browser)).turns
     with browser.listening() as events:
@@ -357,13 +354,13 @@ def test_who_listens_late_is_answered_like_everybody_else(services, address):
     assert services.store.get(key_of(services, browser)).turns[0].progress.outcome == "finished"
 
 
-# --- what is kept --------------------------------------------------------------------------------
+# --- storage -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cookies", ["one cookie", "no cookie"])
 def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, address, cookies):
-    room = keeping.OF_VISITOR if cookies == "one cookie" else keeping.OF_CROWD
-    honest, attacker = Browser(address), Browser(address)
+    room = session_store.OF_VISITOR if cookies == "one cookie" else session_store.OF_CROWD
+    honest, attacker = Page(address), Page(address)
     if cookies == "no cookie":
         attacker.http.cookies.clear()
         attacker.cookie = ""
@@ -371,7 +368,9 @@ def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, 
     for number in range(room.sessions + 5):
         attacker.send("quick", f"conversation-{number:016}")
 
-    own = [key for key in services.store._kept if key.visitor == key_of(services, attacker).visitor]
+    own = [
+        key for key in services.store._entries if key.visitor == key_of(services, attacker).visitor
+    ]
     assert len(own) == room.sessions
     assert f"conversation-{0:016}" not in {key.conversation for key in own}
     assert services.store.get(key_of(services, honest)).turns
@@ -384,6 +383,6 @@ def test_the_page_marks_visitors_of_a_network_that_brings_too_many(services, add
             many.cookies.clear()
             caller = SessionKey(services.visitors.read({COOKIE: cookie}), "").caller
             assert caller.is_of_the_crowd == (number == NEW_VISITORS)
-    elsewhere = Browser(address, ELSEWHERE)
+    elsewhere = Page(address, local=ELSEWHERE)
 
     assert not key_of(services, elsewhere).caller.is_of_the_crowd

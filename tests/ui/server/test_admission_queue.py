@@ -1,4 +1,4 @@
-"""The line in front of a model."""
+"""The queue in front of a model."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,11 @@ import pytest
 
 from compeer_core.registry import ModelEntry, Registry
 from tests.pages import eventually
-from ui_components.server import admission_queue as waiting
+from ui_components.server import admission_queue
 from ui_components.server.admission_queue import (
     AdmissionQueue,
-    LineFullError,
     PlacesTakenError,
+    QueueFullError,
     Ticket,
 )
 from ui_components.server.visitors import Caller
@@ -32,7 +32,7 @@ def program(network: str) -> Caller:
 
 @contextmanager
 def waiting_behind_one(line: AdmissionQueue, *callers: Caller) -> Iterator[dict[Ticket, str]]:
-    """Let all take a place while somebody else is served; yields their tickets by name."""
+    """Take a place for each caller while somebody else is served; yields their tickets by name."""
     with ExitStack() as stack:
         stack.enter_context(line.place(person("somebody")))
         names: dict[Ticket, str] = {}
@@ -47,7 +47,7 @@ def order(line: AdmissionQueue, names: dict[Ticket, str]) -> list[str]:
 
 
 def served(line: AdmissionQueue, *callers: Caller) -> list[str]:
-    """Return in which order callers are served who all came while somebody else was."""
+    """Return the order in which callers are served who all arrived while somebody else was."""
     came: list[str] = []
     ready = threading.Semaphore(0)
     threads = []
@@ -87,7 +87,7 @@ def test_several_slots_serve_several_at_once():
         assert len(line) == 1
 
 
-def test_who_leaves_lets_the_next_one_in():
+def test_leaving_lets_the_next_one_in():
     line = AdmissionQueue()
     is_served = threading.Event()
 
@@ -107,12 +107,12 @@ def test_who_leaves_lets_the_next_one_in():
     assert is_served.is_set()
 
 
-def test_a_full_line_takes_nobody():
+def test_a_full_queue_rejects_everyone():
     line = AdmissionQueue(slots=1, longest=1)
     with (
         line.place(ANNA),
         line.place(BEN),
-        pytest.raises(LineFullError) as refused,
+        pytest.raises(QueueFullError) as refused,
         line.place(person("cleo")),
     ):
         pass
@@ -124,35 +124,35 @@ def test_a_full_line_takes_nobody():
 def test_programs_and_people_do_not_take_each_others_places():
     line = AdmissionQueue(slots=1, longest=1, longest_of_programs=1)
     with waiting_behind_one(line, program("a")):
-        with pytest.raises(LineFullError), line.place(program("b")):
+        with pytest.raises(QueueFullError), line.place(program("b")):
             pass
-        with line.place(ANNA), pytest.raises(LineFullError), line.place(BEN):
+        with line.place(ANNA), pytest.raises(QueueFullError), line.place(BEN):
             pass
 
 
 def test_a_visitor_has_a_few_places_wherever_they_are():
     line = AdmissionQueue()
-    tabs = [Caller(f"network {number}", "anna") for number in range(waiting.OF_VISITOR)]
+    tabs = [Caller(f"network {number}", "anna") for number in range(admission_queue.OF_VISITOR)]
     with waiting_behind_one(line, *tabs):
         with pytest.raises(PlacesTakenError), line.place(ANNA):
             pass
         with line.place(BEN):
-            assert len(line) == waiting.OF_VISITOR + 1
+            assert len(line) == admission_queue.OF_VISITOR + 1
 
 
 def test_a_network_cannot_take_all_places_with_ever_new_visitors():
     line = AdmissionQueue()
-    crowd = [person(f"{number}", "attic") for number in range(waiting.OF_NETWORK)]
+    crowd = [person(f"{number}", "attic") for number in range(admission_queue.OF_NETWORK)]
     with waiting_behind_one(line, *crowd):
-        with pytest.raises(LineFullError), line.place(person("one more", "attic")):
+        with pytest.raises(QueueFullError), line.place(person("one more", "attic")):
             pass
         with line.place(ANNA):
-            assert len(line) == waiting.OF_NETWORK + 1
+            assert len(line) == admission_queue.OF_NETWORK + 1
 
 
 def test_the_programs_of_a_network_share_a_few_places():
     line = AdmissionQueue()
-    programs = [program("attic")] * waiting.OF_NETWORKS_PROGRAMS
+    programs = [program("attic")] * admission_queue.OF_NETWORKS_PROGRAMS
     with waiting_behind_one(line, *programs):
         with pytest.raises(PlacesTakenError), line.place(program("attic")):
             pass
@@ -160,7 +160,7 @@ def test_the_programs_of_a_network_share_a_few_places():
             assert len(line) == len(programs) + 1
 
 
-def test_whoever_asks_again_stands_behind_all_who_ask_once():
+def test_a_repeated_request_waits_behind_first_requests():
     anna, ben, cleo = ANNA, BEN, person("cleo")
     expected = ["anna 0", "ben 3", "cleo 4", "anna 1", "anna 2"]
     line = AdmissionQueue()
@@ -170,13 +170,13 @@ def test_whoever_asks_again_stands_behind_all_who_ask_once():
     assert served(AdmissionQueue(), anna, anna, anna, ben, cleo) == expected
 
 
-def test_who_is_being_served_has_had_a_turn():
+def test_being_served_counts_as_a_turn():
     line = AdmissionQueue()
     with line.place(ANNA), line.place(ANNA) as again, line.place(BEN) as once:
         assert line.ahead(once) < line.ahead(again)
 
 
-def test_turns_that_kept_nobody_waiting_are_not_held_against_a_visitor():
+def test_turns_in_an_idle_queue_do_not_count():
     line = AdmissionQueue()
     for _ in range(3):
         with line.place(ANNA):
@@ -185,7 +185,7 @@ def test_turns_that_kept_nobody_waiting_are_not_held_against_a_visitor():
         assert order(line, names) == ["anna 0", "ben 1"]
 
 
-def test_many_visitors_of_one_network_do_not_stand_before_everybody_else():
+def test_many_visitors_of_one_network_do_not_go_first():
     crowd = [person(f"{number}", "attic") for number in range(10)]
     line = AdmissionQueue()
     with waiting_behind_one(line, *crowd) as names, line.place(ANNA) as honest:
@@ -194,7 +194,7 @@ def test_many_visitors_of_one_network_do_not_stand_before_everybody_else():
 
 
 def turns_until_served(line: AdmissionQueue, callers: Sequence[Caller]) -> int:
-    """Return after how many turns all have been served, while with each turn somebody new comes."""
+    """Return after how many turns all have been served, while a newcomer arrives at each turn."""
     places: dict[Ticket, ExitStack] = {}
 
     def stand(caller: Caller) -> Ticket:
@@ -218,7 +218,7 @@ def turns_until_served(line: AdmissionQueue, callers: Sequence[Caller]) -> int:
 
 
 def test_a_second_message_comes_even_while_new_visitors_keep_coming():
-    assert turns_until_served(AdmissionQueue(), [ANNA, ANNA]) <= 2 + waiting.ROUND
+    assert turns_until_served(AdmissionQueue(), [ANNA, ANNA]) <= 2 + admission_queue.ROUND
 
 
 def test_a_class_gets_its_share_while_new_visitors_keep_coming():
@@ -234,7 +234,7 @@ def test_people_come_first_and_programs_get_a_turn():
     assert came[:8] == ["a 2", "b 3", "c 4", "x 0", "d 5", "e 6", "f 7", "y 1"]
 
 
-def test_a_place_is_what_it_is_said_to_be():
+def test_the_reported_place_is_the_order_of_service():
     callers = [program("x"), ANNA, ANNA, program("x"), BEN, person("cleo"), program("y"), BEN]
     line = AdmissionQueue()
     with waiting_behind_one(line, *callers) as names:
@@ -243,7 +243,7 @@ def test_a_place_is_what_it_is_said_to_be():
     assert served(AdmissionQueue(), *callers) == said
 
 
-def test_each_model_behind_an_endpoint_has_a_line_of_its_own():
+def test_each_endpoint_model_has_its_own_queue():
     remote = "openai:http://h/v1#m"
     models = Models(
         Registry(
@@ -257,9 +257,9 @@ def test_each_model_behind_an_endpoint_has_a_line_of_its_own():
     )
 
     here, there, judge_here, judge_there = (
-        models.line(name) for name in ("here", "there", "judge-here", "judge-there")
+        models.queue(name) for name in ("here", "there", "judge-here", "judge-there")
     )
 
     assert judge_here is here
     assert len({id(here), id(there), id(judge_there)}) == 3
-    assert models.line("judge-there") is judge_there
+    assert models.queue("judge-there") is judge_there

@@ -1,4 +1,4 @@
-"""The endpoints as a program calls them: gradio_client against a server that runs."""
+"""The API as a program calls it: gradio_client against a running server."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +12,7 @@ from compeer_core.turn import take_turn
 from tests.pages import BROKEN, COMPLETE, REPLY, SECOND_REPLY, make_services
 from ui_components.server.app import build_server, serving
 
-# Gradio sets a pandas option that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
 SEEKER = [{"role": "user", "content": "I lost my job."}]
@@ -89,7 +89,7 @@ def asked(monkeypatch) -> list[str]:
     return messages
 
 
-def test_where_a_person_is_needed_there_is_help_and_no_reply(client, asked):
+def test_a_message_in_danger_gets_help_and_no_reply(client, asked):
     answer = client.predict("I took 30 tylenol an hour ago", api_name="/chat")
     risk = answer.pop("risk")
 
@@ -124,14 +124,14 @@ def test_help_speaks_the_language_of_the_message(client):
     assert risk["lines"][0]["name"] == "全国统一心理援助热线"
 
 
-def test_a_sign_that_a_program_may_answer_is_told_beside_the_reply(client):
+def test_a_sign_that_allows_a_reply_is_reported_with_it(client):
     answer = client.predict("My husband hits me", api_name="/chat")
 
     assert answer["reply"] == REPLY
     assert answer["risk"]["kind"] == "violence_suffered"
 
 
-def test_an_earlier_sign_is_told_and_does_not_stop_the_reply(client, asked):
+def test_an_earlier_sign_is_reported_and_does_not_stop_the_reply(client, asked):
     earlier = [
         {"role": "user", "content": "I want to kill myself"},
         {"role": "assistant", "content": "I want to kill myself, you said."},
@@ -186,7 +186,7 @@ def test_a_judge_that_fails_gives_no_number(client):
     assert failed["total"] is None
 
 
-def test_models_lists_what_there_is_and_no_path(client):
+def test_models_lists_the_registry_without_paths(client):
     models = client.predict(api_name="/models")
 
     assert [model["name"] for model in models if model["default"]] == [
@@ -256,7 +256,7 @@ def test_an_upload_that_is_no_picture_is_refused(client, tmp_path: Path):
         client.predict("look", image=handle_file(tmp_path / "notes.png"), api_name="/chat")
 
 
-def test_where_nobody_has_voted_the_leaderboard_is_empty(client):
+def test_without_votes_the_leaderboard_is_empty(client):
     assert client.predict(api_name="/leaderboard") == []
 
 

@@ -1,4 +1,4 @@
-"""The server around the page: headers, cookie, language, pictures, and gradio's switches."""
+"""The server around the page: headers, cookie, language, images, and gradio's settings."""
 
 import asyncio
 import json
@@ -112,9 +112,7 @@ def test_metrics_count_turns_and_hold_no_words(client, services):
         ("127.0.0.1", {"via": "1.1 proxy"}, False),
     ],
 )
-def test_the_counters_are_shown_to_programs_on_this_computer_alone(
-    services, host, headers, is_shown
-):
+def test_metrics_are_local_by_default(services, host, headers, is_shown):
     app = FastAPI()
     add_routes(app, services, api_only=True, public_metrics=False)
     answer = TestClient(app, client=(host, 50_000)).get("/metrics", headers=headers)
@@ -124,14 +122,14 @@ def test_the_counters_are_shown_to_programs_on_this_computer_alone(
     assert is_shown or "--metrics public" in answer.text
 
 
-def test_the_counters_are_shown_to_everybody_where_a_flag_says_so(services):
+def test_a_flag_makes_the_metrics_public(services):
     app = FastAPI()
     add_routes(app, services, api_only=True, public_metrics=True)
 
     assert TestClient(app, client=("192.0.2.7", 50_000)).get("/metrics").status_code == 200
 
 
-def test_over_http_a_proxy_on_this_computer_gets_no_counters(services):
+def test_a_local_proxy_gets_no_metrics(services):
     app = FastAPI()
     add_routes(app, services, api_only=True, public_metrics=False)
     with serving(app) as address:
@@ -141,7 +139,7 @@ def test_over_http_a_proxy_on_this_computer_gets_no_counters(services):
             assert httpx.get(f"{address}/metrics", headers=headers).status_code == 403
 
 
-def test_a_picture_is_shown_to_nobody_but_its_visitor(client, services):
+def test_an_image_is_served_to_its_owner_only(client, services):
     from compeer_core.dialogue import Speaker, Utterance
     from ui_components.shared.session import Session, Turn
 
@@ -231,7 +229,7 @@ def test_without_a_page_there_are_the_endpoints_and_a_line_that_says_so(services
         assert client.get("/healthz").json()["status"] == "ok"
 
 
-def test_whoever_asks_is_forgotten_and_a_page_of_another_site_cannot_ask(services, client):
+def test_forget_deletes_the_visitors_data_and_rejects_other_sites(services, client):
     client.cookies.clear()
     client.get("/")
     visitor = services.visitors.read({COOKIE: client.cookies[COOKIE]})

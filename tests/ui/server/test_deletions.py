@@ -1,4 +1,4 @@
-"""Delete my data, over HTTP: all of it is gone, from the files too, whatever was on its way."""
+""" "Delete my data" over HTTP: all data is gone, from the files too, whatever was running."""
 
 import asyncio
 import random
@@ -20,14 +20,14 @@ from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import InputError, VoteRefusedError
 from compeer_core.votes.battles import BattlePlan, SidePlan
 from tests.comparisons import make
+from tests.page_client import CONVERSATION, Page
 from tests.pages import Visitor, eventually, make_services
-from tests.protocol import CONVERSATION, Page
-from ui_components.compare.jobs import Wish
+from ui_components.chat.jobs import ReplyRequest
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.server.deletions import Deletions
 from ui_components.server.forget_routes import add_routes
 from ui_components.server.visitors import COOKIE
-from ui_components.shared.generation import Order
 from ui_components.shared.services import Services
 from ui_components.shared.session import Session, Turn
 from ui_components.shared.session_store import SessionKey
@@ -35,25 +35,25 @@ from ui_components.shared.session_store import SessionKey
 ROUNDS = 50
 WORDS = "nobody may read this"
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
 
 
 def files_of(services: Services) -> bytes:
-    """Return all that lies in the files of the database."""
+    """Return the contents of the database files."""
     path = Path(services.votes.database._eraser._path)
     files = (path, path.with_name(f"{path.name}-wal"))
     return b"".join(each.read_bytes() for each in files if each.exists())
 
 
 def in_memory(services: Services) -> str:
-    """Return all that conversations and comparisons hold, as one text."""
+    """Return all stored conversations and comparisons as text."""
     return " ".join(
         text
-        for store in (services.store, services.comparing.store)
-        for key, kept in list(store._kept.items())
+        for store in (services.store, services.compare_jobs.store)
+        for key, kept in list(store._entries.items())
         for text in _texts((key.visitor, kept.value))
     )
 
@@ -71,7 +71,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def opened(services: Services, visitor: str, words: str = WORDS) -> str:
-    """Open a battle whose words are kept."""
+    """Open a battle with stored words."""
     plan = BattlePlan(
         voter=visitor,
         dialogue=Dialogue((Utterance(Speaker.SEEKER, words),)),
@@ -87,7 +87,7 @@ def opened(services: Services, visitor: str, words: str = WORDS) -> str:
 
 @pytest.fixture
 def world(tmp_path):
-    """The route without the rest of the page, and a visitor with words in memory and database."""
+    """The route alone, and a visitor with words in memory and database."""
     services = make_services(tmp_path)
     services.votes.database.erased.result(30)
     app = FastAPI()
@@ -104,7 +104,7 @@ def world(tmp_path):
     services.votes.close()
 
 
-def test_when_the_page_says_deleted_the_words_are_in_neither_file(world):
+def test_deleted_words_are_in_no_database_file(world):
     assert WORDS.encode() in files_of(world.services)
     answer = world.client.post("/forget")
 
@@ -133,9 +133,7 @@ def test_beside_a_long_reader_the_page_says_that_traces_are_left_and_they_go_lat
     ("language", "sentence"),
     [("en", "Your conversation is deleted. Your votes"), ("zh", "你的对话已删除，但你的投票")],
 )
-def test_where_the_database_fails_the_page_says_what_is_gone_and_what_is_not(
-    world, language, sentence
-):
+def test_if_the_database_fails_the_page_says_what_was_deleted(world, language, sentence):
     @event.listens_for(world.services.votes.database._engine, "connect")
     def only_read(connection, _):
         connection.execute("PRAGMA query_only = ON").close()
@@ -150,10 +148,10 @@ def test_where_the_database_fails_the_page_says_what_is_gone_and_what_is_not(
     assert world.services.votes.counts().battles == 1
 
 
-# --- what was begun before ----------------------------------------------------------------------
+# --- work that began before --------------------------------------------------------------------
 
 
-def test_a_deletion_is_known_to_what_was_begun_before_it_alone():
+def test_a_deletion_invalidates_only_earlier_work():
     deletions = Deletions()
     arrived = deletions.count
     before = SessionKey("ann", CONVERSATION, deletions.generation("ann", arrived))
@@ -168,7 +166,7 @@ def test_a_deletion_is_known_to_what_was_begun_before_it_alone():
     assert deletions.is_current(SessionKey("bo", CONVERSATION, deletions.generation("bo", arrived)))
 
 
-def test_deletions_are_remembered_of_so_many(monkeypatch):
+def test_the_number_of_remembered_deletions_is_bounded(monkeypatch):
     monkeypatch.setattr("ui_components.server.deletions.MOST_VISITORS", 3)
     deletions = Deletions()
     for visitor in ("a", "b", "a", "c", "d"):
@@ -184,14 +182,14 @@ def services(tmp_path) -> Iterator[Services]:
     made.votes.close()
 
 
-def test_a_message_that_is_kept_after_the_deletion_is_refused(services):
+def test_a_message_sent_before_the_deletion_is_refused_after_it(services):
     ann = Visitor(services)
     key = ann.key
     services.forget(key.visitor)
 
-    order = Order("maple-1")
+    order = ReplyRequest("maple-1")
     with pytest.raises(InputError) as caught:
-        services.writers.begin(key, lambda _: Session(draft=WORDS), order)
+        services.chat_jobs.begin(key, lambda _: Session(draft=WORDS), order)
     assert caught.value.code == "forgotten"
     services.store.update(key, lambda session: Session(draft=WORDS))
     assert WORDS not in in_memory(services)
@@ -203,7 +201,7 @@ def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
     ann = Visitor(services)
     key = ann.key
     said = Utterance(Speaker.SEEKER, f"for ever {WORDS}")
-    job = services.writers.begin(key, lambda _: Session((Turn(said),)), Order("maple-1"))
+    job = services.chat_jobs.begin(key, lambda _: Session((Turn(said),)), ReplyRequest("maple-1"))
     eventually(lambda: services.store.get(key).turns[0].progress.has_words)
     services.forget(key.visitor)
     assert job.over.wait(10)
@@ -213,10 +211,10 @@ def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
 
 
 def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(services):
-    """The deletion comes between the look at the conversation and the transaction."""
+    """The deletion comes between reading the comparison and the transaction."""
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
     original = services.votes.open_battle
 
     def open_battle(*arguments):
@@ -225,10 +223,10 @@ def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(ser
 
     services.votes.open_battle = open_battle
     with pytest.raises(VoteRefusedError) as caught:
-        services.comparing.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
+        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
 
     assert caught.value.code == "forgotten"
-    assert services.comparing.count() == 0
+    assert services.compare_jobs.count() == 0
     assert services.votes.counts().battles == services.votes.counts().voters == 0
     assert in_memory(services) == ""
 
@@ -236,7 +234,7 @@ def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(ser
 def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(services):
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
     original = services.votes.open_battle
 
     def open_battle(*arguments):
@@ -246,10 +244,10 @@ def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(se
 
     services.votes.open_battle = open_battle
     with pytest.raises(InputError) as caught:
-        services.comparing.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
+        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
 
     assert caught.value.code == "forgotten"
-    assert services.comparing.count() == 0
+    assert services.compare_jobs.count() == 0
     assert services.votes.counts().battles == services.votes.counts().voters == 0
     assert in_memory(services) == ""
 
@@ -257,12 +255,12 @@ def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(se
 def test_a_comparison_that_is_on_its_way_ends_and_nothing_of_it_is_kept(services):
     ann = Visitor(services)
     key = ann.key
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True, judge="oracle")
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True, judge="oracle")
     said = Utterance(Speaker.SEEKER, f"for ever {WORDS}")
-    match = services.comparing.begin(key, said, wish, None)
-    eventually(lambda: all(side.words for side in services.comparing.store.get(key).last.sides))
+    match = services.compare_jobs.begin(key, said, wish, None)
+    eventually(lambda: all(side.words for side in services.compare_jobs.store.get(key).last.sides))
     services.forget(key.visitor)
-    again = services.comparing.begin(ann.key, Utterance(Speaker.SEEKER, "hello"), wish, None)
+    again = services.compare_jobs.begin(ann.key, Utterance(Speaker.SEEKER, "hello"), wish, None)
     assert match.over.wait(20)
     assert again.over.wait(20)
     services.votes.database.erased.result(30)
@@ -293,11 +291,11 @@ def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
         key = SessionKey(
             ann.visitor, f"comparison-{number:020d}", services.deletions.generation(ann.visitor)
         )
-        match = services.comparing.begin(
-            key, said, Wish(("maple-1", "cedar-2"), keep_words=True), None
+        match = services.compare_jobs.begin(
+            key, said, RoundRequest(("maple-1", "cedar-2"), keep_words=True), None
         )
         assert match.over.wait(30)
-        battle = services.comparing.store.get(key).last.pairs[0].battle
+        battle = services.compare_jobs.store.get(key).last.pairs[0].battle
         asked = [
             threading.Thread(target=ann.say, args=(f"{marker} slowly",)),
             threading.Thread(target=ann.compare, args=(f"{marker} slowly",)),
@@ -317,7 +315,7 @@ def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
         new = f"new after round {number}"
         ann.say(new)
         eventually(lambda new=new: new in in_memory(services))
-        eventually(lambda: services.writers.count() + services.comparing.count() == 0, 60)
+        eventually(lambda: services.chat_jobs.count() + services.compare_jobs.count() == 0, 60)
         assert marker not in in_memory(services)
         assert marker.encode() not in files_of(services)
         assert ann.visitor.encode() not in files_of(services)

@@ -1,7 +1,7 @@
-"""A disk that is full or may not be written: one sentence, nothing pretended, nothing lost.
+"""A full or read-only disk: one sentence, no false success, nothing lost.
 
-The disk is full where a file may not grow any more (``RLIMIT_FSIZE``), and read-only where SQLite is
-told so (``query_only``); both fail within SQLite, as a real disk does.
+A full disk is simulated with ``RLIMIT_FSIZE``, a read-only one with SQLite's ``query_only``; both
+fail within SQLite, as a real disk does.
 """
 
 import resource
@@ -18,10 +18,10 @@ from compeer_core.annotation.desk import Desk
 from compeer_core.cer import CaseUtterance
 from compeer_core.dialogue import Speaker, Utterance
 from tests.comparisons import make
+from tests.page_client import CONVERSATION, Page
 from tests.pages import eventually
-from tests.protocol import CONVERSATION, Page
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE
-from ui_components.compare.jobs import Wish
+from ui_components.compare.jobs import RoundRequest
 from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
@@ -30,7 +30,7 @@ from ui_components.shared.texts import load_texts
 WORDS = "nobody may read this"
 FORM = {"steps": [True, True, True], "preference": "first"}
 
-# Gradio uses pandas in ways that pandas has come to dislike.
+# Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:'future.no_silent_downcasting' is deprecated", "ignore:The copy keyword is deprecated"
 )
@@ -111,12 +111,12 @@ def page(request: pytest.FixtureRequest, server) -> Page:
 
 
 def battle_of(services: Services, page: Page) -> str:
-    """Let a comparison end, and return its battle."""
+    """Finish a comparison, and return its battle."""
     key = SessionKey(page.visitor, CONVERSATION, services.deletions.generation(page.visitor))
     said = Utterance(Speaker.SEEKER, WORDS)
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
-    assert services.comparing.begin(key, said, wish, None).over.wait(30)
-    return services.comparing.store.get(key).last.pairs[0].battle
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
+    assert services.compare_jobs.begin(key, said, wish, None).over.wait(30)
+    return services.compare_jobs.store.get(key).last.pairs[0].battle
 
 
 def test_a_vote_is_refused_in_words_and_can_be_cast_later(server, page, broken):
@@ -147,23 +147,23 @@ def test_a_comparison_does_not_begin_and_says_so(server, page, broken):
     with broken():
         told = page.outcome(page.compare(WORDS))
         assert page.texts("compare.refused.store") in told
-        assert services.comparing.count() == 0
+        assert services.compare_jobs.count() == 0
 
-    assert WORDS not in str(services.comparing.store._kept)
+    assert WORDS not in str(services.compare_jobs.store._entries)
     page.compare(WORDS)
     eventually(lambda: services.votes.counts().battles > 0)
-    eventually(lambda: services.comparing.count() == 0)
+    eventually(lambda: services.compare_jobs.count() == 0)
 
 
-def test_a_comparison_that_cannot_be_written_down_any_more_has_failed(server, page, broken):
-    """Its battle is there, since it began before; without the end of both sides it takes no vote."""
+def test_a_comparison_that_cannot_be_stored_has_failed(server, page, broken):
+    """Its battle was opened before; without results of both sides it accepts no vote."""
     _, services = server
     key = SessionKey(page.visitor, CONVERSATION)
-    wish = Wish(("maple-1", "cedar-2"), keep_words=True)
-    match = services.comparing.begin(key, Utterance(Speaker.SEEKER, "slowly"), wish, None)
+    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
+    match = services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, "slowly"), wish, None)
     with broken():
         assert match.over.wait(30)
-        last = services.comparing.store.get(key).last
+        last = services.compare_jobs.store.get(key).last
         assert all(side.has_failed for side in last.sides)
 
     assert page.vote(CONVERSATION, last.pairs[0].battle) != ""
@@ -182,7 +182,7 @@ def test_a_deletion_says_what_is_gone_and_what_is_not(server, page, broken):
     assert page.http.post("/forget").json()["battles"] == 1
 
 
-def test_the_desk_answers_in_words_and_what_was_saved_stays(server, page, broken):
+def test_the_desk_reports_the_error_and_keeps_saved_answers(server, page, broken):
     _, services = server
     desk = Desk(services.votes)
     name = f"ann-{page.visitor}"
@@ -219,7 +219,7 @@ def test_the_desk_answers_in_words_and_what_was_saved_stays(server, page, broken
     assert desk.let_in(kept) is None
 
 
-def test_what_writes_nothing_goes_on(server, page, broken):
+def test_read_only_routes_keep_working(server, page, broken):
     _, services = server
     with broken():
         for path in ("/", "/healthz", "/results/board.json", "/results/votes.jsonl"):

@@ -1,4 +1,4 @@
-"""Whatever stands in an address, a header or a cookie, the answer is one sentence and never a 500."""
+"""Odd URLs, headers and cookies give one sentence, never a 500."""
 
 import json
 import socket
@@ -56,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(address: str, path: str, headers: bytes = b"") -> tuple[int, str, str]:
-    """Ask as any program can, byte by byte; returns status, kind and body."""
+    """Send a raw request; returns status, kind and body."""
     where = urlsplit(address)
     with socket.create_connection((where.hostname, where.port), timeout=60) as line:
         line.sendall(
@@ -73,7 +73,7 @@ def ask(address: str, path: str, headers: bytes = b"") -> tuple[int, str, str]:
 
 
 def is_answered(status: int, kind: str, body: str) -> bool:
-    """Whether it is a file that can be read, or one sentence about what is wrong."""
+    """Whether it is a readable file, or one sentence about the error."""
     if status == 200:
         if "json;" in f"{kind};" and "jsonl" not in kind:
             json.loads(body)
@@ -107,7 +107,7 @@ def test_any_filters_are_a_file_or_one_sentence(address, name, filters):
         ("as_of=9999-12-31T23:59:59-23:59", "as_of must be a date with time and zone"),
         ("as_of=0001-01-01T00:00:00%2B00:01", "as_of must be a date with time and zone"),
         ("as_of=", "as_of must be a date with time and zone"),
-        ("as_of=2999-01-01T00:00:00Z", "that moment has not passed yet"),
+        ("as_of=2999-01-01T00:00:00Z", "as_of is in the future"),
         ("kind=best", "kind must be one of blind, named, any"),
         ("image=perhaps", "image must be 'with' or 'without'"),
         ("admit=anything", "there is no flag 'anything'"),
@@ -116,7 +116,7 @@ def test_any_filters_are_a_file_or_one_sentence(address, name, filters):
         (f"topic={'x' * 3000}", "the filters have more than 2000 characters"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said_in_one_sentence(address, query, sentence):
+def test_an_invalid_query_gives_one_sentence(address, query, sentence):
     status, kind, body = ask(address, f"/results/board.json?{query}")
 
     assert status == 400

@@ -1,4 +1,4 @@
-"""A progress is folded from events, and ends as what the record says."""
+"""A progress is folded from events and ends as the record says."""
 
 import threading
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_the_end_holds_all_that_the_record_holds():
     assert end.seed == end.record.seed
 
 
-def test_a_part_that_is_not_there_is_missing_and_keeps_no_text():
+def test_a_missing_part_has_no_text():
     end = steps_of(BROKEN)[-1]
 
     assert end.parts[Part.STRATEGY].state == "missing"
@@ -83,14 +83,14 @@ def test_a_progress_does_not_change_when_the_next_is_made():
 
 
 @given(st.text(alphabet="<>/historyemotionstrategyreply: \nStage", max_size=200))
-def test_any_text_at_all_ends_in_a_record(text):
+def test_any_completion_ends_in_a_record(text):
     end = steps_of(text, judge=None)[-1]
 
     assert end.phase == "over"
     assert end.record.raw == text
 
 
-def test_the_record_outranks_what_was_seen_on_the_way():
+def test_the_record_overrides_what_was_streamed():
     progress = steps_of(COMPLETE)[-1]
     bent = replace(progress, parts=Progress(model="x").parts)
 
@@ -98,5 +98,5 @@ def test_the_record_outranks_what_was_seen_on_the_way():
 
 
 @pytest.mark.parametrize("failure", ["model", "line"])
-def test_what_happens_outside_the_model_ends_it_too(failure):
+def test_a_failure_outside_the_model_ends_the_progress(failure):
     assert Progress(model="m").failed(failure).outcome == "failed"

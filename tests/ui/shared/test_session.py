@@ -1,4 +1,4 @@
-"""Conversations in memory: found by their visitor only, bounded, and gone after a while."""
+"""Conversations in memory: private, bounded, expiring."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_what_undo_holds_is_forgotten_after_its_time():
     assert len(store) == 0
 
 
-def test_the_longest_away_make_room_when_there_are_too_many():
+def test_the_least_recently_used_are_evicted():
     store = SessionStore(Session(), in_all=Room(2, 1000))
     keys = [SessionKey("v", f"conversation-{number}") for number in range(3)]
     store.update(keys[0], saying(turn("0")))
@@ -86,7 +86,7 @@ def test_the_longest_away_make_room_when_there_are_too_many():
     assert [bool(store.get(key).turns) for key in keys] == [True, False, True]
 
 
-def test_too_many_pictures_make_room_too_but_never_ones_own():
+def test_images_are_evicted_too_but_never_the_newest_record():
     store = SessionStore(Session(), in_all=Room(10, 150))
     picture = Image(b"x" * 100, 1, 1)
     store.update(ANNA, saying(turn("a", images=(picture,))))
@@ -108,7 +108,7 @@ def test_a_picture_is_shown_to_its_visitor_only():
     assert store.picture("anna", "other", 0) is None
 
 
-def test_the_policy_reads_replies_and_leaves_out_those_that_never_came():
+def test_the_dialogue_omits_replies_that_never_came():
     session = Session(turns=(turn("one", "first reply"), turn("two"), turn("three", "not yet")))
 
     assert [said.text for said in session.dialogue()] == ["one", "first reply", "two", "three"]
@@ -135,7 +135,7 @@ def words(session: Session) -> list[str]:
     return [said.text for said in session.dialogue()]
 
 
-def test_another_reply_is_shown_and_the_one_before_stands_aside_with_what_followed():
+def test_switching_replies_keeps_the_messages_that_followed_each():
     session = Session(turns=(turn("one", "first"), turn("two", "later")))
     branched = session.begun(0, reply("second"))
 
@@ -145,7 +145,7 @@ def test_another_reply_is_shown_and_the_one_before_stands_aside_with_what_follow
     assert branched.turns[0].progress.reply == "second"
 
     back = branched.switched(0, 1)
-    assert [one.said.text for one in back.turns] == ["one", "two"]
+    assert [one.message.text for one in back.turns] == ["one", "two"]
     assert back.turns[0].progress.reply == "first"
     assert back.turns[1].progress.reply == "later"
     assert back.selected == 0
@@ -154,14 +154,14 @@ def test_another_reply_is_shown_and_the_one_before_stands_aside_with_what_follow
     assert again.switched(0, 1).turns[1].progress.reply == "later"
 
 
-def test_a_reply_without_a_word_makes_room_for_the_next():
+def test_an_empty_reply_is_replaced_by_the_next():
     session = Session(turns=(turn("one"),)).begun(0, reply("here"))
 
     assert [one.reply for one in session.turns[0].replies] == ["here"]
     assert session.turns[0].progress.number == 1
 
 
-def test_a_reply_is_found_wherever_it_stands():
+def test_a_reply_is_found_in_alternatives_and_undo():
     deep = Session(turns=(turn("one", "first"), turn("two", "x")))
     deep = deep.with_turn(replace(deep.turns[1], progress=reply("later", "deep")))
     branched = deep.begun(0, reply("second"))
@@ -174,7 +174,7 @@ def test_a_reply_is_found_wherever_it_stands():
     assert changed.with_progress(replace(stopped, key="nowhere")) == changed
 
 
-def test_samples_stand_aside_of_the_reply_that_is_shown():
+def test_samples_are_alternatives_to_the_current_reply():
     session = Session(turns=(turn("one", "first"),)).sampled((reply("a"), reply("b")))
 
     assert session.turns[0].progress.reply == "first"
@@ -183,7 +183,7 @@ def test_samples_stand_aside_of_the_reply_that_is_shown():
     assert session.switched(0, 3).turns[0].progress.reply == "b"
 
 
-def test_without_a_reply_the_first_sample_is_shown():
+def test_without_a_reply_the_first_sample_is_current():
     session = Session(turns=(turn("one"),)).sampled((reply("a"), reply("b")))
 
     assert session.turns[0].progress.reply == "a"
@@ -191,7 +191,7 @@ def test_without_a_reply_the_first_sample_is_shown():
     assert session.turns[0].best_of.reference == 0
 
 
-def test_members_that_were_never_begun_leave_the_group():
+def test_samples_without_text_leave_the_group():
     session = Session(turns=(turn("one", "first"),))
     sample = replace(Progress(model="m", key="none"), origin=Origin("sample"))
     session = session.sampled((replace(reply("a"), origin=Origin("sample")), sample))
@@ -214,7 +214,7 @@ def test_replies_are_bounded_and_none_is_dropped():
         session.sampled((reply("too much"),))
 
 
-def test_pictures_behind_a_reply_that_stands_aside_are_still_held_and_shown():
+def test_images_after_an_alternative_reply_are_still_served():
     picture = Image(b"x" * 100, 1, 1)
     session = Session(turns=(turn("one", "first"), turn("two", "x", (picture,))))
     hidden = session.turns[1].key
@@ -226,7 +226,7 @@ def test_pictures_behind_a_reply_that_stands_aside_are_still_held_and_shown():
 
 
 @pytest.mark.parametrize(("index", "number"), [(0, 2), (0, 0), (1, 1), (-1, 1)])
-def test_a_reply_that_is_not_there_cannot_be_shown(index, number):
+def test_switching_to_an_unknown_reply_is_refused(index, number):
     with pytest.raises(InputError):
         Session(turns=(turn("one", "first"),)).switched(index, number)
 

@@ -1,4 +1,4 @@
-"""Whose conversations make room when there are too many: never those of somebody who holds few."""
+"""Eviction: never the conversations of a visitor who holds few."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ def key(visitor: str, number: int = 0, network: str = "") -> SessionKey:
 
 
 def session(*sizes: int) -> Session:
-    """One conversation, with a picture of each of these sizes."""
+    """One conversation with images of these sizes."""
     images = tuple(Image(bytes(size), 1, 1) for size in sizes)
     return Session(turns=(Turn(Utterance(Speaker.SEEKER, "hello", images)),))
 
@@ -86,7 +86,7 @@ def test_one_conversation_with_too_many_pictures_is_refused_and_stays_as_it_was(
         keep(store, key("anna"), 100, 100)
 
     assert refused.value.code == "too_many_pictures"
-    assert len(store.get(key("anna")).turns[0].said.images) == 1
+    assert len(store.get(key("anna")).turns[0].message.images) == 1
 
 
 def test_a_picture_that_undo_holds_too_counts_once():
@@ -98,7 +98,7 @@ def test_a_picture_that_undo_holds_too_counts_once():
     assert kept(store, key("anna")) == [True]
 
 
-def test_who_was_just_written_to_is_never_dropped():
+def test_the_record_just_updated_is_never_evicted():
     store = SessionStore(Session(), in_all=Room(10, 150), of_visitor=Room(10, 140))
     keep(store, key("anna"), 100)
     keep(store, key("ben"), 140)
@@ -106,7 +106,7 @@ def test_who_was_just_written_to_is_never_dropped():
     assert kept(store, key("anna"), key("ben")) == [False, True]
 
 
-def test_when_all_is_full_the_network_that_holds_most_gives_way():
+def test_in_a_full_store_the_network_that_holds_most_gives_way():
     store = SessionStore(Session(), in_all=Room(5, 1000))
     for number in range(3):
         keep(store, key(f"pupil {number}", network="school"))
@@ -129,7 +129,7 @@ def test_in_a_network_the_visitor_who_holds_most_gives_way():
     assert kept(store, *loud, key("quiet")) == [False, True, True, True, True]
 
 
-def test_pictures_in_all_are_taken_from_whoever_holds_most_of_them():
+def test_the_total_image_limit_evicts_from_the_largest_holder():
     store = SessionStore(Session(), in_all=Room(10, 300))
     keep(store, key("anna"), 50)
     keep(store, key("ben", 0), 90)
@@ -139,7 +139,7 @@ def test_pictures_in_all_are_taken_from_whoever_holds_most_of_them():
     assert kept(store, key("anna"), key("ben", 0), key("ben", 1)) == [True, False, True]
 
 
-# --- one who writes and writes -------------------------------------------------------------------
+# --- a flood from one visitor --------------------------------------------------------------------
 
 
 def with_one_cookie(visitors: Visitors, network: str) -> Callable[[], str]:
@@ -165,7 +165,7 @@ def without_a_cookie(visitors: Visitors, network: str) -> Callable[[], str]:
 )
 @pytest.mark.parametrize("attack", [with_one_cookie, with_a_cookie_each, without_a_cookie])
 @pytest.mark.parametrize("is_neighbour", [True, False])
-def test_everybody_elses_outlive_any_number_of_one_attacker(messages, attack, is_neighbour, what):
+def test_other_visitors_records_survive_a_flood_from_one(messages, attack, is_neighbour, what):
     store: SessionStore = SessionStore(Session() if what == "conversations" else Comparison())
     written = session() if what == "conversations" else Comparison(risk=RiskKind.SUICIDE)
     visitors = Visitors()
@@ -184,8 +184,8 @@ def test_everybody_elses_outlive_any_number_of_one_attacker(messages, attack, is
     assert len(store) <= len(honest) + NEW_VISITORS + OF_CROWD.sessions < IN_ALL.sessions
 
 
-def test_what_all_cookies_of_a_network_may_hold_does_not_push_others_out():
-    """Two hundred visitors with as much as one may have would be more than all the room."""
+def test_all_cookies_of_one_network_cannot_evict_other_networks():
+    """Two hundred visitors with full shares would exceed the store."""
     assert NEW_VISITORS * OF_VISITOR.sessions > IN_ALL.sessions
     store = SessionStore(Session())
     neighbour, stranger = key("anna", network="attic"), key("ben")
@@ -212,7 +212,7 @@ def test_a_network_is_what_a_customer_cannot_change():
     assert network(None) == ""
 
 
-def test_the_name_of_a_network_does_not_tell_the_address():
+def test_a_networks_pseudonym_hides_the_address():
     assert "192" not in Visitors("secret").network("192.0.2.1")
     assert Visitors("secret").network("192.0.2.1") != Visitors("other").network("192.0.2.1")
 

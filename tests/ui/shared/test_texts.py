@@ -1,4 +1,4 @@
-"""The words of the page: the same keys in every language, and a key for all that is shown."""
+"""The page's texts: the same keys in every language, and a key for everything shown."""
 
 import re
 import tomllib
@@ -60,7 +60,7 @@ def test_every_key_that_the_code_names_exists(repository):
     ]
 
     assert len(found) > 60
-    # A key that is put together ends in the part that is fixed.
+    # A composed key ends in its fixed part.
     whole = [key for key in found if not key.endswith("_")]
     assert [key for key in whole if key not in words] == []
 

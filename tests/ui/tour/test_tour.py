@@ -1,4 +1,4 @@
-"""The tour as the server renders it: both languages, what depends on the data, and its addresses."""
+"""The tour as rendered by the server: both languages, data-dependent parts, routes."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def client(services: Services):
 
 
 def words(html: str) -> str:
-    """The text that a reader sees, tags taken out."""
+    """The visible text."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
@@ -59,7 +59,7 @@ def with_recording(tour: Tour, case: str, stage: str, **changes: object) -> Tour
     return replace(tour, recordings={**tour.recordings, (case, stage): changed})
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- rendering ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -92,7 +92,7 @@ def test_recorded_words_are_shown_letter_by_letter_and_marked_as_english(languag
 
 
 def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
-    """The same tour, with another verdict on the step that is explained."""
+    """The same tour with another verdict on the explained step."""
     judged = tour.recordings["friend", "sft"].judged
     assert judged is not None
     update = {"correct": correct, "probability_correct": probability}
@@ -109,25 +109,25 @@ def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
     counted = missed.tally("sft")
 
     assert tour.notes["friend", "sft"].steps[0].why.en in seen
-    assert "78 % sure" in seen
-    assert "The judge has missed it." in seen
-    assert f"calls {counted.wrong} of the {counted.steps} recorded steps wrong" in seen
+    assert "78 % confident" in seen
+    assert "The judge missed the error." in seen
+    assert f"calls {counted.wrong} of the {counted.steps} recorded steps incorrect" in seen
     assert f"found {counted.noticed} of those" in seen
 
 
-def test_a_judge_that_finds_the_mistake_is_said_to_have_found_it(tour):
+def test_a_judge_that_finds_the_error_gets_credit(tour):
     seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
 
-    assert "The judge has found it." in seen
-    assert "90 % sure" in seen
-    assert "The judge has missed it." not in seen
+    assert "The judge found the error." in seen
+    assert "90 % confident" in seen
+    assert "The judge missed the error." not in seen
 
 
 @pytest.mark.parametrize(
     ("low", "said", "not_said", "caveat"),
     [
-        (45.0, "close to a guess", "better than a guess", "The score shows the form"),
-        (55.0, "better than a guess", "close to a guess", "Do not read the score as progress"),
+        (45.0, "near chance", "better than chance", "The score reflects the format"),
+        (55.0, "better than chance", "near chance", "Do not read the score as progress"),
     ],
 )
 def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said, caveat):
@@ -146,11 +146,11 @@ def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, no
     assert caveat in words(step(4, changed))
 
 
-def test_what_nobody_has_read_yet_is_not_explained_with_words_about_something_else(tour):
+def test_an_uncommented_recording_shows_no_other_comment(tour):
     other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
     unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
 
-    assert "Nobody has written down yet" in words(step(3, unread))
+    assert "No commentary has been written" in words(step(3, unread))
     assert "In plain words" not in words(step(2, unread))
 
 
@@ -179,7 +179,7 @@ def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
     assert "(UR)”" not in words(step(4, every)).split("Not trained yet")[1]
 
 
-def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring(tour):
+def test_the_reward_gain_is_shown_beside_agreement_with_people(tour):
     result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
     values = {(one["about"], one["of"], one["name"]): one for one in result["metrics"]}
     reward = values["the judge", "urp", "reward"]["value"]
@@ -187,7 +187,7 @@ def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring
 
     seen = words(step(4, tour))
 
-    assert f"to +{reward:.1f}, of 5" in seen
+    assert f"to +{reward:.1f} of 5" in seen
     low, high = (f"{strategy[end]:+.1f}".replace("-", "−") for end in ("low", "high"))
     assert f"points [{low}, {high}]" in seen
     assert seen.count("assets/results/grpo_nano.json") == 1
@@ -196,7 +196,7 @@ def test_what_learning_from_the_judge_brought_is_told_with_what_it_did_not_bring
 def test_the_base_is_said_not_to_be_shipped(tour):
     seen = words(step(4, tour))
 
-    assert seen.count("Recorded from the pre-trained base, which is not shipped.") == 3
+    assert seen.count("Recorded from the pre-trained base model, which is not shipped.") == 3
     assert seen.count("Recorded from weights that are no longer shipped.") == 3  # POR's
     assert "the judge was not asked" in seen
 
@@ -230,7 +230,7 @@ def test_without_its_files_the_tour_says_so(monkeypatch):
     assert "The tour cannot be shown" in tour_html(load_texts("en"))
 
 
-# --- addresses ------------------------------------------------------------------------------------
+# --- routes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -328,11 +328,11 @@ def test_votes_are_counted_as_they_stand(tmp_path):
         printed = words(client.get("/tour/print?lang=en").text)
 
     for text in (seen, printed):
-        assert re.search(r"votes 2 of them count 2 people, counted votes only 2", text)
+        assert re.search(r"votes 2 of them counted 2 raters \(counted votes only\) 2", text)
         assert "2 of 20" in text  # too few to rank anybody
 
 
-def test_a_database_that_fails_takes_the_count_and_not_the_page(tmp_path, monkeypatch):
+def test_a_failing_database_costs_only_the_count(tmp_path, monkeypatch):
     from compeer_core.errors import StoreError
 
     fresh = make_services(tmp_path)
