@@ -142,7 +142,7 @@ def is_from_here(request: Request) -> bool:
     """Whether a program on the server's own computer asks, and for itself.
 
     A proxy beside the server asks for others. It is known by the headers that it adds; one that adds
-    none has to keep to itself what is not for everybody (`DEPLOY.md` shows how).
+    none has to keep to itself what is not for everybody (`docs/serving.md` shows how).
     """
     if any(name.startswith(_FORWARDED) for name in request.headers):
         return False

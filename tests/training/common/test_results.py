@@ -8,7 +8,19 @@ import pytest
 
 from compeer_core.errors import ConfigError
 from training.__main__ import main
-from training.common.results import FOLDER, Metric, Result, fill, format_value, load, render, save
+from training.common.results import (
+    FOLDER,
+    Metric,
+    Result,
+    fill,
+    format_value,
+    load,
+    measured,
+    render,
+    render_headline,
+    save,
+    write_csv,
+)
 
 
 def a_result(**changes: object) -> Result:
@@ -44,17 +56,17 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
 def test_a_table_shows_value_interval_and_count():
     lines = render(a_result()).splitlines()
 
-    assert "| Measure | Value | 95 % interval | n | Note |" in lines
+    assert "| Measure | Value | 95 % CI | n | Note |" in lines
     assert "| First token | 0.250 s | 0.200 to 0.400 | 10 |  |" in lines
     assert "| Turns | 1,200 |  | 1,200 | a\\|b |" in lines
-    assert lines[-1] == "Again: `python -m training benchmark x.toml`"
+    assert lines[-1] == "Reproduce: `python -m training benchmark x.toml`"
 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (0.05, "0.0500"), (-1.5, "-1.50"), (99.94, "99.9"), (31415.9, "31,416")],
 )
-def test_numbers_keep_three_telling_digits(value, shown):
+def test_numbers_keep_three_significant_digits(value, shown):
     assert format_value(value) == shown
 
 
