@@ -320,15 +320,15 @@ def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
     Raises:
         ConfigError: `headline.toml` or a results file is invalid, or a row matches no metric.
     """
-    head = ["Measure", "Result (95 % CI)", "Against", "n"]
-    lines = [_row(head), _row(["---", "---:", "---:", "---:"])]
+    head = ["Measure", "Result (95 % CI)", "Measured against"]
+    lines = [_row(head), _row(["---", "---", "---"])]
     for row in load_toml(rows, Headline).row:
         result = load(folder / f"{row.file}.json")
         metric = row.value.pick(result)
+        title = f"{row.title} (n = {_count(metric.n)} {row.unit_of_n})"
         reference = "" if row.reference is None else _cell(row.reference.pick(result))
         against = f"{row.against}: {reference}" if reference else row.against
-        n = f"{_count(metric.n)} {row.unit_of_n}"
-        lines.append(_row([row.title, _cell(metric), against, n]))
+        lines.append(_row([title, _cell(metric), against]))
     return "\n".join([*lines, "", "Reproduce the table: `python -m training results`."])
 
 
@@ -386,7 +386,7 @@ def fill(text: str, folder: Path, document: Path) -> str:
             table = render_headline(folder)
         else:
             table = render(load(folder / f"{name}.json"), opening["part"] or "")
-        pieces += [text[position : opening.end()], f"\n{table}\n"]
+        pieces += [text[position : opening.end()], f"\n\n{table}\n\n"]
         position = closing.start()
     return "".join([*pieces, text[position:]])
 

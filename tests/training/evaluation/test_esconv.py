@@ -201,7 +201,7 @@ def test_the_stage_writes_turns_a_table_and_replies_to_be_read(config, tmp_path)
     about = "expressions of validation photos, 7 classes"
     assert found[about, "image tower alone", "accuracy"].value == 40.0
     about = "loss on ESConv's validation dialogues"
-    assert found[about, "after pre-training", "nats a token"].value == 3.2
+    assert found[about, "after pre-training", "NLL, nats/token"].value == 3.2
     kept = (tmp_path / "run" / "turns.sampled.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["id"] for line in kept] == [f"esconv/test/{n}#2" for n in range(3)]
     printed = (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")
