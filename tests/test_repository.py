@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from compeer_core.config import FrozenModel, load_toml
 from training.common.results import update_documents
@@ -25,6 +26,11 @@ MODULES_WITH_EXAMPLES = sorted(
     if ">>>" in path.read_text(encoding="utf-8")
 )
 MEGABYTE = 1_000_000
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/*.md", "assets/*/README.md", "assets/checkpoints/*/README.md")
+    for path in ROOT.glob(pattern)
+)
 
 
 def stage_of(path: Path) -> str:
@@ -47,19 +53,67 @@ def test_the_readme_opens_with_the_only_two_commands():
     ]
 
 
-def test_links_of_the_readme_lead_somewhere():
+def test_the_readme_fits_on_a_few_screens():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
 
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    assert len(text.splitlines()) <= 250
+    assert len(text.encode()) <= 15_000
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_of_documents_lead_to_files_and_headings(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
+    broken = []
+    for target, heading in targets:
+        path = (ROOT / document).parent / target if target else ROOT / document
+        if not path.exists() or (heading and heading not in headings_of(path)):
+            broken.append(f"{target}#{heading}")
+
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=str
+)
+def test_paths_that_documents_name_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    paths = re.findall(
+        r"(?<![\w./-])((?:assets|compeer_core|docs|tests|training|ui_components)/[\w./-]*[\w/])",
+        text,
+    )
+
+    assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
+
+
+def headings_of(path: Path) -> set[str]:
+    """The anchors that GitHub and MkDocs make of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_changelog_begins_with_the_version_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+
+    assert versions[0] == project["version"]
+    assert len(versions) == text.count("\n## ")
+
+
+def test_every_page_of_the_documentation_is_in_the_site():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = sorted(page for entry in site["nav"] for page in entry.values())
+
+    assert pages == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 
 
 def test_documents_show_the_numbers_that_were_measured():
     assert update_documents(ROOT, write=False) == [], "run: python -m training results"
 
 
-def test_the_readme_lists_every_stage():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documentation_lists_every_stage():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
     assert [name for name in STAGES if f"| `{name}` |" not in text] == []
 

@@ -591,9 +591,7 @@ def _compared(steps: Sequence[Step]) -> Iterator[results.Metric]:
         n=sum(one.rewards for one in steps),
     )
     plain = "trl's generate(), other completions for the same prompts"
-    yield summarise(
-        "Rollouts, tokens/s", [s.tokens / s.rollouts for s in steps], "tokens/s"
-    )
+    yield summarise("Rollouts, tokens/s", [s.tokens / s.rollouts for s in steps], "tokens/s")
     yield summarise(
         "Rollouts by trl, tokens/s",
         [s.plain_tokens / s.plain_rollouts for s in steps],

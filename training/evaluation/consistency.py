@@ -424,9 +424,7 @@ def _line(
 ) -> list[results.Metric]:
     values = {SEEN: seen, BY_CHANCE: by_chance, DIFFERENCE: seen - by_chance}
     return [
-        results.measured(
-            name, estimate(each, n), unit="%", of=of, about=about, baseline=baseline
-        )
+        results.measured(name, estimate(each, n), unit="%", of=of, about=about, baseline=baseline)
         for name, each in values.items()
     ]
 

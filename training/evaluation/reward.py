@@ -267,7 +267,10 @@ def calibration(
     temperature = fit_temperature(*fitted_on)
     errors = (
         ("ECE", calibration_error(probability, label)),
-        ("ECE after temperature scaling", calibration_error(tempered(probability, temperature), label)),
+        (
+            "ECE after temperature scaling",
+            calibration_error(tempered(probability, temperature), label),
+        ),
     )
     about = "calibration of the steps"
     return [

@@ -229,7 +229,9 @@ def test_a_second_judge_is_compared_with_the_first_on_the_same_turns(config):
     assert difference.value == pytest.approx(-200 / 12)
     assert difference.low <= difference.value <= difference.high
     # Six times a step is wrong and the reply better.
-    assert found["steps and reply verdict disagree", "two", "contradictions"].value == pytest.approx(50)
+    assert found[
+        "steps and reply verdict disagree", "two", "contradictions"
+    ].value == pytest.approx(50)
 
 
 def test_turns_are_drawn_until_enough_count_and_not_judged_twice(config, calls):

@@ -92,7 +92,9 @@ def test_replies_by_hand():
     # words: why is that so / i am so sorry x3 / oh no: 9 different of 18
     assert found["replies", who, "distinct-1"].value == pytest.approx(100 * 9 / 18)
     assert found["whole turns", who, "complete"].value == pytest.approx(200 / 3)
-    assert found["whole turns", who, "repetition rate (4-gram >= 3x)"].value == pytest.approx(100 / 3)
+    assert found["whole turns", who, "repetition rate (4-gram >= 3x)"].value == pytest.approx(
+        100 / 3
+    )
 
 
 def test_photos_by_hand():
@@ -147,7 +149,9 @@ def test_what_others_published_has_neither_interval_nor_count():
         versions={},
         metrics=tuple(rows),
     )
-    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not reported |" in results.render(result)
+    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not reported |" in results.render(
+        result
+    )
 
 
 @pytest.fixture

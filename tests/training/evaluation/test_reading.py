@@ -84,7 +84,10 @@ def test_what_is_counted_without_a_reader_by_hand():
     ]
     metrics = list(counted_metrics(turns))
 
-    assert values(metrics, "complete turns without an invented quotation") == {"a": 50.0, "b": 100.0}
+    assert values(metrics, "complete turns without an invented quotation") == {
+        "a": 50.0,
+        "b": 100.0,
+    }
     assert values(metrics, "complete") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "repetition rate (4-gram >= 3x)") == {"a": 0.0, "b": 50.0}
 
