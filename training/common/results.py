@@ -5,7 +5,8 @@ document shows a table between two markers:
 
 ```text
 <!-- results:esconv_nano -->             all tables of a file
-<!-- results:esconv_nano/strategy -->    the rows whose question begins with "strategy"
+<!-- results:esconv_nano/strategy -->    only the rows whose question begins with "strategy"
+<!-- results:esconv_nano/origin -->      only how they were measured
 <!-- results:headline -->                the rows that `headline.toml` picks from all files
 ```
 
@@ -41,6 +42,9 @@ DOCUMENTS = (
 HEADLINE = "headline"
 """The marker of the table that `HEADLINE_ROWS` describes."""
 HEADLINE_ROWS = Path(__file__).with_name("headline.toml")
+
+ORIGIN = "origin"
+"""The part of a file that says how its numbers were measured."""
 
 _MARKER = re.compile(
     r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+)(?:/(?P<part>[\w-]+))? -->$", re.MULTILINE
@@ -252,18 +256,23 @@ def render(result: Result, part: str = "") -> str:
 
     Args:
         result: The file.
-        part: Show only metrics whose question, in lower case with hyphens, begins with this.
+        part: Empty for the title, all tables and their origin. Else the tables alone, of the questions
+            that begin with this (in lower case, with hyphens), or `ORIGIN`.
 
     Raises:
-        ConfigError: No metric belongs to the part.
+        ConfigError: No question belongs to the part.
     """
+    is_comparison = any(metric.of for metric in result.metrics)
+    brackets = [f"In brackets: {result.interval}.", ""] if is_comparison else []
+    if part == ORIGIN:
+        return "\n".join([*brackets, _origin(result)])
     metrics = [metric for metric in result.metrics if _slug(metric.about).startswith(part)]
     if not metrics:
         raise ConfigError(f"{result.name}.json: no question begins with {part!r}")
-    is_comparison = any(metric.of for metric in metrics)
-    title = [] if part else [f"**{result.title}**", ""]
-    body = _comparison(result, metrics) if is_comparison else _list(result, metrics)
-    return "\n".join([*title, *body, _origin(result)])
+    tables = _comparison(result, metrics, bool(part)) if is_comparison else _list(result, metrics)
+    if part:
+        return "\n".join(tables).strip()
+    return "\n".join([f"**{result.title}**", "", *brackets, *tables, _origin(result)])
 
 
 def _slug(question: str) -> str:
@@ -288,10 +297,11 @@ def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
     return [*(_row(cells) for cells in (head, align, *rows)), ""]
 
 
-def _comparison(result: Result, metrics: Sequence[Metric]) -> list[str]:
+def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> list[str]:
     """Return a row for each question and system, a column for each measure.
 
-    Questions with the same measures share a table.
+    Questions with the same measures share a table. A part's table about one question does not repeat
+    it: the heading above says it.
     """
     rows: dict[tuple[str, str], dict[str, Metric]] = {}
     for metric in metrics:
@@ -306,11 +316,16 @@ def _comparison(result: Result, metrics: Sequence[Metric]) -> list[str]:
         counts = sorted({metric.n or 0 for metric in measures.values()})
         n = " to ".join(_count(count or None) for count in dict.fromkeys((counts[0], counts[-1])))
         tables.setdefault(columns, []).append([about, label, *cells, n])
-    lines = [f"In brackets: {result.interval}.", ""]
+    lines = []
     for columns, body in tables.items():
-        head = ["Question", result.compared, *columns, "n"]
-        align = ["---", "---", *["---:"] * (len(columns) + 1)]
-        lines += [*(_row(cells) for cells in (head, align, *body)), ""]
+        rows_shown = [
+            ["Question", result.compared, *columns, "n"],
+            ["---", "---", *["---:"] * (len(columns) + 1)],
+            *body,
+        ]
+        if is_part and len({about for about, *_ in body}) == 1:
+            rows_shown = [cells[1:] for cells in rows_shown]
+        lines += [*map(_row, rows_shown), ""]
     return lines
 
 

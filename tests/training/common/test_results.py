@@ -202,6 +202,8 @@ def test_a_part_shows_the_questions_that_begin_with_its_name_without_the_title(t
     assert "AUROC" in filled
     assert "kappa" not in filled
     assert "**Speed**" not in filled
+    assert "| Judge | AUROC | n |" in filled  # one question, which the heading names
+    assert render(judges(), "origin").startswith("In brackets: 95 % CI.")
     with pytest.raises(ConfigError, match="no question begins with 'nothing'"):
         render(judges(), "nothing")
 
