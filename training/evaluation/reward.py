@@ -64,7 +64,7 @@ REPLY_MEASURES = {
 _PLAIN = frozenset({"mcc", "kappa"})
 """Measures that are no shares."""
 
-HUMAN_SOURCE = "; human lines: the people of that corpus"
+HUMAN_SOURCE = "; corpus lines: labels of that corpus"
 
 
 class Config(FrozenModel):
