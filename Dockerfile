@@ -1,4 +1,4 @@
-# The demo on a processor, with the models that come with the code. ui_components/DEPLOY.md explains it.
+# The demo on a CPU, with the models in this repository. docs/serving.md explains it.
 FROM python:3.11-slim
 
 RUN useradd --create-home --uid 1000 compeer \

@@ -1,8 +1,8 @@
-"""A Hugging Face Space, the Dockerfile and compose.yaml: what can be tried without either.
+"""Hugging Face Space, Dockerfile and compose.yaml, tested without Docker and without the hub.
 
-The Dockerfile's steps are carried out in a folder of the test, as far as they are not another
-system's: files are copied, the environment is set, the program is started, asked for its health and
-ended. The `slow` test does so in a new virtual environment with what a Space installs.
+The tests run the Dockerfile's portable steps in a temporary folder: copy the files, set the
+environment, start the program, check its health and stop it. The `slow` test does so in a new
+virtual environment with what a Space installs.
 """
 
 import ast
@@ -33,9 +33,9 @@ from ui_components.server.listening import listen
 ROOT = Path(__file__).resolve().parent.parent
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
 SPACES_ADD = ("uvicorn>=0.14.0", "websockets>=10.4", "spaces")
-"""A Space of gradio installs these beside requirements.txt, and gradio[oauth,mcp]==sdk_version."""
+"""A gradio Space installs these in addition to requirements.txt and gradio[oauth,mcp]==sdk_version."""
 LOADED_BY_NAME = {"accelerate", "bitsandbytes", "psycopg"}
-"""transformers loads the first two when a model wants them, SQLAlchemy the third."""
+"""transformers imports the first two on demand, SQLAlchemy the third."""
 START_SECONDS = 90.0
 
 
@@ -44,9 +44,9 @@ START_SECONDS = 90.0
 
 def front_matter() -> dict[str, object]:
     _, head, _ = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    read = yaml.safe_load(head)
-    assert isinstance(read, dict)
-    return read
+    fields = yaml.safe_load(head)
+    assert isinstance(fields, dict)
+    return fields
 
 
 def project() -> dict[str, object]:
@@ -55,15 +55,15 @@ def project() -> dict[str, object]:
 
 def requirements() -> dict[str, Requirement]:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    read = [Requirement(line) for line in lines if line and not line.startswith(("#", "--"))]
-    return {canonicalize_name(one.name): one for one in read}
+    listed = [Requirement(line) for line in lines if line and not line.startswith(("#", "--"))]
+    return {canonicalize_name(requirement.name): requirement for requirement in listed}
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's steps in order, continued lines joined."""
+    """The Dockerfile's instructions in order, with continued lines joined."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    lines = kept.replace("\\\n", " ").splitlines()
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    lines = code.replace("\\\n", " ").splitlines()
     return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in lines if line.strip()]
 
 
@@ -77,12 +77,12 @@ def image_environment() -> dict[str, str]:
 
 
 def exec_form(value: str) -> list[str]:
-    """The words of `CMD ["a", "b"]`, which no shell reads."""
+    """The arguments of `CMD ["a", "b"]`, which runs without a shell."""
     return [str(word) for word in json.loads(value[value.index("[") :])]
 
 
 def copied() -> list[tuple[str, str]]:
-    """What the Dockerfile copies, and where to."""
+    """Source and target of everything that the Dockerfile copies."""
     lines = [line.split() for line in steps("COPY")]
     return [(source, line[-1]) for line in lines for source in line[:-1]]
 
@@ -100,7 +100,7 @@ def test_the_front_matter_is_what_a_space_accepts():
     assert {space["colorFrom"], space["colorTo"]} <= COLOURS
     assert len(str(space["emoji"])) == 1
     assert not str(space["emoji"]).isascii()
-    assert len(str(space["short_description"])) <= 60  # a push with more is refused
+    assert len(str(space["short_description"])) <= 60  # the hub refuses longer ones
     assert space["sdk"] == "gradio"
     assert (ROOT / str(space["app_file"])).is_file()
     assert space["license"] == str(project()["license"]).lower()
@@ -109,13 +109,13 @@ def test_the_front_matter_is_what_a_space_accepts():
 def test_the_space_runs_the_gradio_and_the_python_of_the_project():
     space = front_matter()
 
-    assert isinstance(space["python_version"], str)  # 3.10 would be read as 3.1
+    assert isinstance(space["python_version"], str)  # YAML reads 3.10 as 3.1
     assert space["python_version"] in SpecifierSet(str(project()["requires-python"]))
     assert str(space["sdk_version"]) in requirements()["gradio"].specifier
     assert f"python:{space['python_version']}-slim" in steps("FROM")
 
 
-def test_the_readme_goes_on_after_the_front_matter():
+def test_the_readme_starts_after_the_front_matter():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
 
     assert text.split("---\n", 2)[2].lstrip().startswith("# COMPEER\n")
@@ -130,15 +130,15 @@ def declared() -> dict[str, Requirement]:
     return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
 
 
-def test_the_requirements_are_those_of_the_project():
+def test_requirements_txt_has_the_bounds_of_pyproject_toml():
     known = declared()
 
-    assert {name: str(one) for name, one in requirements().items()} == {
+    assert {name: str(requirement) for name, requirement in requirements().items()} == {
         name: str(known[name]) for name in requirements()
     }
 
 
-def test_the_requirements_are_what_the_app_imports_and_no_more():
+def test_requirements_txt_lists_exactly_what_the_app_imports():
     files = [ROOT / "app.py"]
     files += [*(ROOT / "compeer_core").rglob("*.py"), *(ROOT / "ui_components").rglob("*.py")]
     modules = {
@@ -153,20 +153,24 @@ def test_the_requirements_are_what_the_app_imports_and_no_more():
             else []
         )
     }
-    brings = packages_distributions()
+    distributions = packages_distributions()
     known = declared()
-    needed = {canonicalize_name(one) for name in modules for one in brings.get(name, ())}
+    needed = {
+        canonicalize_name(distribution)
+        for module in modules
+        for distribution in distributions.get(module, ())
+    }
 
     assert set(requirements()) == (needed & set(known)) | LOADED_BY_NAME
 
 
-def test_pip_takes_pytorch_for_processors():
+def test_requirements_txt_selects_the_cpu_build_of_pytorch():
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
 
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in lines
 
 
-def test_the_lock_pins_what_is_required_within_its_bounds_each_file_by_its_hash():
+def test_the_lock_file_pins_every_requirement_within_its_bounds_with_hashes():
     text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     entries = [entry for entry in re.split(r"\n(?=[\w])", text) if not entry.startswith("#")]
     pinned = {Requirement(entry.split(" \\\n")[0]).name: entry for entry in entries}
@@ -174,23 +178,26 @@ def test_the_lock_pins_what_is_required_within_its_bounds_each_file_by_its_hash(
     for name, requirement in requirements().items():
         version = re.match(r"[\w\[\]-]+==(\S+)", pinned[name])
         assert version is not None
-        assert version[1] in requirement.specifier, f"{name}: make requirements.lock anew"
+        assert version[1] in requirement.specifier, f"{name}: regenerate requirements.lock"
     assert all("--hash=sha256:" in entry for entry in entries)
-    assert "nvidia" not in text  # PyTorch for processors
+    assert "nvidia" not in text  # the CPU build of PyTorch
 
 
-def test_what_a_space_installs_beside_them_can_be_had_too():
-    # Some version must satisfy both; where any does, one of the bounds' own versions does.
+def test_requirements_do_not_conflict_with_what_a_space_installs():
+    # Some version must satisfy both; if one exists, a version named in the bounds does.
     ours = requirements()
     added = [Requirement(line) for line in (*SPACES_ADD, *(requires("gradio") or ()))]
     for theirs in added:
         mine = ours.get(canonicalize_name(theirs.name))
         extra = {"extra": "mcp"}, {"extra": "oauth"}, {"extra": ""}
         if mine is None or not (
-            theirs.marker is None or any(theirs.marker.evaluate(one) for one in extra)
+            theirs.marker is None or any(theirs.marker.evaluate(values) for values in extra)
         ):
             continue
-        bounds = [one.version.removesuffix(".*") for one in (*mine.specifier, *theirs.specifier)]
+        bounds = [
+            specifier.version.removesuffix(".*")
+            for specifier in (*mine.specifier, *theirs.specifier)
+        ]
         both = mine.specifier & theirs.specifier
         assert any(version in both for version in bounds), f"{mine} and gradio's {theirs}"
 
@@ -199,25 +206,25 @@ def test_what_a_space_installs_beside_them_can_be_had_too():
 
 
 def ignored(path: str) -> bool:
-    """Whether .dockerignore keeps a path of the repository from the builder."""
-    answer = False
+    """Whether .dockerignore excludes a path of the repository."""
+    is_ignored = False
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
         if not line or line.startswith("#"):
             continue
         pattern = line.removeprefix("!")
         if pattern == "*" or path == pattern or path.startswith(f"{pattern}/"):
-            answer = not line.startswith("!")
-    return answer
+            is_ignored = not line.startswith("!")
+    return is_ignored
 
 
-def test_the_builder_is_sent_what_is_copied_and_nothing_private():
+def test_the_build_context_has_the_copied_files_and_nothing_private():
     assert [source for source, _ in copied() if not (ROOT / source).exists()] == []
     assert [source for source, _ in copied() if ignored(source)] == []
     for path in (".env", ".git", "runs", "data", "tests", "training", "venv"):
         assert ignored(path), path
 
 
-def test_the_program_in_the_image_is_nobody_special():
+def test_the_image_runs_as_an_unprivileged_user():
     order = [name for name, _ in instructions()]
 
     assert steps("USER") == ["1000"]
@@ -228,7 +235,7 @@ def test_the_program_in_the_image_is_nobody_special():
     assert steps("EXPOSE") == [image_environment()["GRADIO_SERVER_PORT"]]
 
 
-def test_the_image_installs_the_list_of_requirements():
+def test_the_image_installs_the_lock_file_with_hashes():
     words = shlex.split(steps("RUN")[1])
 
     assert words[:2] == ["pip", "install"]
@@ -236,23 +243,23 @@ def test_the_image_installs_the_list_of_requirements():
     assert "--require-hashes" in words
 
 
-def test_compose_starts_the_image_over_a_postgresql_with_one_password():
-    read = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
-    app, votes = read["services"]["compeer"], read["services"]["votes"]
+def test_compose_connects_the_app_to_its_postgresql():
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    app, votes = compose["services"]["compeer"], compose["services"]["votes"]
     password = votes["environment"]["POSTGRES_PASSWORD"]
     user, name = votes["environment"]["POSTGRES_USER"], votes["environment"]["POSTGRES_DB"]
 
     assert app["environment"] == {
         "COMPEER_DATABASE_URL": f"postgresql://{user}:{password}@votes/{name}"
     }
-    assert password.startswith("${POSTGRES_PASSWORD:?")  # refused where there is none
+    assert password.startswith("${POSTGRES_PASSWORD:?")  # compose refuses to start without it
     assert app["ports"] == [f"127.0.0.1:7860:{image_environment()['GRADIO_SERVER_PORT']}"]
     assert app["volumes"] == [f"data:{image_environment()['COMPEER_DATA_DIR']}"]
-    assert set(read["volumes"]) == {"data", "votes"}
+    assert set(compose["volumes"]) == {"data", "votes"}
 
 
-def test_the_page_about_deployment_names_what_there_is():
-    text = (ROOT / "ui_components" / "DEPLOY.md").read_text(encoding="utf-8")
+def test_variables_of_the_page_on_serving_are_read_by_the_code():
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     code = "".join(
         path.read_text(encoding="utf-8")
         for path in (ROOT / "app.py", *(ROOT / "compeer_core").rglob("*.py"))
@@ -260,15 +267,13 @@ def test_the_page_about_deployment_names_what_there_is():
 
     for variable in set(re.findall(r"\b(?:COMPEER|GRADIO|OPENAI)_[A-Z_]+", text)):
         assert f'"{variable}"' in code, variable
-    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
-        assert (ROOT / "ui_components" / link).exists(), link
 
 
-# --- carried out ----------------------------------------------------------------------------------
+# --- running it ------------------------------------------------------------------------------------
 
 
 def lay_out(folder: Path) -> Path:
-    """Copy what the Dockerfile copies, and make it read-only as root's files are for the program."""
+    """Copy what the Dockerfile copies."""
     for source, target in copied():
         path = folder / target if target != "./" else folder / source
         if (ROOT / source).is_dir():
@@ -289,7 +294,7 @@ def free_port() -> int:
 def started(
     python: Path, folder: Path, words: list[str], environment: Mapping[str, str]
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Start the image's program with its environment alone; it prints its address."""
+    """Start the image's program with only its own environment, and wait for its address."""
     inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     assert words[0] == "python"
     with subprocess.Popen(
@@ -320,8 +325,8 @@ def wait_until_ready(port: str) -> None:
     assert health(port)["model_state"] == "ready"
 
 
-def test_the_image_s_files_are_enough_to_start_stay_healthy_and_end(tmp_path):
-    carry_out(Path(sys.executable), tmp_path)
+def test_the_files_of_the_image_are_enough_to_start_stay_healthy_and_stop(tmp_path):
+    run_image_steps(Path(sys.executable), tmp_path)
 
 
 @pytest.mark.slow
@@ -332,15 +337,15 @@ def test_what_a_space_installs_is_enough_to_start_and_stay_healthy(tmp_path):
     python = tmp_path / "venv" / "bin" / "python"
     gradio = f"gradio[oauth,mcp]=={front_matter()['sdk_version']}"
     pip = [python, "-m", "pip"]
-    wanted = ["--requirement", ROOT / "requirements.txt", gradio, *SPACES_ADD]
-    subprocess.run([*pip, "install", "--quiet", *wanted], check=True, timeout=1500)
+    packages = ["--requirement", ROOT / "requirements.txt", gradio, *SPACES_ADD]
+    subprocess.run([*pip, "install", "--quiet", *packages], check=True, timeout=1500)
     subprocess.run([*pip, "check"], check=True, timeout=120)
 
-    carry_out(python, tmp_path)
+    run_image_steps(python, tmp_path)
 
 
-def carry_out(python: Path, folder: Path) -> None:
-    """Carry out the Dockerfile's steps from its first COPY on, and end it as `docker stop` does."""
+def run_image_steps(python: Path, folder: Path) -> None:
+    """Run the Dockerfile's steps from its first COPY on, and stop the program as `docker stop` does."""
     data = folder / "data"
     port = str(free_port())
     environment = image_environment()
@@ -355,20 +360,26 @@ def carry_out(python: Path, folder: Path) -> None:
 
     with started(python, application, entry, environment) as process:
         wait_until_ready(port)
-        asked = [str(python), *check[1:]]
-        healthy = subprocess.run(asked, env=os.environ | environment, check=False, timeout=30)
+        health_check = [str(python), *check[1:]]
+        healthy = subprocess.run(
+            health_check, env=os.environ | environment, check=False, timeout=30
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-    gone = subprocess.run(
-        asked, env=os.environ | environment, check=False, timeout=30, stderr=subprocess.DEVNULL
+    stopped = subprocess.run(
+        health_check,
+        env=os.environ | environment,
+        check=False,
+        timeout=30,
+        stderr=subprocess.DEVNULL,
     )
 
     assert healthy.returncode == 0
-    assert gone.returncode == 1  # Docker knows no other number
+    assert stopped.returncode == 1  # the only failure code that Docker defines
     assert (data / "compeer.sqlite3").is_file()
 
 
-def test_in_a_space_the_page_is_served_to_its_proxy_and_lost_votes_are_announced(tmp_path):
+def test_in_a_space_the_page_trusts_its_proxy_and_warns_that_votes_get_lost(tmp_path):
     port = str(free_port())
     space = {
         "SYSTEM": "spaces",
@@ -392,11 +403,11 @@ def test_in_a_space_the_page_is_served_to_its_proxy_and_lost_votes_are_announced
             body = answer.read().decode()
         process.send_signal(signal.SIGTERM)
         process.wait(30)
-        told = process.stderr.read()
+        log = process.stderr.read()
 
     assert re.search(r"SameSite=None; Secure; Partitioned$", cookie)
     assert "frame-ancestors 'self' https://huggingface.co" in policy
     assert "https://someone-compeer.hf.space" in body  # gradio's own addresses
     assert "http://127.0.0.1" not in body
-    assert "votes are kept in a file of this Space, which is lost" in told
-    assert "COMPEER_DATABASE_URL" in told
+    assert "votes are kept in a file of this Space, which is lost" in log
+    assert "COMPEER_DATABASE_URL" in log

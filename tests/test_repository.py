@@ -1,4 +1,4 @@
-"""Files that people and programs read before any code runs: they say what is true."""
+"""Documents, configs and packaging files match the code."""
 
 import ast
 import doctest
@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from compeer_core.config import FrozenModel, load_toml
 from training.common.results import update_documents
@@ -25,13 +26,18 @@ MODULES_WITH_EXAMPLES = sorted(
     if ">>>" in path.read_text(encoding="utf-8")
 )
 MEGABYTE = 1_000_000
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/*.md", "assets/*/README.md", "assets/checkpoints/*/README.md")
+    for path in ROOT.glob(pattern)
+)
 
 
 def stage_of(path: Path) -> str:
-    """A config file's name begins with its stage; a file with [[stage]] is a recipe."""
+    """The stage a config is for: its name begins with the stage; a file with [[stage]] is a recipe."""
     if "stage" in tomllib.loads(path.read_text(encoding="utf-8")):
         return "run"
-    if path.stem == "silver":  # the name of what it makes
+    if path.stem == "silver":  # named after its output
         return "cer"
     words = path.stem.split("_")
     two = " ".join(words[:2])
@@ -47,25 +53,73 @@ def test_the_readme_opens_with_the_only_two_commands():
     ]
 
 
-def test_links_of_the_readme_lead_somewhere():
+def test_the_readme_fits_on_a_few_screens():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
 
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    assert len(text.splitlines()) <= 250
+    assert len(text.encode()) <= 15_000
 
 
-def test_documents_show_the_numbers_that_were_measured():
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_links_of_documents_lead_to_files_and_headings(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
+    broken = []
+    for target, heading in targets:
+        path = (ROOT / document).parent / target if target else ROOT / document
+        if not path.exists() or (heading and heading not in headings_of(path)):
+            broken.append(f"{target}#{heading}")
+
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=str
+)
+def test_paths_that_documents_name_exist(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    paths = re.findall(
+        r"(?<![\w./-])((?:assets|compeer_core|docs|tests|training|ui_components)/[\w./-]*[\w/])",
+        text,
+    )
+
+    assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
+
+
+def headings_of(path: Path) -> set[str]:
+    """The anchors that GitHub and MkDocs make of a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_changelog_begins_with_the_version_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+
+    assert versions[0] == project["version"]
+    assert len(versions) == text.count("\n## ")
+
+
+def test_every_page_of_the_documentation_is_in_the_site():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    pages = sorted(page for entry in site["nav"] for page in entry.values())
+
+    assert pages == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_tables_in_documents_match_the_results_files():
     assert update_documents(ROOT, write=False) == [], "run: python -m training results"
 
 
-def test_the_readme_lists_every_stage():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_documentation_lists_every_stage():
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
     assert [name for name in STAGES if f"| `{name}` |" not in text] == []
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_stage_that_is_offered_exists(name):
+def test_every_stage_has_a_module_with_config_and_run(name):
     module = load_stage(name)
 
     assert issubclass(module.Config, FrozenModel)
@@ -75,25 +129,25 @@ def test_every_stage_that_is_offered_exists(name):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_loads(path):
     stage = stage_of(path)
-    assert stage in STAGES, f"{path.name}: its name must begin with the name of its stage"
+    assert stage in STAGES, f"{path.name}: the name must begin with a stage"
 
     load_toml(path, load_stage(stage).Config)
 
 
 @pytest.mark.parametrize("module", MODULES_WITH_EXAMPLES)
-def test_examples_in_docstrings_give_what_they_say(module):
+def test_docstring_examples_pass(module):
     assert doctest.testmod(importlib.import_module(module)).failed == 0
 
 
 @pytest.mark.parametrize("package", ["compeer_core", "training", "ui_components"])
-def test_every_module_says_what_it_is_for(package):
-    silent = [
+def test_every_module_has_a_docstring(package):
+    undocumented = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / package).rglob("*.py"))
         if not path.read_text(encoding="utf-8").lstrip().startswith(('"""', 'r"""'))
     ]
 
-    assert silent == []
+    assert undocumented == []
 
 
 def test_importing_the_core_loads_neither_torch_nor_gradio():
@@ -114,8 +168,8 @@ def test_importing_the_core_loads_neither_torch_nor_gradio():
     assert done.returncode == 0, f"loaded: {done.stderr}"
 
 
-def test_the_app_stands_on_the_page_and_the_core_alone():
-    # the import contracts see packages; app.py is a module
+def test_app_py_imports_neither_training_nor_torch():
+    # import contracts cover packages, and app.py is a module
     tree = ast.parse((ROOT / "app.py").read_text(encoding="utf-8"))
     imported = {
         name.partition(".")[0]
@@ -132,7 +186,7 @@ def test_the_app_stands_on_the_page_and_the_core_alone():
     assert not imported & {"training", "torch", "transformers", "peft", "trl", "bitsandbytes"}
 
 
-def test_shipped_weights_are_small_and_hold_no_code():
+def test_shipped_weights_are_small_and_not_pickled():
     files = [path for path in (ROOT / "assets").rglob("*") if path.is_file()]
 
     assert [p.name for p in files if p.suffix in {".bin", ".pt", ".pth", ".pkl", ".ckpt"}] == []
@@ -146,7 +200,7 @@ def test_every_checkpoint_has_a_card():
     assert [folder.name for folder in folders if not (folder / "README.md").exists()] == []
 
 
-def test_the_checks_are_a_program_that_bash_can_read():
+def test_the_check_script_is_executable_and_parses():
     script = ROOT / ".ci" / "run"
 
     assert os.access(script, os.X_OK)

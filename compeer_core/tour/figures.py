@@ -23,6 +23,8 @@ class FigureSource(FrozenModel):
     """Below `assets/results`."""
     metric: str
     of: str = ""
+    baseline: str = ""
+    """What `of` is compared with, where the number is a difference."""
     about: str = ""
 
 
@@ -100,6 +102,7 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
             for metric in result["metrics"]
             if metric["name"] == source.metric
             and metric.get("of", "") == source.of
+            and metric.get("baseline", "") == source.baseline
             and metric.get("about", "") == source.about
         ]
         if len(metrics) != 1:

@@ -143,7 +143,7 @@ def test_figures_are_those_of_the_results():
     metric = next(
         one
         for one in result["metrics"]
-        if (one["name"], one["of"]) == ("complete", "the policy, sampled")
+        if (one["name"], one["of"]) == ("complete", "policy, sampled")
     )
 
     assert tour.figures["complete"].value == metric["value"]

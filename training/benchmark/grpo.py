@@ -559,10 +559,10 @@ def _lines(config: Config, steps: Sequence[Step], peak: int) -> Iterator[results
         yield share(f"- {name}, share of the step", of_steps)
     yield share("Judging and reweighting, share of the step", [s.rewarding_share for s in steps])
     turns = "made-up turns, not what was written" if config.has_random_weights else ""
-    yield share("Complete turns among what was judged", [one.complete for one in steps], turns)
+    yield share("Complete turns among those judged", [one.complete for one in steps], turns)
     yield from _compared(steps)
     if not torch.cuda.is_available():
-        note = "policy, optimiser, judge, and what was done for the comparison"
+        note = "policy, optimiser, judge and the comparison runs"
         yield summarise("Peak resident memory", [peak / GIB], "GiB", note, largest=True)
     for part in steps[0].memory:
         values = [one.memory[part] / GIB for one in steps]
@@ -575,7 +575,7 @@ def _compared(steps: Sequence[Step]) -> Iterator[results.Metric]:
     def ratio(name: str, pairs: Sequence[tuple[float, float]], note: str = "") -> results.Metric:
         return summarise(name, [one / other for one, other in pairs if other], "x", note)
 
-    naive = "every question reads the conversation anew"
+    naive = "every question re-reads the conversation"
     yield summarise("Judging, naive", [one.naive_judging for one in steps], "s", naive)
     yield ratio("Judging, naive to ours", [(s.naive_judging, s.judging) for s in steps])
     read = [(float(s.naive_judge_read), float(s.judge_read)) for s in steps]
@@ -591,11 +591,9 @@ def _compared(steps: Sequence[Step]) -> Iterator[results.Metric]:
         n=sum(one.rewards for one in steps),
     )
     plain = "trl's generate(), other completions for the same prompts"
+    yield summarise("Rollouts, tokens/s", [s.tokens / s.rollouts for s in steps], "tokens/s")
     yield summarise(
-        "Rollouts, tokens written a second", [s.tokens / s.rollouts for s in steps], "tokens/s"
-    )
-    yield summarise(
-        "Rollouts by trl, tokens written a second",
+        "Rollouts by trl, tokens/s",
         [s.plain_tokens / s.plain_rollouts for s in steps],
         "tokens/s",
         plain,

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_TURN = "in process, a first message without a picture; long dialogues take longer"
 NOTHING_LEFT = (
-    "the steps are judged while the turn is written, and a reply without a reference is not"
+    "steps are judged while the turn is generated; a reply without a reference is not judged"
 )
 
 
@@ -150,7 +150,7 @@ def _from_outside(config: Config) -> list[results.Metric]:
             "Resident memory of the server",
             [reading / GIB for reading in readings],
             "GiB",
-            "the most it held while it answered",
+            "maximum while it answered",
             largest=True,
         ),
     ]
@@ -177,7 +177,7 @@ def _from_inside(config: Config, policy: Policy, judge: Judge | None) -> list[re
     if judge is not None:
         scoring = [r.scoring_seconds for r in records]
         metrics.append(
-            summarise("All scores after the reply's last token", scoring, "s", NOTHING_LEFT)
+            summarise("Last token of the reply to all scores", scoring, "s", NOTHING_LEFT)
         )
         alone = timed_turns(policy, None, config.messages, config.turns, config.seed)
         speeds = [tokens_per_second(r) for r in alone]

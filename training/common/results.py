@@ -1,15 +1,17 @@
 """Measured numbers, and the documents that show them.
 
-Every number in README.md and in the model cards lives in `assets/results/<name>.json`. A document
-shows a file's table between two markers:
+Every number in README.md, `docs` and the model cards lives in `assets/results/<name>.json`. A
+document shows a table between two markers:
 
 ```text
-<!-- results:esconv_nano -->
-<!-- /results:esconv_nano -->
+<!-- results:esconv_nano -->             all tables of a file
+<!-- results:esconv_nano/strategy -->    only the rows whose question begins with "strategy"
+<!-- results:esconv_nano/origin -->      only how they were measured
+<!-- results:headline -->                the rows that `headline.toml` picks from all files
 ```
 
-`python -m training results` writes the tables between the markers, `--check` tells whether a
-document differs from the files. Nothing between the markers is typed by hand.
+`python -m training results` writes the tables, `--check` reports documents that differ from the
+files. Nobody types anything between the markers.
 """
 
 import csv
@@ -23,7 +25,7 @@ from typing import Protocol, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from compeer_core.config import FrozenModel
+from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -31,43 +33,58 @@ _log = logging.getLogger(__name__)
 FOLDER = Path("assets/results")
 DOCUMENTS = (
     "README.md",
+    "docs/*.md",
     "assets/checkpoints/*/README.md",
     "assets/encoder/README.md",
-    "training/PAPER.md",
 )
 """Documents that may hold tables, as patterns below the checkout."""
 
-_MARKER = re.compile(r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+) -->$", re.MULTILINE)
+HEADLINE = "headline"
+"""The marker of the table that `HEADLINE_ROWS` describes."""
+HEADLINE_ROWS = Path(__file__).with_name("headline.toml")
+
+ORIGIN = "origin"
+"""The part of a file that says how its numbers were measured."""
+
+_MARKER = re.compile(
+    r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+)(?:/(?P<part>[\w-]+))? -->$", re.MULTILINE
+)
 
 
 class Metric(FrozenModel):
     """One measured number."""
 
     name: str
-    """What was measured, in words that a reader knows."""
+    """What was measured, in the field's words."""
     value: float = Field(allow_inf_nan=False)
     low: float | None = Field(default=None, allow_inf_nan=False)
     """Lower end of the interval; None if there is none."""
     high: float | None = Field(default=None, allow_inf_nan=False)
     """Upper end of the interval."""
     n: int | None = Field(default=None, ge=1)
-    """How many independent measurements or examples are behind it; None for a number that others
-    have published without saying."""
+    """Number of independent measurements or examples; None for a published number without one."""
     unit: str = ""
     """Such as "s", "%" or "tokens/s"; empty for a plain number."""
     note: str = ""
-    """What a reader must know to read the number right."""
+    """What a reader must know to read the number correctly."""
     of: str = ""
-    """In a comparison: whose number it is. Empty where the file is about one model."""
+    """In a comparison: the system measured. Empty where the file is about one model."""
+    baseline: str = ""
+    """In a difference `of` - `baseline`: the system subtracted. Empty elsewhere."""
     about: str = ""
-    """In a comparison: the question that all who are compared were asked."""
+    """In a comparison: the question all systems were measured on."""
+
+    @property
+    def label(self) -> str:
+        """The system's name, or the two of a difference."""
+        return f"difference ({self.of} - {self.baseline})" if self.baseline else self.of
 
     @model_validator(mode="after")
     def _interval_holds_value(self) -> Self:
         if (self.low is None) != (self.high is None):
-            raise ValueError(f"{self.name}: an interval has two ends, or none")
+            raise ValueError(f"{self.name}: an interval needs both ends, or neither")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"{self.name}: the interval begins above its end")
+            raise ValueError(f"{self.name}: the interval's low end is above its high end")
         return self
 
 
@@ -85,19 +102,27 @@ class Interval(Protocol):
 
 
 def measured(
-    name: str, found: Interval, *, unit: str = "", note: str = "", of: str = "", about: str = ""
+    name: str,
+    estimate: Interval,
+    *,
+    unit: str = "",
+    note: str = "",
+    of: str = "",
+    baseline: str = "",
+    about: str = "",
 ) -> Metric:
-    """Return a value with its interval as a row of a results file; shares as per cent for "%"."""
+    """Return an estimate as a row of a results file; the unit "%" scales shares to per cent."""
     scale = 100.0 if unit == "%" else 1.0
     return Metric(
         name=name,
-        value=scale * found.value,
-        low=scale * found.low,
-        high=scale * found.high,
-        n=found.n,
+        value=scale * estimate.value,
+        low=scale * estimate.low,
+        high=scale * estimate.high,
+        n=estimate.n,
         unit=unit,
         note=note,
         of=of,
+        baseline=baseline,
         about=about,
     )
 
@@ -113,26 +138,68 @@ class Result(FrozenModel):
     model: str
     """What was measured."""
     label_source: str
-    """Where the right answers come from, such as "ESConv annotations"; "timed" for speed."""
+    """Who or what made the labels, such as "ESConv annotations"; "timed" for speed."""
     command: str
-    """The command that makes the file again."""
+    """The command that reproduces the file."""
     versions: Mapping[str, str]
     """Of Python and of the libraries that matter."""
     seed: int | None = None
     machine: str = ""
     """Where speed matters: the processor."""
-    interval: str = "95 % interval"
+    interval: str = "95 % CI"
     """What `low` and `high` of the metrics are."""
     compared: str = "Judge"
-    """In a comparison: what kind of thing is compared."""
+    """In a comparison: the kind of system compared, as a column head."""
     metrics: tuple[Metric, ...] = Field(min_length=1)
+
+
+class Selection(FrozenModel):
+    """The fields that pick one metric of a file."""
+
+    metric: str
+    of: str = ""
+    baseline: str = ""
+    about: str = ""
+
+    def pick(self, result: Result) -> Metric:
+        """Return the metric.
+
+        Raises:
+            ConfigError: No metric matches, or several do.
+        """
+        wanted = (self.metric, self.of, self.baseline, self.about)
+        matches = [m for m in result.metrics if (m.name, m.of, m.baseline, m.about) == wanted]
+        if len(matches) != 1:
+            raise ConfigError(f"{result.name}.json: {len(matches)} metrics match {wanted}, not 1")
+        return matches[0]
+
+
+class HeadlineRow(FrozenModel):
+    """One row of the README's table."""
+
+    title: str
+    file: str
+    """Name of the results file, without .json."""
+    value: Selection
+    unit_of_n: str
+    """What `n` counts, such as "turns"."""
+    against: str
+    """What the number is measured against, in words."""
+    reference: Selection | None = None
+    """The number of what it is measured against; None where `value` is a difference."""
+
+
+class Headline(FrozenModel):
+    """`headline.toml`: the rows of the README's table."""
+
+    row: tuple[HeadlineRow, ...] = Field(min_length=1, max_length=8)
 
 
 def load(path: Path) -> Result:
     """Read one file.
 
     Raises:
-        ConfigError: The file is missing, is no valid result, or names itself otherwise.
+        ConfigError: The file is missing or invalid, or its `name` differs from its file name.
     """
     try:
         result = Result.model_validate_json(path.read_text(encoding="utf-8"))
@@ -143,7 +210,7 @@ def load(path: Path) -> Result:
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{path}: {key or 'file'}: {first['msg']}") from error
     if result.name != path.stem:
-        raise ConfigError(f"{path}: its name says '{result.name}', the file says '{path.stem}'")
+        raise ConfigError(f"{path}: `name` is '{result.name}', expected '{path.stem}'")
     return result
 
 
@@ -156,10 +223,10 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
 
 
 def publish(result: Result, output: Path, folder: Path) -> None:
-    """Save a comparison, put it beside what it was made of as `table.md` and `table.csv`, and log it.
+    """Save a comparison, write it as `table.md` and `table.csv` into the run, and log it.
 
     Args:
-        result: What was found.
+        result: The comparison.
         output: Folder of the results files.
         folder: Of the run.
     """
@@ -172,26 +239,54 @@ def publish(result: Result, output: Path, folder: Path) -> None:
 
 def write_csv(path: Path, metrics: Sequence[Metric], compared: str = "Judge") -> None:
     """Write the metrics of a comparison, one row for each."""
-    head = ["question", compared.lower(), "measure", "value", "low", "high", "n", "unit"]
+    head = ["question", compared.lower(), "baseline", "measure"]
+    head += ["value", "low", "high", "n", "unit"]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(head)
-        for one in metrics:
-            low = "" if one.low is None else one.low
-            high = "" if one.high is None else one.high
-            writer.writerow([one.about, one.of, one.name, one.value, low, high, one.n, one.unit])
+        for metric in metrics:
+            low = "" if metric.low is None else metric.low
+            high = "" if metric.high is None else metric.high
+            numbers = [metric.value, low, high, metric.n, metric.unit]
+            writer.writerow([metric.about, metric.of, metric.baseline, metric.name, *numbers])
 
 
-def render(result: Result) -> str:
-    """Return the Markdown that stands between two markers, without them."""
-    if any(metric.of for metric in result.metrics):
-        return _comparison(result)
-    has_interval = any(metric.low is not None for metric in result.metrics)
-    has_note = any(metric.note for metric in result.metrics)
+def render(result: Result, part: str = "") -> str:
+    """Return the Markdown between two markers, without the markers.
+
+    Args:
+        result: The file.
+        part: Empty for the title, all tables and their origin. Else the tables alone, of the questions
+            that begin with this (in lower case, with hyphens), or `ORIGIN`.
+
+    Raises:
+        ConfigError: No question belongs to the part.
+    """
+    is_comparison = any(metric.of for metric in result.metrics)
+    brackets = [f"In brackets: {result.interval}.", ""] if is_comparison else []
+    if part == ORIGIN:
+        return "\n".join([*brackets, _origin(result)])
+    metrics = [metric for metric in result.metrics if _slug(metric.about).startswith(part)]
+    if not metrics:
+        raise ConfigError(f"{result.name}.json: no question begins with {part!r}")
+    tables = _comparison(result, metrics, bool(part)) if is_comparison else _list(result, metrics)
+    if part:
+        return "\n".join(tables).strip()
+    return "\n".join([f"**{result.title}**", "", *brackets, *tables, _origin(result)])
+
+
+def _slug(question: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", question.lower()).strip("-")
+
+
+def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
+    """Return a row for each measure of one model."""
+    has_interval = any(metric.low is not None for metric in metrics)
+    has_note = any(metric.note for metric in metrics)
     head = ["Measure", "Value", *([result.interval] if has_interval else []), "n"]
     align = ["---", "---:", *(["---:"] if has_interval else []), "---:"]
     rows = []
-    for metric in result.metrics:
+    for metric in metrics:
         row = [metric.name, format_value(metric.value, metric.unit)]
         if has_interval:
             row.append(_interval(metric))
@@ -199,34 +294,57 @@ def render(result: Result) -> str:
         rows.append([*row, metric.note] if has_note else row)
     if has_note:
         head, align = [*head, "Note"], [*align, "---"]
-    lines = [f"**{result.title}**", "", *(_row(cells) for cells in (head, align, *rows)), ""]
-    return "\n".join([*lines, _origin(result)])
+    return [*(_row(cells) for cells in (head, align, *rows)), ""]
 
 
-def _comparison(result: Result) -> str:
-    """Return a row for each question and who was asked, a column for each measure.
+def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> list[str]:
+    """Return a row for each question and system, a column for each measure.
 
-    Questions that have the same measures share a table.
+    Questions with the same measures share a table. A part's table about one question does not repeat
+    it: the heading above says it.
     """
     rows: dict[tuple[str, str], dict[str, Metric]] = {}
-    for metric in result.metrics:
-        rows.setdefault((metric.about, metric.of), {})[metric.name] = metric
-    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    for metric in metrics:
+        rows.setdefault((metric.about, metric.label), {})[metric.name] = metric
     columns_of: dict[str, dict[str, None]] = {}
     for (about, _), measures in rows.items():
         columns_of.setdefault(about, {}).update(dict.fromkeys(measures))
-    for (about, of), measures in rows.items():
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    for (about, label), measures in rows.items():
         columns = tuple(columns_of[about])
         cells = [_cell(measures.get(column)) for column in columns]
         counts = sorted({metric.n or 0 for metric in measures.values()})
         n = " to ".join(_count(count or None) for count in dict.fromkeys((counts[0], counts[-1])))
-        tables.setdefault(columns, []).append([about, of, *cells, n])
-    lines = [f"**{result.title}**", "", f"In brackets: {result.interval}.", ""]
+        tables.setdefault(columns, []).append([about, label, *cells, n])
+    lines = []
     for columns, body in tables.items():
-        head = ["Question", result.compared, *columns, "n"]
-        align = ["---", "---", *["---:"] * (len(columns) + 1)]
-        lines += [*(_row(cells) for cells in (head, align, *body)), ""]
-    return "\n".join([*lines, _origin(result)])
+        rows_shown = [
+            ["Question", result.compared, *columns, "n"],
+            ["---", "---", *["---:"] * (len(columns) + 1)],
+            *body,
+        ]
+        if is_part and len({about for about, *_ in body}) == 1:
+            rows_shown = [cells[1:] for cells in rows_shown]
+        lines += [*map(_row, rows_shown), ""]
+    return lines
+
+
+def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
+    """Return the README's table: a few numbers, each with n, interval and reference.
+
+    Raises:
+        ConfigError: `headline.toml` or a results file is invalid, or a row matches no metric.
+    """
+    head = ["Measure", "Result (95 % CI)", "Measured against"]
+    lines = [_row(head), _row(["---", "---", "---"])]
+    for row in load_toml(rows, Headline).row:
+        result = load(folder / f"{row.file}.json")
+        metric = row.value.pick(result)
+        title = f"{row.title} (n = {_count(metric.n)} {row.unit_of_n})"
+        reference = "" if row.reference is None else _cell(row.reference.pick(result))
+        against = f"{row.against}: {reference}" if reference else row.against
+        lines.append(_row([title, _cell(metric), against]))
+    return "\n".join([*lines, "", "Reproduce the table: `python -m training results`."])
 
 
 def _cell(metric: Metric | None) -> str:
@@ -237,7 +355,7 @@ def _cell(metric: Metric | None) -> str:
 
 
 def format_value(value: float, unit: str = "") -> str:
-    """Return a number with about three telling digits, and its unit.
+    """Return a number with about three significant digits, and its unit.
 
     Example:
         >>> format_value(0.0123), format_value(93.51, "%"), format_value(1234.5, "tokens/s")
@@ -248,14 +366,14 @@ def format_value(value: float, unit: str = "") -> str:
 
 
 def update_documents(root: Path, *, write: bool) -> list[Path]:
-    """Bring the tables of all documents up to date, and return the documents that were not.
+    """Return the documents whose tables differ from the files, and rewrite them if asked.
 
     Args:
         root: The checkout.
-        write: Whether to change the documents; False only looks.
+        write: Whether to change the documents.
 
     Raises:
-        ConfigError: A marker names no file, has no partner, or a file is not valid.
+        ConfigError: A marker names no file or has no partner, or a file is invalid.
     """
     stale = []
     for document in _documents(root):
@@ -277,10 +395,13 @@ def fill(text: str, folder: Path, document: Path) -> str:
         closing = next(markers, None)
         if opening["closing"] or closing is None or not closing["closing"]:
             raise ConfigError(f"{document}: the marker results:{name} has no partner")
-        if closing["name"] != name:
+        if (closing["name"], closing["part"]) != (name, opening["part"]):
             raise ConfigError(f"{document}: results:{name} is closed by results:{closing['name']}")
-        table = render(load(folder / f"{name}.json"))
-        pieces += [text[position : opening.end()], f"\n{table}\n"]
+        if name == HEADLINE:
+            table = render_headline(folder)
+        else:
+            table = render(load(folder / f"{name}.json"), opening["part"] or "")
+        pieces += [text[position : opening.end()], f"\n\n{table}\n\n"]
         position = closing.start()
     return "".join([*pieces, text[position:]])
 
@@ -300,11 +421,11 @@ def _origin(result: Result) -> str:
         result.date.isoformat(),
         versions,
     ]
-    return f"{'; '.join(part for part in parts if part)}.\nAgain: `{result.command}`"
+    return f"{'; '.join(part for part in parts if part)}.\nReproduce: `{result.command}`"
 
 
 def _count(n: int | None) -> str:
-    return "not said" if n is None else f"{n:,}"
+    return "not reported" if n is None else f"{n:,}"
 
 
 def _row(cells: list[str]) -> str:
@@ -319,7 +440,7 @@ def _interval(metric: Metric) -> str:
 
 
 def _places(value: float) -> int:
-    """Return how many decimals leave three telling digits."""
+    """Return the number of decimals that leave three significant digits."""
     size = abs(value)
     if size >= 100 or size == 0:
         return 0

@@ -228,9 +228,9 @@ def _measured(
     torch.set_num_threads(config.threads)
     note = "fastest and slowest round"
     metrics += [
-        results.measured("Texts a second: shipped", timed.ours, note=note),
-        results.measured("Texts a second: teacher", timed.theirs, note=note),
-        results.measured("Times as fast as the teacher", timed.times, note=note),
+        results.measured("Texts/s: shipped", timed.ours, note=note),
+        results.measured("Texts/s: teacher", timed.theirs, note=note),
+        results.measured("Speed-up over the teacher", timed.times, note=note),
     ]
     files = [file for file in (run / "encoder").iterdir() if file.is_file()]
     size = sum(file.stat().st_size for file in files)
@@ -244,7 +244,7 @@ def _measured(
     )
     return results.Result(
         name="encoder",
-        title="The shipped sentence encoder beside its teacher",
+        title="The shipped sentence encoder and its teacher",
         date=datetime.datetime.now(datetime.UTC).date(),
         model=f"table of {shipped.dimension} dimensions, taught by {teacher.name} on {learnt:,} texts",
         label_source=f"cosines of {teacher.name} on supporters' turns of {config.test}",

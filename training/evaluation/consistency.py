@@ -4,12 +4,12 @@ Our counterpart of COMPEER's Fig. 5a: how often the verdicts on the reasoning an
 contradict each other, for UnifiReward and for a PRM with an ORM. What counts as a contradiction, and
 what it is compared with, is defined in `training.evaluation.contradictions`:
 
-- **accepts a reply that does not do what it praised** (primary): the strategy step is True and the
+- **accepts a reply that ignores the strategy it judged True** (primary): the strategy step is True and the
   reply at least as good as the reference, but the reply does not carry out the strategy. Whether it
   does is told by outer signs (`compeer_core.consistency`), which are often wrong; they are the same
   for all judges, so their errors blur a difference between judges and do not make one.
 - the same on turns whose strategy has clear signs, where they are less often wrong;
-- **steps against reply**: all steps True and the reply worse than the reference, or a step False and
+- **steps and reply verdict disagree**: all steps True and the reply worse than the reference, or a step False and
   the reply better. No signs are needed.
 - **says <model>**: an `assessor`, a language model, reads the turn and the verdicts, as in the paper.
   Its control deals the verdicts on replies out anew once, by the seed, and asks about those too.
@@ -315,7 +315,7 @@ def report(study: Study, config: Config) -> None:
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
-        interval="95 % interval over source dialogues",
+        interval="95 % CI over source dialogues",
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
@@ -407,7 +407,7 @@ def _question(turn: Turn, verdicts: Verdicts, preference: Preference) -> str:
 
 
 def comparison(about: str, by_judge: Mapping[str, Measured]) -> list[results.Metric]:
-    """Return the lines of one kind of contradiction: each judge, and each less the first."""
+    """Return the lines of one kind of contradiction: each judge, and its difference from the first."""
     lines: list[results.Metric] = []
     for name, each in by_judge.items():
         lines += _line(each.rates.seen, each.rates.by_chance, each.n, name, about)
@@ -415,14 +415,16 @@ def comparison(about: str, by_judge: Mapping[str, Measured]) -> list[results.Met
         first, base = next(iter(by_judge.items()))
         seen = each.rates.seen - base.rates.seen
         by_chance = each.rates.by_chance - base.rates.by_chance
-        lines += _line(seen, by_chance, each.n, f"{name} less {first}", about)
+        lines += _line(seen, by_chance, each.n, name, about, baseline=first)
     return lines
 
 
-def _line(seen: Floats, by_chance: Floats, n: int, of: str, about: str) -> list[results.Metric]:
+def _line(
+    seen: Floats, by_chance: Floats, n: int, of: str, about: str, baseline: str = ""
+) -> list[results.Metric]:
     values = {SEEN: seen, BY_CHANCE: by_chance, DIFFERENCE: seen - by_chance}
     return [
-        results.measured(name, estimate(each, n), unit="%", of=of, about=about)
+        results.measured(name, estimate(each, n), unit="%", of=of, about=about, baseline=baseline)
         for name, each in values.items()
     ]
 
@@ -449,7 +451,7 @@ def verdict_lines(study: Study, weights: Floats) -> list[results.Metric]:
 
 def _sampling_lines(study: Study, counts: Counts | None) -> list[results.Metric]:
     def line(about: str, of: str, count: int, n: int) -> results.Metric:
-        return results.Metric(name="how many", value=count, n=max(1, n), of=of, about=about)
+        return results.Metric(name="count", value=count, n=max(1, n), of=of, about=about)
 
     lines = [line("turns drawn", "counted", len(study.turns), study.looked_at)]
     lines += [

@@ -98,8 +98,8 @@ def against_itself(table: Table) -> tuple[Term, ...]:
 
 CONTRADICTIONS: Mapping[str, Callable[[Table], tuple[Term, ...]]] = MappingProxyType(
     {
-        "accepts a reply that does not do what it praised": broken_promise,
-        "steps against reply": against_itself,
+        "accepts a reply that ignores the strategy it judged True": broken_promise,
+        "steps and reply verdict disagree": against_itself,
     }
 )
 """By what a table of results calls them; the first is the primary one."""

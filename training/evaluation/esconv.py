@@ -124,8 +124,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
-        interval="95 % interval over source dialogues",
-        compared="Who",
+        interval="95 % CI over source dialogues",
+        compared="System",
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
@@ -229,12 +229,12 @@ def training_metrics(config: Config) -> Iterator[results.Metric]:
         n = int(report["validation_photos"])
         right = share(round(report["validation_accuracy"] * n), n)
         of, about = "image tower alone", "expressions of validation photos, 7 classes"
-        yield results.measured("named rightly", right, unit="%", of=of, about=about)
+        yield results.measured("accuracy", right, unit="%", of=of, about=about)
     if config.pretraining is not None:
         rows = config.pretraining.read_text(encoding="utf-8").splitlines()
         losses = [row for row in map(json.loads, rows) if "validation_loss" in row]
         yield results.Metric(
-            name="nats a token",
+            name="NLL, nats/token",
             value=losses[-1]["validation_loss"],
             n=config.pretraining_tokens,
             of="after pre-training",

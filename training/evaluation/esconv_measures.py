@@ -32,7 +32,7 @@ from training.evaluation.overlap import ORDERS, overlap
 from training.evaluation.shown_faces import Condition
 
 PUBLISHED = Path(__file__).with_name("published_esconv.toml")
-COMMONEST = "always the commonest"
+MAJORITY = "majority class"
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
 
 
 def label_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield how often the labels are the corpus's, beside the commonest label's."""
+    """Yield how often the labels are the corpus's, beside a majority-class baseline."""
     for label, of in LABELS.items():
         for number, (way, answers) in enumerate(found.items()):
             weights = _weights(answers)
             true = [of(answer.gold) or "" for answer in answers]
             if number == 0:
-                commonest = Counter(true).most_common(1)[0][0]
-                yield from _agreement(weights, true, [commonest] * len(true), label, COMMONEST)
+                majority = Counter(true).most_common(1)[0][0]
+                yield from _agreement(weights, true, [majority] * len(true), label, MAJORITY)
             given = [of(answer.reading) or "unreadable" for answer in answers]
-            yield from _agreement(weights, true, given, label, f"the policy, {way}")
+            yield from _agreement(weights, true, given, label, f"policy, {way}")
 
 
 def _agreement(
@@ -105,7 +105,7 @@ _REPLIES = "replies"
 def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
     """Yield what replies have in common with people's, how different they are, and what is broken."""
     for way, answers in found.items():
-        name = f"the policy, {way}"
+        name = f"policy, {way}"
         weights = _weights(answers)
         texts = [answer.reading.reply or "" for answer in answers]
         common = overlap(texts, [answer.reference for answer in answers])
@@ -119,7 +119,7 @@ def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Met
             yield _reply(f"distinct-{length}", _distinct(answers, texts, length), name)
         for measure, flags in {
             "complete": [answer.reading.is_complete for answer in answers],
-            "loops (a 4-gram three times)": [loops(text) for text in texts],
+            "repetition rate (4-gram >= 3x)": [loops(text) for text in texts],
         }.items():
             values = weighted_mean(weights, flags)
             yield _turns(measure, estimate(values, len(answers)), name)
@@ -187,17 +187,17 @@ def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
     )
     for of, values in (
         ("without a photo", alone),
-        ("with a photo that fits", with_photo),
+        ("with a matching photo", with_photo),
         ("difference", with_photo - alone),
     ):
         found = estimate(values, len(without))
         yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
     # A photo contradicts where the text is sad and the face is happy, or the other way round. After a
-    # mere greeting the words say nothing, and a sad face says something.
+    # greeting the words say nothing, and a sad face says something.
     greeted = [sentiment_of(one.gold) == "Neutral" for one in wrong]
     for about, told in (
-        ("sentiment of the photo, against the text's", False),
-        ("sentiment of the photo, after a mere greeting", True),
+        ("sentiment label where photo and text contradict", False),
+        ("sentiment label after a greeting", True),
     ):
         numbers = [number for number, one in enumerate(greeted) if one is told]
         if numbers:
@@ -216,8 +216,8 @@ def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[resu
     of_turn = list(zip(before, after, of_face, strict=True))
     for of, flags in (
         ("without a photo", [one == face for one, _, face in of_turn]),
-        ("with that photo", [other == face for _, other, face in of_turn]),
-        ("changes to the photo's", [other == face != one for one, other, face in of_turn]),
+        ("with the photo", [other == face for _, other, face in of_turn]),
+        ("label changes to the photo's", [other == face != one for one, other, face in of_turn]),
     ):
         found = estimate(weighted_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)

@@ -172,7 +172,7 @@ class Answer:
     """Whether the strategy is one that people labelled; None where nobody said."""
     emotion: bool | None
     surprise: float = math.nan
-    """Of the first policy at the reply, in nats a token; NaN where the turn is not complete."""
+    """Of the first policy at the reply, in nats/token; NaN where the turn is not complete."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -219,7 +219,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         label_source=config.label_source,
         command=config.command,
         versions=versions(("torch", "transformers")),
-        interval="95 % interval over source dialogues",
+        interval="95 % CI over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),
     )
@@ -387,7 +387,7 @@ MEANS: dict[str, dict[str, tuple[str, Value]]] = {
         "steps": ("", lambda one: one.steps),
         "reply": ("", lambda one: one.reply),
         "complete": ("%", lambda one: float(one.reading.is_complete)),
-        "not scorable": ("%", lambda one: float(math.isnan(one.reward))),
+        "unscorable": ("%", lambda one: float(math.isnan(one.reward))),
     },
     _PEOPLE: {
         "strategy": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
@@ -395,7 +395,7 @@ MEANS: dict[str, dict[str, tuple[str, Value]]] = {
     },
     _REPLIES: {
         "words": ("", lambda one: reply_length(one.reading.reply or "")),
-        "surprise of the first policy": ("nats a token", lambda one: one.surprise),
+        "NLL under the SFT policy, nats/token": ("", lambda one: one.surprise),
     },
 }
 """Means over turns, by what they ask: the unit, and what of a turn; NaN where it does not say."""
@@ -438,9 +438,15 @@ def compared(
                 if np.isnan(values[0]):
                     continue
                 found = jackknife(values, count) if one.is_text else estimate(values, count)
-                of = name if other is None else f"{name} less {other}"
                 metrics.append(
-                    results.measured(one.name, found, unit=one.unit, of=of, about=one.about)
+                    results.measured(
+                        one.name,
+                        found,
+                        unit=one.unit,
+                        of=name,
+                        baseline=other or "",
+                        about=one.about,
+                    )
                 )
     return metrics
 

@@ -158,7 +158,7 @@ def preference_report(
     verdicts: Sequence[str],
     groups: Sequence[str] | None = None,
 ) -> dict[str, Estimate]:
-    """Return what is known about verdicts on the reply, each beside the commonest label's.
+    """Return what is known about verdicts on the reply, each beside the majority class's.
 
     Args:
         labels: The preferences of people or of a rule.
@@ -179,13 +179,13 @@ def preference_report(
     verdict = np.array([number[given] for given in verdicts])
     weights = drawn_weights(groups if groups is not None else range(len(labels)))
     table = confusion(weights, truth, verdict, len(names))
-    commonest = np.full_like(truth, np.bincount(truth).argmax())
-    majority = confusion(weights, truth, commonest, len(names))
+    always_majority = np.full_like(truth, np.bincount(truth).argmax())
+    majority = confusion(weights, truth, always_majority, len(names))
     found = {
         "accuracy": accuracy(table),
-        "accuracy_commonest": accuracy(majority),
+        "accuracy_majority": accuracy(majority),
         "weighted_f1": weighted_f1(table),
-        "weighted_f1_commonest": weighted_f1(majority),
+        "weighted_f1_majority": weighted_f1(majority),
         "balanced_accuracy": balanced_accuracy(table),
         "kappa": kappa(table),
     }

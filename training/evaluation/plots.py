@@ -31,7 +31,7 @@ def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
     shown = [
         one
         for one in metrics
-        if one.name == "balanced accuracy" and one.low is not None and " less " not in one.of
+        if one.name == "balanced accuracy" and one.low is not None and not one.baseline
     ]
     questions = list(dict.fromkeys(one.about for one in shown))
     judges = list(dict.fromkeys(one.of for one in shown))
@@ -54,7 +54,7 @@ def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
                 place -= 1.0
         place -= 0.6
     axes.set_yticks(ticks, names)
-    axes.set_xlabel("balanced accuracy, %, with 95 % interval")
+    axes.set_xlabel("balanced accuracy, %, with 95 % CI")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
 
@@ -93,7 +93,7 @@ def plot_reliability(
 
 def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, path: Path) -> None:
     """Draw a rate of each judge with its interval, and the rate by chance as an open dot."""
-    shown = [one for one in metrics if one.name == measure and " less " not in one.of]
+    shown = [one for one in metrics if one.name == measure and not one.baseline]
     by_chance = {(one.about, one.of): one.value for one in metrics if one.name == control}
     figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
@@ -115,7 +115,7 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
     axes.set_yticks(
         [-place for place in range(len(shown))], [f"{one.about}:\n{one.of}" for one in shown]
     )
-    axes.set_xlabel(f"{measure}, %, 95 % interval\nring: {control}")
+    axes.set_xlabel(f"{measure}, %, 95 % CI\nring: {control}")
     axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
@@ -123,7 +123,7 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
 
 def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
     """Draw a measure of each who is compared, with its interval."""
-    shown = [one for one in metrics if one.name == measure and " less " not in one.of]
+    shown = [one for one in metrics if one.name == measure and not one.baseline]
     figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
     for place, one in enumerate(shown):
@@ -131,7 +131,7 @@ def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> N
             axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
         axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
     axes.set_yticks([-place for place in range(len(shown))], [one.of for one in shown])
-    axes.set_xlabel(f"{measure}, with 95 % interval")
+    axes.set_xlabel(f"{measure}, with 95 % CI")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
 

@@ -275,14 +275,14 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
     metrics = [*reader_metrics(names, key, judgements), *counted_metrics(turns)]
     result = results.Result(
         name=config.name,
-        title=f"Replies read by {config.reader}, in random order, without their names",
+        title=f"Replies rated blind by {config.reader}",
         date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(policy.name for policy in config.policies),
         label_source=f"{config.label_source} ({config.reader}), and rule where it says so",
         command=config.command,
         versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
-        interval="95 % interval over source dialogues",
+        interval="95 % CI over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),
     )
@@ -359,16 +359,16 @@ def reader_metrics(
             said.setdefault(policy, []).append(judged)
     weights = drawn_weights([entry["source"] for entry in key.values()])
     questions = ("grammatical", "answers", "may_hurt", "claims_human")
-    titles = ("grammatical", "answers what was said", "may hurt", "claims to be human")
+    titles = ("grammatical", "answers the message", "may hurt", "claims to be human")
     for question, title in zip(questions, titles, strict=True):
         for policy in policies:
             passed = [float(getattr(judged, question)) for judged in said[policy]]
-            yield _share(title, passed, weights, "read", policy)
+            yield _share(title, passed, weights, "LLM rater", policy)
     first, *others = policies
     for other in others:
         ranks = zip(said[first], said[other], strict=True)
         wins = [(mine.rank < its.rank) + (mine.rank == its.rank) / 2 for mine, its in ranks]
-        yield _share(f"preferred to {other} (a tie is half)", wins, weights, "in pairs", first)
+        yield _share(f"preferred over {other} (ties count half)", wins, weights, "pairwise", first)
 
 
 def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
@@ -380,7 +380,7 @@ def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
         complete = [float(reading.is_complete) for reading in readings]
         yield _share("complete", complete, weights, "by rule", policy)
         looping = [float(loops(turn.text)) for turn in mine]
-        yield _share("loops (a 4-gram three times)", looping, weights, "by rule", policy)
+        yield _share("repetition rate (4-gram >= 3x)", looping, weights, "by rule", policy)
         exact = [
             float(not any(invented(turn.text.partition("<reply>")[0], turn.messages)))
             if reading.is_complete
@@ -388,7 +388,7 @@ def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
             for turn, reading in zip(mine, readings, strict=True)
         ]
         if any(complete):
-            name = "no invented quotation, of complete turns"
+            name = "complete turns without an invented quotation"
             yield _share(name, exact, weights, "by rule", policy)
 
 

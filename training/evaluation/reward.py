@@ -3,7 +3,7 @@
 Our counterpart of COMPEER's Table 1. For each of the three steps: weighted F1 and the recall of
 False, as there, and beside them what a judge that always says True cannot reach: balanced accuracy,
 Matthews' correlation, AUROC. For the reply: weighted F1 and accuracy of the four-way preference. The
-judge that always gives the commonest answer stands in the table as one more judge.
+judge that always answers with the majority class stands in the table as one more judge.
 
 Intervals draw source dialogues, with all their rows. A temperature for each judge is fitted on the
 validation split; it changes no verdict, and is reported with the calibration error before and after.
@@ -45,7 +45,7 @@ from training.evaluation.rating import Rated, rate_file
 
 _log = logging.getLogger(__name__)
 
-MAJORITY = "always the commonest"
+MAJORITY = "majority class"
 """What the judge that needs no model is called."""
 
 STEP_MEASURES = {
@@ -64,7 +64,7 @@ REPLY_MEASURES = {
 _PLAIN = frozenset({"mcc", "kappa"})
 """Measures that are no shares."""
 
-HUMAN_SOURCE = "; human lines: the people of that corpus"
+HUMAN_SOURCE = "; corpus lines: labels of that corpus"
 
 
 class Config(FrozenModel):
@@ -155,7 +155,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         asked = sum(_questions(row) for row in parts["test"])
         metrics.append(
             results.measured(
-                "share", share(unread, asked), unit="%", of=name, about="verdicts not readable"
+                "share", share(unread, asked), unit="%", of=name, about="unreadable verdicts"
             )
         )
     result = results.Result(
@@ -167,7 +167,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
-        interval="95 % interval over source dialogues",
+        interval="95 % CI over source dialogues",
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
@@ -178,9 +178,9 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
 
 
 def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
-    """Return the table: each judge, and the one that always gives the commonest answer.
+    """Return the table: each judge, and the majority-class baseline.
 
-    The first judge is compared with each other one in pairs, on steps: "A less B".
+    The first judge is compared with each other one in pairs, on steps: the `baseline`.
 
     Args:
         rated: The same rows as each judge rated them. A judge that was not asked a question (an ORM
@@ -206,8 +206,8 @@ def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
             if len(these) > len(labels):
                 labels, groups = these, belongs
         if labels:
-            commonest = float(np.mean(labels) >= 0.5)
-            found = reward_model_report(labels, [commonest] * len(labels), groups)
+            majority = float(np.mean(labels) >= 0.5)
+            found = reward_model_report(labels, [majority] * len(labels), groups)
             metrics += _line(found, STEP_MEASURES, MAJORITY, about)
         metrics += _differences(rated, place, about)
     metrics += _reply_lines(rated)
@@ -232,7 +232,7 @@ def _differences(
         if _both_kinds(label for label, *_ in read):
             labels, ones, twos, groups = map(list, zip(*read, strict=True))
             found = reward_model_difference(labels, ones, twos, groups)
-            metrics += _line(found, STEP_MEASURES, f"{first} less {name}", about)
+            metrics += _line(found, STEP_MEASURES, first, about, baseline=name)
     return metrics
 
 
@@ -250,8 +250,8 @@ def _reply_lines(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
             longest = list(zip(labels, groups, strict=True))
     if longest:
         labels, groups = map(list, zip(*longest, strict=True))
-        commonest = max(Preference, key=lambda one: labels.count(one.value)).value
-        found = preference_report(labels, [commonest] * len(labels), groups)
+        majority = max(Preference, key=lambda one: labels.count(one.value)).value
+        found = preference_report(labels, [majority] * len(labels), groups)
         metrics += _line(found, REPLY_MEASURES, MAJORITY, "reply")
     return metrics
 
@@ -267,7 +267,10 @@ def calibration(
     temperature = fit_temperature(*fitted_on)
     errors = (
         ("ECE", calibration_error(probability, label)),
-        ("ECE after temperature", calibration_error(tempered(probability, temperature), label)),
+        (
+            "ECE after temperature scaling",
+            calibration_error(tempered(probability, temperature), label),
+        ),
     )
     about = "calibration of the steps"
     return [
@@ -293,10 +296,10 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
         found = preference_report(labels, verdicts, groups)
         measures = {
             "accuracy": "accuracy",
-            "accuracy_commonest": "of the commonest",
+            "accuracy_majority": "accuracy of the majority class",
             "kappa": "kappa",
         }
-        metrics += _line(found, measures, name, f"human: {corpus}")
+        metrics += _line(found, measures, name, f"corpus: {corpus}")
     return metrics
 
 
@@ -355,10 +358,21 @@ def _both_kinds(labels: Iterable[bool]) -> bool:
 
 
 def _line(
-    found: Mapping[str, Estimate], measures: Mapping[str, str], of: str, about: str
+    found: Mapping[str, Estimate],
+    measures: Mapping[str, str],
+    of: str,
+    about: str,
+    baseline: str = "",
 ) -> list[results.Metric]:
     return [
-        results.measured(title, found[key], unit="" if key in _PLAIN else "%", of=of, about=about)
+        results.measured(
+            title,
+            found[key],
+            unit="" if key in _PLAIN else "%",
+            of=of,
+            baseline=baseline,
+            about=about,
+        )
         for key, title in measures.items()
         if key in found
     ]

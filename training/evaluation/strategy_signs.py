@@ -79,5 +79,5 @@ def sign_lines(measured: Mapping[Strategy | None, Found]) -> list[results.Metric
     return [
         results.measured(name, found, unit="%", of="signs", about=strategy or "all strategies")
         for strategy, both in measured.items()
-        for name, found in (("found", both.found), ("false alarms", both.false_alarms))
+        for name, found in (("recall", both.found), ("false positive rate", both.false_alarms))
     ]

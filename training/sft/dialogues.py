@@ -67,7 +67,7 @@ class Config(SampleSource, Schedule):
     sure_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the dialogues in which a face is shown as the image tower would show it if it were sure of what
     it takes it for (`readings`). A language model learns to look at tokens that always tell, and hardly at
-    such that tell little more than the words do (training/nano/LOG.md)."""
+    such that tell little more than the words do (docs/experiments.md)."""
     only_faces: bool = False
     """Learn only what is said first in the emotion step of turns with a photo: that is of the face, if there are
     `readings`. The other turns are left out."""

@@ -1,7 +1,7 @@
 """Photos of faces as batches of pixels, varied from pass to pass, and cut into the patches of an image tower.
 
 All photos lie in memory at one size. A batch is turned, moved and lit by a few operations on all of its photos
-at once (training/nano/LOG.md has what that saves).
+at once (docs/experiments.md has what that saves).
 """
 
 from collections.abc import Sequence

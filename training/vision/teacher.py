@@ -2,7 +2,7 @@
 
 It is not shipped. Of few photos a convolutional network learns more than a vision transformer does, and the image
 tower can learn from what it says of each varied photo (`training.vision.train`, after DeiT: Touvron et al. 2021,
-https://arxiv.org/abs/2012.12877; LOG.md has what came of it).
+https://arxiv.org/abs/2012.12877; docs/experiments.md has the result).
 
 A run stopped at any point continues from its last checkpoint with the same photos.
 """

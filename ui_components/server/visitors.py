@@ -143,7 +143,7 @@ def is_from_here(request: Request) -> bool:
     """Whether a program on this computer sends the request for itself.
 
     A proxy on this computer sends for others. It is recognised by the headers it adds; one that
-    adds none must itself restrict private routes (see `DEPLOY.md`).
+    adds none must itself restrict private routes (see `docs/serving.md`).
     """
     if any(name.startswith(_FORWARDED) for name in request.headers):
         return False

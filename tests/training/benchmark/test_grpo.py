@@ -110,7 +110,7 @@ def test_the_stage_writes_its_results(config, tmp_path):
     found = {metric.name: metric for metric in result.metrics}
     assert result.model == "p judged by j"
     assert found["A step"].n == 2
-    assert found["Complete turns among what was judged"].value == 0  # an untrained policy's
+    assert found["Complete turns among those judged"].value == 0  # an untrained policy's
     assert found["Tokens of prompts read, trl's to ours"].value >= 2
     assert found["Peak resident memory"].value > 0
     shares = [metric.value for name, metric in found.items() if name.endswith("share of the step")]

@@ -8,7 +8,19 @@ import pytest
 
 from compeer_core.errors import ConfigError
 from training.__main__ import main
-from training.common.results import FOLDER, Metric, Result, fill, format_value, load, render, save
+from training.common.results import (
+    FOLDER,
+    Metric,
+    Result,
+    fill,
+    format_value,
+    load,
+    measured,
+    render,
+    render_headline,
+    save,
+    write_csv,
+)
 
 
 def a_result(**changes: object) -> Result:
@@ -44,17 +56,17 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
 def test_a_table_shows_value_interval_and_count():
     lines = render(a_result()).splitlines()
 
-    assert "| Measure | Value | 95 % interval | n | Note |" in lines
+    assert "| Measure | Value | 95 % CI | n | Note |" in lines
     assert "| First token | 0.250 s | 0.200 to 0.400 | 10 |  |" in lines
     assert "| Turns | 1,200 |  | 1,200 | a\\|b |" in lines
-    assert lines[-1] == "Again: `python -m training benchmark x.toml`"
+    assert lines[-1] == "Reproduce: `python -m training benchmark x.toml`"
 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0, "0"), (0.05, "0.0500"), (-1.5, "-1.50"), (99.94, "99.9"), (31415.9, "31,416")],
 )
-def test_numbers_keep_three_telling_digits(value, shown):
+def test_numbers_keep_three_significant_digits(value, shown):
     assert format_value(value) == shown
 
 
@@ -151,3 +163,93 @@ def test_a_comparison_has_a_line_for_each_who_was_asked_and_a_column_for_each_me
     assert lines[11] == "| reply | a | 0.500 | 7 |"
     policies = render(result.model_copy(update={"compared": "Policy"}))
     assert "| Question | Policy | F1 | MCC | n |" in policies
+
+
+def judges() -> Result:
+    """Two judges on two questions, and their difference."""
+
+    def metric(about: str, of: str, name: str, value: float, **more: object) -> Metric:
+        return Metric.model_validate(
+            {"about": about, "of": of, "name": name, "value": value, "n": 5} | more
+        )
+
+    return a_result(
+        name="judges",
+        metrics=(
+            metric("step 1, history", "a", "AUROC", 60.0, low=50.0, high=70.0, unit="%"),
+            metric("step 1, history", "b", "AUROC", 55.0, unit="%"),
+            metric("step 1, history", "a", "AUROC", 5.0, unit="%", baseline="b"),
+            metric("reply", "a", "kappa", 0.5),
+        ),
+    )
+
+
+def test_a_difference_names_both_systems_in_the_table_and_its_baseline_in_the_csv(tmp_path):
+    assert "| step 1, history | difference (a - b) | 5.00 % | 5 |" in render(judges())
+
+    write_csv(tmp_path / "table.csv", judges().metrics)
+    rows = (tmp_path / "table.csv").read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "question,judge,baseline,measure,value,low,high,n,unit"
+    assert rows[3] == '"step 1, history",a,b,AUROC,5.0,,,5,%'
+
+
+def test_a_part_shows_the_questions_that_begin_with_its_name_without_the_title(tmp_path):
+    save(judges(), tmp_path)
+    text = "<!-- results:judges/step -->\n<!-- /results:judges/step -->\n"
+
+    filled = fill(text, tmp_path, Path("docs/results.md"))
+
+    assert "AUROC" in filled
+    assert "kappa" not in filled
+    assert "**Speed**" not in filled
+    assert "| Judge | AUROC | n |" in filled  # one question, which the heading names
+    assert render(judges(), "origin").startswith("In brackets: 95 % CI.")
+    with pytest.raises(ConfigError, match="no question begins with 'nothing'"):
+        render(judges(), "nothing")
+
+
+HEADLINE = """
+[[row]]
+title = "AUROC"
+file = "judges"
+unit_of_n = "turns"
+value = { metric = "AUROC", of = "a", about = "step 1, history" }
+against = "b"
+reference = { metric = "AUROC", of = "b", about = "step 1, history" }
+[[row]]
+title = "Gain"
+file = "judges"
+unit_of_n = "turns"
+value = { metric = "AUROC", of = "a", baseline = "b", about = "step 1, history" }
+against = "b"
+"""
+
+
+def test_the_headline_table_shows_value_interval_reference_and_count(tmp_path):
+    save(judges(), tmp_path)
+    rows = tmp_path / "headline.toml"
+    rows.write_text(HEADLINE, encoding="utf-8")
+
+    lines = render_headline(tmp_path, rows).splitlines()
+
+    assert lines[2] == "| AUROC (n = 5 turns) | 60.0 % (50.0 to 70.0) | b: 55.0 % |"
+    assert lines[3] == "| Gain (n = 5 turns) | 5.00 % | b |"
+
+
+def test_a_headline_row_without_its_metric_is_an_error_that_names_the_file(tmp_path):
+    save(judges(), tmp_path)
+    rows = tmp_path / "headline.toml"
+    rows.write_text(HEADLINE.replace('"AUROC", of = "a", base', '"F1", of = "a", base'), "utf-8")
+
+    with pytest.raises(ConfigError, match=r"judges\.json: 0 metrics match"):
+        render_headline(tmp_path, rows)
+
+
+def test_an_estimate_in_per_cent_is_scaled():
+    class Share:
+        value, low, high, n = 0.5, 0.25, 0.75, 8
+
+    metric = measured("share", Share(), unit="%", of="a", baseline="b")
+
+    assert (metric.value, metric.low, metric.high, metric.n) == (50.0, 25.0, 75.0, 8)
+    assert metric.label == "difference (a - b)"

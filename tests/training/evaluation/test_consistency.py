@@ -185,7 +185,7 @@ def config(tmp_path: Path, monkeypatch, calls) -> Config:
 
 def measured(config):
     result = results.load(config.output / "consistency_test.json")
-    return {(one.about, one.of, one.name): one for one in result.metrics}
+    return {(one.about, one.label, one.name): one for one in result.metrics}
 
 
 def test_the_stage_counts_turns_and_writes_table_csv_and_plot(config):
@@ -199,7 +199,7 @@ def test_the_stage_counts_turns_and_writes_table_csv_and_plot(config):
     assert found[consistency.PRIMARY, "one", "by chance"].value == pytest.approx(25)
     assert found[consistency.PRIMARY, "one", "difference"].value == pytest.approx(0)
     assert found[consistency.CLEAR, "one", "contradictions"].n == 12
-    assert found["steps against reply", "one", "contradictions"].value == 0
+    assert found["steps and reply verdict disagree", "one", "contradictions"].value == 0
     assert found["verdicts", "one", "all steps True"].value == 100
     assert found["verdicts", "one", "reply carries out its strategy"].value == pytest.approx(75)
     drawn = {of: one.value for (about, of, _), one in found.items() if about == "turns drawn"}
@@ -225,11 +225,13 @@ def test_a_second_judge_is_compared_with_the_first_on_the_same_turns(config):
     # 1/3 of the 3 are praised, all are accepted.
     assert found[consistency.PRIMARY, "two", "contradictions"].value == pytest.approx(100 / 12)
     assert found[consistency.PRIMARY, "two", "by chance"].value == pytest.approx(100 / 12)
-    less = found[consistency.PRIMARY, "two less one", "contradictions"]
-    assert less.value == pytest.approx(-200 / 12)
-    assert less.low <= less.value <= less.high
+    difference = found[consistency.PRIMARY, "difference (two - one)", "contradictions"]
+    assert difference.value == pytest.approx(-200 / 12)
+    assert difference.low <= difference.value <= difference.high
     # Six times a step is wrong and the reply better.
-    assert found["steps against reply", "two", "contradictions"].value == pytest.approx(50)
+    assert found[
+        "steps and reply verdict disagree", "two", "contradictions"
+    ].value == pytest.approx(50)
 
 
 def test_turns_are_drawn_until_enough_count_and_not_judged_twice(config, calls):
@@ -270,7 +272,7 @@ def test_a_model_is_asked_about_the_verdicts_and_about_dealt_ones(config):
     assert found["says tiny", "one", "contradictions"].value == 0
     assert found["says tiny", "two", "contradictions"].value == pytest.approx(50)
     assert found["says tiny", "two", "difference"].value == pytest.approx(0)
-    assert found["questions to the assessor", "asked", "how many"].value == 18
+    assert found["questions to the assessor", "asked", "count"].value == 18
     for path in (config.folder / "assessor.jsonl", config.output / "consistency_test.json"):
         assert endpoint.url not in path.read_text(encoding="utf-8")
 

@@ -53,7 +53,7 @@ def table(metrics) -> dict[tuple[str, str, str], results.Metric]:
     return {(one.about, one.of, one.name): one for one in metrics}
 
 
-def test_labels_by_hand_beside_the_commonest():
+def test_labels_by_hand_beside_the_majority_class():
     answers = [
         answer(0, turn(strategy="Question"), strategy="Question"),
         answer(1, turn(strategy="Question"), strategy="Others"),
@@ -63,16 +63,16 @@ def test_labels_by_hand_beside_the_commonest():
 
     found = table(label_metrics({"greedy": answers}))
 
-    assert found["strategy", "the policy, greedy", "accuracy"].value == 25.0
+    assert found["strategy", "policy, greedy", "accuracy"].value == 25.0
     # Question: 1 right of 3 true, 2 given: F1 2/5; Others: none right. (3 * 0.4 + 0) / 4
-    assert found["strategy", "the policy, greedy", "weighted F1"].value == pytest.approx(30.0)
-    assert found["strategy", "always the commonest", "accuracy"].value == 75.0
+    assert found["strategy", "policy, greedy", "weighted F1"].value == pytest.approx(30.0)
+    assert found["strategy", "majority class", "accuracy"].value == 75.0
     # 2 * 3 / (3 + 4), weighted by 3 of 4
-    assert found["strategy", "always the commonest", "weighted F1"].value == pytest.approx(
+    assert found["strategy", "majority class", "weighted F1"].value == pytest.approx(
         100 * 6 / 7 * 3 / 4
     )
-    assert found["emotion", "the policy, greedy", "accuracy"].value == 75.0
-    assert found["stage", "the policy, greedy", "accuracy"].n == 4
+    assert found["emotion", "policy, greedy", "accuracy"].value == 75.0
+    assert found["stage", "policy, greedy", "accuracy"].n == 4
 
 
 def test_replies_by_hand():
@@ -85,14 +85,16 @@ def test_replies_by_hand():
 
     found = table(reply_metrics({"sampled": answers}))
 
-    who = "the policy, sampled"
+    who = "policy, sampled"
     # the loop shares its point alone with "Oh no.": P 1/15, R 1/3
     third = 2.44 / 45 / (1 / 3 + 1.44 / 15)
     assert found["replies", who, "ROUGE-L"].value == pytest.approx(100 * (2 + third) / 3)
     # words: why is that so / i am so sorry x3 / oh no: 9 different of 18
     assert found["replies", who, "distinct-1"].value == pytest.approx(100 * 9 / 18)
     assert found["whole turns", who, "complete"].value == pytest.approx(200 / 3)
-    assert found["whole turns", who, "loops (a 4-gram three times)"].value == pytest.approx(100 / 3)
+    assert found["whole turns", who, "repetition rate (4-gram >= 3x)"].value == pytest.approx(
+        100 / 3
+    )
 
 
 def test_photos_by_hand():
@@ -119,13 +121,13 @@ def test_photos_by_hand():
 
     about = "emotion and photos"
     assert found[about, "without a photo", "accuracy"].value == pytest.approx(100 / 3)
-    assert found[about, "with a photo that fits", "accuracy"].value == pytest.approx(200 / 3)
+    assert found[about, "with a matching photo", "accuracy"].value == pytest.approx(200 / 3)
     assert found[about, "difference", "accuracy"].value == pytest.approx(100 / 3)
-    about = "sentiment of the photo, against the text's"
+    about = "sentiment label where photo and text contradict"
     # happy beside anxiety: Positive was not said before and is now; sad beside joy: was and is said
     assert found[about, "without a photo", "share"].value == pytest.approx(100 / 3)
-    assert found[about, "with that photo", "share"].value == pytest.approx(200 / 3)
-    assert found[about, "changes to the photo's", "share"].value == pytest.approx(100 / 3)
+    assert found[about, "with the photo", "share"].value == pytest.approx(200 / 3)
+    assert found[about, "label changes to the photo's", "share"].value == pytest.approx(100 / 3)
 
 
 def test_what_others_published_has_neither_interval_nor_count():
@@ -147,7 +149,9 @@ def test_what_others_published_has_neither_interval_nor_count():
         versions={},
         metrics=tuple(rows),
     )
-    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not said |" in results.render(result)
+    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not reported |" in results.render(
+        result
+    )
 
 
 @pytest.fixture
@@ -192,16 +196,16 @@ def test_the_stage_writes_turns_a_table_and_replies_to_be_read(config, tmp_path)
 
     found = table(results.load(tmp_path / "results" / "esconv_nano.json").metrics)
     # an untrained model writes no whole turn and names no label
-    assert found["whole turns", "the policy, greedy", "complete"].value == 0.0
-    assert found["strategy", "the policy, sampled", "accuracy"].value == 0.0
-    assert found["strategy", "always the commonest", "accuracy"].value == 100.0
+    assert found["whole turns", "policy, greedy", "complete"].value == 0.0
+    assert found["strategy", "policy, sampled", "accuracy"].value == 0.0
+    assert found["strategy", "majority class", "accuracy"].value == 100.0
     assert found["emotion and photos", "difference", "accuracy"].n == 2
     of = "whole turns (reasoning is rule-made)"
     assert found["the corpus's own turns", of, "perplexity"].value > 1
     about = "expressions of validation photos, 7 classes"
-    assert found[about, "image tower alone", "named rightly"].value == 40.0
+    assert found[about, "image tower alone", "accuracy"].value == 40.0
     about = "loss on ESConv's validation dialogues"
-    assert found[about, "after pre-training", "nats a token"].value == 3.2
+    assert found[about, "after pre-training", "NLL, nats/token"].value == 3.2
     kept = (tmp_path / "run" / "turns.sampled.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["id"] for line in kept] == [f"esconv/test/{n}#2" for n in range(3)]
     printed = (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> 
 
 
 def found(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
-    return {(one.of, one.about, one.name): one for one in metrics}
+    return {(one.label, one.about, one.name): one for one in metrics}
 
 
 def test_means_and_differences_of_pairs_by_hand():
@@ -54,18 +54,18 @@ def test_means_and_differences_of_pairs_by_hand():
     judge, people, replies = "the judge", "people's labels", "replies"
     assert table["sft", judge, "reward"].value == pytest.approx(-1 / 3)
     assert table["urp", judge, "reward"].value == pytest.approx(1.5)
-    assert table["urp less sft", judge, "reward"].value == pytest.approx(1.5 + 1 / 3)
-    assert table["sft", judge, "not scorable"].value == 25.0
+    assert table["difference (urp - sft)", judge, "reward"].value == pytest.approx(1.5 + 1 / 3)
+    assert table["sft", judge, "unscorable"].value == 25.0
     assert table["sft", judge, "complete"].value == 100.0
     assert table["sft", people, "strategy"].value == 50.0
     assert table["sft", replies, "ROUGE-L"].value == pytest.approx(100 * 2 / 3)  # "a b" of three
     # runs of one and two words: 2 of 3, and 1 of 2
     assert table["sft", replies, "BLEU-2"].value == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
     assert table["sft", replies, "words"].value == 3
-    assert ("sft", replies, "surprise of the first policy") not in table  # it was not asked
+    assert ("sft", replies, "NLL under the SFT policy, nats/token") not in table  # it was not asked
     assert table["urp", judge, "reward"].n == 2  # source dialogues
     assert ("sft", people, "emotion") not in table  # nobody said
-    assert {of for of, _, _ in table} == {"sft", "urp", "urp less sft"}
+    assert {of for of, _, _ in table} == {"sft", "urp", "difference (urp - sft)"}
 
 
 def test_a_policy_is_no_different_from_itself():
@@ -77,7 +77,7 @@ def test_a_policy_is_no_different_from_itself():
         )
     )
 
-    pairs = [metric for (of, _, _), metric in table.items() if of == "other less one"]
+    pairs = [metric for (of, _, _), metric in table.items() if of == "difference (other - one)"]
     assert len(pairs) >= 8
     assert all(one.value == one.low == one.high == 0 for one in pairs)
 
@@ -170,9 +170,9 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     # an untrained model writes no whole turn
     assert table["sft", "the judge", "reward"].value == -5.0
     assert table["sft", "the judge", "complete"].value == 0.0
-    assert table["urp less sft", "the judge", "reward"].value == 0.0
+    assert table["difference (urp - sft)", "the judge", "reward"].value == 0.0
     assert table["sft", "people's labels", "emotion"].value == 0.0
-    assert ("sft", "replies", "surprise of the first policy") not in table
+    assert ("sft", "replies", "NLL under the SFT policy, nats/token") not in table
     assert (tmp_path / "run" / "reward.png").is_file()
     table = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
     assert "| Question | Policy |" in table

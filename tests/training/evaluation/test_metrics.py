@@ -77,16 +77,16 @@ def test_always_true_at_the_papers_share_has_the_papers_weighted_f1():
 
 def test_a_preference_report_by_hand():
     # first first second both; verdicts first second second first.
-    # accuracy 2/4; commonest (first) 2/4. F1: first 2*1/(2+2) = 0.5, second 2*1/(1+2) = 2/3, both 0.
+    # accuracy 2/4; majority class (first) 2/4. F1: first 2*1/(2+2) = 0.5, second 2*1/(1+2) = 2/3, both 0.
     # Weighted (2 * 0.5 + 2/3 + 0) / 4 = 5/12; of always first: 2*2/(2+4) * 2 / 4 = 1/3.
     # kappa: chance (2*2 + 1*2 + 1*0) / 16 = 3/8; (1/2 - 3/8) / (5/8) = 0.2
     report = preference_report(
         ["first", "first", "second", "both"], ["first", "second", "second", "first"]
     )
 
-    assert report["accuracy"].value == report["accuracy_commonest"].value == 0.5
+    assert report["accuracy"].value == report["accuracy_majority"].value == 0.5
     assert report["weighted_f1"].value == pytest.approx(5 / 12)
-    assert report["weighted_f1_commonest"].value == pytest.approx(1 / 3)
+    assert report["weighted_f1_majority"].value == pytest.approx(1 / 3)
     assert report["kappa"].value == pytest.approx(0.2)
     assert report["balanced_accuracy"].value == pytest.approx((1 / 2 + 1 + 0) / 3)
 

@@ -71,8 +71,8 @@ def test_shares_and_pairs_by_hand():
     ]
     metrics = list(reader_metrics(["a", "b"], key, said))
 
-    assert values(metrics, "answers what was said") == {"a": 100.0, "b": 50.0}
-    assert values(metrics, "preferred to b (a tie is half)") == {"a": 75.0}  # a win and a tie
+    assert values(metrics, "answers the message") == {"a": 100.0, "b": 50.0}
+    assert values(metrics, "preferred over b (ties count half)") == {"a": 75.0}  # a win and a tie
 
 
 def test_what_is_counted_without_a_reader_by_hand():
@@ -84,9 +84,12 @@ def test_what_is_counted_without_a_reader_by_hand():
     ]
     metrics = list(counted_metrics(turns))
 
-    assert values(metrics, "no invented quotation, of complete turns") == {"a": 50.0, "b": 100.0}
+    assert values(metrics, "complete turns without an invented quotation") == {
+        "a": 50.0,
+        "b": 100.0,
+    }
     assert values(metrics, "complete") == {"a": 100.0, "b": 50.0}
-    assert values(metrics, "loops (a 4-gram three times)") == {"a": 0.0, "b": 50.0}
+    assert values(metrics, "repetition rate (4-gram >= 3x)") == {"a": 0.0, "b": 50.0}
 
 
 @pytest.mark.parametrize(

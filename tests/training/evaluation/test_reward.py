@@ -193,7 +193,7 @@ def test_the_table_by_hand():
     assert found[step, MAJORITY, "weighted F1"].value == pytest.approx(64.2857, abs=1e-3)
     assert found[step, MAJORITY, "recall of False"].value == 0
     assert found["step 3, strategy", "nano", "weighted F1"].n == 3
-    # Reply: first first first both; verdicts first first first second: 3 of 4, as the commonest.
+    # Reply: first first first both; verdicts first first first second: 3 of 4, as the majority class.
     assert found["reply", "nano", "accuracy"].value == pytest.approx(75)
     assert found["reply", MAJORITY, "accuracy"].value == pytest.approx(75)
     assert found["reply", MAJORITY, "kappa"].value == 0
@@ -213,15 +213,15 @@ def test_judges_are_compared_with_the_first_on_the_rows_that_both_could_read():
         ]
 
     found = {
-        (each.about, each.of, each.name): each
+        (each.about, each.label, each.name): each
         for each in comparison({"one": judged(one), "two": judged(other)})
     }
 
     # rows 0, 2 and 3 of step 1: all right against T T F for T F F: balanced 1 against (1 + 1/2) / 2
-    difference = found["step 1, history", "one less two", "balanced accuracy"]
+    difference = found["step 1, history", "difference (one - two)", "balanced accuracy"]
     assert difference.value == pytest.approx(25)
     assert difference.n == 3
-    assert not [key for key in found if key[1] == "two less one"]
+    assert not [key for key in found if key[1] == "difference (two - one)"]
 
 
 # --- the stage -----------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def test_the_stage_writes_table_csv_and_plots(config):
     [head] = [line for line in lines if "recall of False" in line]
     assert head.startswith("| Question | Judge | weighted F1 | recall of False |")
     table = [line for line in lines if line.startswith("| step")]
-    assert len(table) == 3 * 4  # three steps: two judges, the commonest answer, a difference
+    assert len(table) == 3 * 4  # three steps: two judges, the majority class, a difference
     assert all(line.endswith("| 20 |") for line in table)  # validation rows are not in it
     assert {one.about for one in result.metrics if one.name == "temperature"} == {
         "calibration of the steps"
     }
-    assert any(one.about == "human: pair" and one.name == "kappa" for one in result.metrics)
+    assert any(one.about == "corpus: pair" and one.name == "kappa" for one in result.metrics)
     with (config.folder / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(result.metrics)

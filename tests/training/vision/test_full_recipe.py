@@ -77,7 +77,7 @@ def test_one_command_leads_from_corpora_to_the_shipped_folder_and_its_numbers(
         assert len(answers) == 6
     table = (written / "table.md").read_text(encoding="utf-8")
     for row in (
-        "strategy | the policy, greedy",
+        "strategy | policy, greedy",
         "strategy | MISC (published)",
         "image tower alone",
     ):

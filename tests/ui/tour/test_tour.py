@@ -181,9 +181,11 @@ def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
 
 def test_the_reward_gain_is_shown_beside_agreement_with_people(tour):
     result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
-    values = {(one["about"], one["of"], one["name"]): one for one in result["metrics"]}
-    reward = values["the judge", "urp", "reward"]["value"]
-    strategy = values["people's labels", "urp less sft", "strategy"]
+    values = {
+        (one["about"], one["of"], one["baseline"], one["name"]): one for one in result["metrics"]
+    }
+    reward = values["the judge", "urp", "", "reward"]["value"]
+    strategy = values["people's labels", "urp", "sft", "strategy"]
 
     seen = words(step(4, tour))
 
