@@ -54,8 +54,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from compeer_core.backends.openai.policy import OpenAIBackend
-from compeer_core.backends.openai.scoring import MAX_WRITTEN_TOKENS, OpenAIScorer, Verdicts
+from compeer_core.backends.openai.settings import MAX_WRITTEN_TOKENS, Verdicts
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
 from compeer_core.config import FrozenModel, load_toml
@@ -443,6 +442,8 @@ class Registry:
         if where.kind is SourceKind.SCRIPTED:
             return ScriptedBackend.from_file(self._folder / where.location)
         if where.kind is SourceKind.ENDPOINT:
+            from compeer_core.backends.openai.policy import OpenAIBackend
+
             return OpenAIBackend(where.location, where.model)
         from compeer_core.model_pool import load_transformers  # torch, only where it is needed
 
@@ -469,6 +470,8 @@ class Registry:
         if where.kind is SourceKind.SCRIPTED:
             return ScriptedScorer.from_file(self._folder / where.location)
         if where.kind is SourceKind.ENDPOINT:
+            from compeer_core.backends.openai.scoring import OpenAIScorer
+
             return OpenAIScorer(
                 where.location,
                 where.model,

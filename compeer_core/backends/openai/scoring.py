@@ -26,11 +26,19 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Never
+from typing import Any, Never
 
-import httpx
+from openai._legacy_response import LegacyAPIResponse
 
-from compeer_core.backends.openai.client import Endpoint, Exchange, Patience, chat_messages
+from compeer_core.backends.openai.client import (
+    ChatRequest,
+    Endpoint,
+    LostAnswerError,
+    chat_messages,
+    is_error,
+    text_of,
+)
+from compeer_core.backends.openai.settings import MAX_WRITTEN_TOKENS, Patience, Verdicts
 from compeer_core.backends.openai.verdicts import (
     Listed,
     first_token,
@@ -57,15 +65,11 @@ from compeer_core.prompts import verdict_request
 
 logger = logging.getLogger(__name__)
 
-Verdicts = Literal["logprobs", "parsed"]
-
 JUDGE_PATIENCE = Patience(turn_seconds=120.0)
 TOP_LOGPROBS = 20
 """As many as OpenAI and vLLM (by default) tell."""
 MOST_AT_ONCE = 8
-MAX_WRITTEN_TOKENS = 512
 SAMPLES_TEMPERATURE = 0.7
-MAX_ANSWER_BYTES = 1 << 22
 NO_VERDICT = "gave no verdict that can be read"
 
 
@@ -267,7 +271,7 @@ class OpenAIScorer(Endpoint):
 
     async def _answer(
         self, messages: Sequence[Message], options: dict[str, Any], seed: int | None
-    ) -> "_WholeExchange":
+    ) -> "_WholeRequest":
         body = {
             "model": self.name,
             "messages": chat_messages(messages),
@@ -281,9 +285,9 @@ class OpenAIScorer(Endpoint):
         if self._gate is None:
             self._gate = asyncio.Semaphore(self.most_at_once)
         async with self._gate:
-            exchange = _WholeExchange(self, body, limit)
-            await exchange.run()
-        return exchange
+            request = _WholeRequest(self, body, limit)
+            await request.run()
+        return request
 
     def _raise_no_verdict(self) -> Never:
         raise EndpointError(f"the model {self.name!r} {NO_VERDICT}", NO_VERDICT, Fault.REQUEST)
@@ -319,29 +323,20 @@ class _NoLogprobsError(Exception):
     """The server tells no log-probabilities."""
 
 
-class _WholeExchange(Exchange):
+class _WholeRequest(ChatRequest):
     """An answer that comes in one piece."""
 
     def __init__(self, endpoint: Endpoint, body: dict[str, Any], limit: float | None) -> None:
         super().__init__(endpoint, body, limit)
         self._choice: dict[str, Any] = {}
 
-    async def read(self, response: httpx.Response, limit: asyncio.Timeout) -> None:
-        received = bytearray()
-        async for block in response.aiter_bytes():
-            received += block
-            if len(received) > MAX_ANSWER_BYTES:
-                self.fail("sent an answer without end")
+    async def read(self, response: LegacyAPIResponse[Any], limit: asyncio.Timeout) -> None:
         try:
-            content = json.loads(received)
-        except (ValueError, RecursionError):
-            self.try_again("sent something that is not JSON")
-        if (
-            not isinstance(content, dict)
-            or content.get("error")
-            or content.get("object") == "error"
-        ):
-            self.fail("reported an error")
+            content = json.loads(response.http_response.content)
+        except (ValueError, RecursionError) as error:
+            raise LostAnswerError("sent something that is not JSON") from error
+        if is_error(content):
+            self.fail_with_reported_error()
         try:
             [choice, *_] = content["choices"]
             if choice.get("finish_reason") == "content_filter":
@@ -350,7 +345,7 @@ class _WholeExchange(Exchange):
             self.fail("sent an answer in an unknown form", cause=error)
         self._choice = choice
 
-    def check_refusal(self, status: int, complaint: str) -> None:
+    def check_refusal(self, complaint: str) -> None:
         if "logprobs" in self._body and re.search("logprob", complaint, re.I):
             raise _NoLogprobsError
 
@@ -390,10 +385,7 @@ class _WholeExchange(Exchange):
             self.fail("sent an answer in an unknown form", cause=error)
 
     def _text(self) -> str:
-        said = (self._choice.get("message") or {}).get("content") or ""
-        if isinstance(said, str):
-            return said
-        return "".join(part.get("text") or "" for part in said)
+        return text_of((self._choice.get("message") or {}).get("content"))
 
 
 def _listed(one: dict[str, Any]) -> Listed:
