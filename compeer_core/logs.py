@@ -19,3 +19,9 @@ def trace_of(error: BaseException) -> str:
         kinds.append("\n".join([type(cause).__name__, *([places] if places else [])]))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return "\nafter a ".join(kinds)
+
+
+def brief(error: BaseException) -> str:
+    """Return the kind of a library's error and the first line of its message, for one of ours."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"

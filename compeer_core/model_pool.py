@@ -23,14 +23,14 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 from compeer_core.backends.transformers_ import (
     ChatModel,
     OwnerThread,
-    Rounds,
+    Scheduler,
     TransformersBackend,
     TransformersScorer,
 )
-from compeer_core.backends.transformers_.error_text import brief
 from compeer_core.backends.transformers_.fused_step import speed_up
 from compeer_core.backends.transformers_.packed_weights import PACKED, load_model
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.logs import brief
 from compeer_core.processing import load_processor
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Lease:
 
     name: str
     chat: ChatModel
-    rounds: Rounds
+    rounds: Scheduler
     """Writes the turns of all who use these weights."""
     adapter: str | None
     release: Callable[[], None]
@@ -118,7 +118,7 @@ class Lease:
 @dataclass
 class _Base:
     chat: ChatModel
-    rounds: Rounds
+    rounds: Scheduler
     adapters: dict[Path, str] = field(default_factory=dict)
     users: int = 0
 
@@ -141,7 +141,7 @@ class ModelPool:
             base = self._bases.get(key)
             if base is None:
                 chat = _load_base(source, folder, quantize, place)
-                base = _Base(chat, Rounds(chat))
+                base = _Base(chat, Scheduler(chat))
                 self._bases[key] = base
             try:
                 attached = None if adapter is None else _attached(base, Path(adapter).resolve())

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
-    InterviewScorer,
+    BatchLabelScorer,
+    CandidateQuestions,
     LabelScorer,
     Question,
     ScoringSession,
@@ -195,7 +195,7 @@ class Judge:
         """
         pairs = list(zip(turns, references, strict=True))
         scorers = (self.scorer, self.reply_scorer or self.scorer)
-        if len(dialogue) and all(isinstance(scorer, InterviewScorer) for scorer in scorers):
+        if len(dialogue) and all(isinstance(scorer, BatchLabelScorer) for scorer in scorers):
             return self._judge_at_once(dialogue, pairs, stop)
         return [self._judge_one(dialogue, turn, reference, stop) for turn, reference in pairs]
 
@@ -205,20 +205,26 @@ class Judge:
         pairs: Sequence[tuple[Turn, str | None]],
         stop: threading.Event | None,
     ) -> list[Judgement]:
-        """Judge by interviews; what is not answered in one is judged one by one."""
+        """Judge by candidates; what is not answered in one is judged one by one."""
         asked = {
             number: questions
             for number, (turn, reference) in enumerate(pairs)
             if (questions := self._questions(turn, reference)) is not None
         }
         if self.reply_scorer is None:
-            interviews = {n: Interview(steps, replies) for n, (steps, replies) in asked.items()}
-            answered = self._interviewed(self.scorer, dialogue, interviews)
+            candidates = {
+                n: CandidateQuestions(steps, replies) for n, (steps, replies) in asked.items()
+            }
+            answered = self._scored(self.scorer, dialogue, candidates)
         else:
-            on_steps = {n: Interview((), steps) for n, (steps, _) in asked.items() if steps}
-            on_replies = {n: Interview((), replies) for n, (_, replies) in asked.items() if replies}
-            found = self._interviewed(self.scorer, dialogue, on_steps)
-            others = self._interviewed(self.reply_scorer, dialogue, on_replies)
+            on_steps = {
+                n: CandidateQuestions((), steps) for n, (steps, _) in asked.items() if steps
+            }
+            on_replies = {
+                n: CandidateQuestions((), replies) for n, (_, replies) in asked.items() if replies
+            }
+            found = self._scored(self.scorer, dialogue, on_steps)
+            others = self._scored(self.reply_scorer, dialogue, on_replies)
             none = Answers((), ())
             answered = {
                 n: Answers(found.get(n, none).ends, others.get(n, none).ends)
@@ -232,26 +238,26 @@ class Judge:
             for number, (turn, reference) in enumerate(pairs)
         ]
 
-    def _interviewed(
-        self, scorer: LabelScorer, dialogue: Dialogue, interviews: Mapping[int, Interview]
+    def _scored(
+        self, scorer: LabelScorer, dialogue: Dialogue, candidates: Mapping[int, CandidateQuestions]
     ) -> dict[int, Answers]:
         """Return the answers that there are.
 
         Those that fail are left out: a session says why, and knows what to leave out of a dialogue
         that is too long.
         """
-        assert isinstance(scorer, InterviewScorer)
+        assert isinstance(scorer, BatchLabelScorer)
         messages = judge_messages(dialogue, self.language, scorer.reserved)
         try:
-            answers = scorer.interview(messages, list(interviews.values()))
+            answers = scorer.score_candidates(messages, list(candidates.values()))
         except FAILURES as error:
             logger.warning(
-                "judge %s failed on %d at once: %s", self.name, len(interviews), trace_of(error)
+                "judge %s failed on %d at once: %s", self.name, len(candidates), trace_of(error)
             )
             return {}
         return {
             number: answer
-            for number, answer in zip(interviews, answers, strict=True)
+            for number, answer in zip(candidates, answers, strict=True)
             if isinstance(answer, Answers)
         }
 

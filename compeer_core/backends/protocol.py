@@ -11,25 +11,24 @@ its own business.
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from compeer_core.errors import CompeerError
-from compeer_core.images import Image
+from compeer_core.messages import Message
 
-Role = Literal["system", "user", "assistant"]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a chat: text and pictures in the order in which the model meets them."""
-
-    role: Role
-    content: tuple[str | Image, ...]
-
-    @property
-    def text(self) -> str:
-        """The text without the pictures."""
-        return "".join(part for part in self.content if isinstance(part, str))
+__all__ = [
+    "Answers",
+    "Backend",
+    "BatchLabelScorer",
+    "CandidateQuestions",
+    "Completion",
+    "LabelScorer",
+    "Message",
+    "Question",
+    "Sampling",
+    "ScoringSession",
+    "with_question",
+]
 
 
 @dataclass(frozen=True)
@@ -182,12 +181,12 @@ def with_question(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 @dataclass(frozen=True)
-class Interview:
+class CandidateQuestions:
     """Questions about one candidate.
 
     Attributes:
-        chain: Asked one after another; the likeliest label of each stays as its answer.
-        ends: Each asked behind the chain, as if it were the only one there.
+        chain: Asked one after another; the most probable label of each stays as its answer.
+        ends: Each asked after the chain, as if it were the only one there.
     """
 
     chain: tuple[Question, ...]
@@ -196,10 +195,10 @@ class Interview:
 
 @dataclass(frozen=True)
 class Answers:
-    """How probable each label of each question of an interview is.
+    """Label probabilities for each question of a candidate.
 
-    Each sums to 1, or is empty: that question could not be answered, so neither could what comes
-    behind it.
+    Each tuple sums to 1, or is empty: that question could not be answered, and so neither could
+    those after it.
     """
 
     chain: tuple[tuple[float, ...], ...]
@@ -237,15 +236,15 @@ class LabelScorer(Protocol):
 
 
 @runtime_checkable
-class InterviewScorer(LabelScorer, Protocol):
+class BatchLabelScorer(LabelScorer, Protocol):
     """A `LabelScorer` that can judge many candidates at once."""
 
-    def interview(
-        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    def score_candidates(
+        self, messages: Sequence[Message], candidates: Sequence[CandidateQuestions]
     ) -> list[Answers | CompeerError]:
-        """Hold interviews that all begin with the same messages.
+        """Score candidates whose questions all follow the same messages.
 
-        The result is what `open`, `ask` and `answer` would give, one candidate after another. What
-        goes wrong with one candidate stands in its place, and does not touch the others.
+        The result is what `open`, `ask` and `answer` would give, one candidate after another. An
+        error of one candidate stands in its place and does not affect the others.
         """
         ...

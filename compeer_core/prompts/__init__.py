@@ -16,10 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from compeer_core.backends.protocol import Message
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import PromptError
 from compeer_core.images import Image
+from compeer_core.messages import Message
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.taxonomy import (
     ESCONV_STRATEGIES,

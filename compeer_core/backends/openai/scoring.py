@@ -48,7 +48,7 @@ from compeer_core.backends.openai.verdicts import (
 )
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
+    CandidateQuestions,
     Message,
     Question,
     with_question,
@@ -74,7 +74,7 @@ NO_VERDICT = "gave no verdict that can be read"
 
 
 class OpenAIScorer(Endpoint):
-    """A judge at an endpoint. See `LabelScorer` and `InterviewScorer` in `backends.protocol`."""
+    """A judge at an endpoint. See `LabelScorer` and `BatchLabelScorer` in `backends.protocol`."""
 
     reserved: tuple[str, ...] = ()
 
@@ -145,10 +145,10 @@ class OpenAIScorer(Endpoint):
         """
         return self.call(self._probabilities(messages, question))
 
-    def interview(
-        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    def score_candidates(
+        self, messages: Sequence[Message], candidates: Sequence[CandidateQuestions]
     ) -> list[Answers | CompeerError]:
-        """Hold interviews side by side, each chain in its order.
+        """Hold candidates side by side, each chain in its order.
 
         A question that fails is empty in the `Answers`, and those behind it are not asked. Only a
         conversation that is too long stands there as an error: whoever asks knows what to leave out.
@@ -156,7 +156,7 @@ class OpenAIScorer(Endpoint):
 
         async def all_of_them() -> list[Answers | CompeerError]:
             return await asyncio.gather(
-                *(self._interviewed(list(messages), interview) for interview in interviews)
+                *(self._scored(list(messages), candidate) for candidate in candidates)
             )
 
         return self.call(all_of_them())
@@ -167,11 +167,11 @@ class OpenAIScorer(Endpoint):
 
     # --- in the endpoint's thread ----------------------------------------------------------------
 
-    async def _interviewed(
-        self, messages: list[Message], interview: Interview
+    async def _scored(
+        self, messages: list[Message], candidate: CandidateQuestions
     ) -> Answers | CompeerError:
         chain: list[tuple[float, ...]] = []
-        for question in interview.chain:
+        for question in candidate.chain:
             given = await self._given(messages, question)
             if isinstance(given, InputError):
                 return given
@@ -183,13 +183,13 @@ class OpenAIScorer(Endpoint):
             messages = [*with_question(messages, question.text), said]
         else:
             ends = await asyncio.gather(
-                *(self._given(messages, question) for question in interview.ends)
+                *(self._given(messages, question) for question in candidate.ends)
             )
             too_long = next((end for end in ends if isinstance(end, InputError)), None)
             answered = tuple(end for end in ends if not isinstance(end, InputError))
             return too_long or Answers(tuple(chain), answered)
-        unanswered: list[tuple[float, ...]] = [()] * (len(interview.chain) - len(chain))
-        return Answers((*chain, *unanswered), ((),) * len(interview.ends))
+        unanswered: list[tuple[float, ...]] = [()] * (len(candidate.chain) - len(chain))
+        return Answers((*chain, *unanswered), ((),) * len(candidate.ends))
 
     async def _given(
         self, messages: Sequence[Message], question: Question

@@ -14,8 +14,8 @@ from compeer_core.backends.openai.client import Patience
 from compeer_core.backends.openai.scoring import OpenAIScorer
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
-    InterviewScorer,
+    BatchLabelScorer,
+    CandidateQuestions,
     Message,
     Question,
 )
@@ -110,7 +110,7 @@ def error_of(scorer: OpenAIScorer, question: Question = IS_IT_SO) -> BackendErro
 def test_probabilities_are_those_of_the_labels(endpoint: Endpoint) -> None:
     scorer = scorer_at(endpoint(tells({"True": 0.45, " true": 0.15, "False": 0.2, "I": 0.1})))
 
-    assert isinstance(scorer, InterviewScorer)
+    assert isinstance(scorer, BatchLabelScorer)
     assert scorer.ask(HISTORY, IS_IT_SO) == pytest.approx((0.75, 0.25))
 
 
@@ -503,9 +503,9 @@ def test_an_interview_is_what_a_session_would_have_given(endpoint: Endpoint) -> 
     scorer = scorer_at(endpoint(judges))
     questions = [Question(f"Is {n} so?", VERDICTS) for n in range(3)]
     ends = (Question("Replies 1", PREFERENCES), Question("Replies 2", PREFERENCES))
-    interviews = [Interview(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
+    interviews = [CandidateQuestions(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
 
-    answered = scorer.interview(HISTORY, interviews)
+    answered = scorer.score_candidates(HISTORY, interviews)
 
     for interview, answers in zip(interviews, answered, strict=True):
         session = scorer.open(HISTORY)
@@ -515,7 +515,7 @@ def test_an_interview_is_what_a_session_would_have_given(endpoint: Endpoint) -> 
             session.answer(question.labels[max(range(2), key=given.__getitem__)])
         for question, given in zip(interview.ends, answers.ends, strict=True):
             assert session.ask(question.text, question.labels) == given
-    assert scorer.interview(HISTORY, []) == []
+    assert scorer.score_candidates(HISTORY, []) == []
 
 
 @pytest.mark.parametrize("verdicts", ["logprobs", "parsed"])
@@ -630,9 +630,10 @@ def test_no_more_requests_run_at_once_than_allowed(endpoint: Endpoint) -> None:
         judges(reply)
 
     scorer = scorer_at(endpoint(script), Patience(), most_at_once=3)
-    interviews = [Interview((Question(f"{n}?", VERDICTS),), ()) for n in range(8)]
+    interviews = [CandidateQuestions((Question(f"{n}?", VERDICTS),), ()) for n in range(8)]
     threads = [
-        threading.Thread(target=scorer.interview, args=(HISTORY, interviews)) for _ in range(2)
+        threading.Thread(target=scorer.score_candidates, args=(HISTORY, interviews))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
