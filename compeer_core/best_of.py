@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compeer_core.encoder import SentenceEncoder, Vectors
-from compeer_core.reweighting import Reweighted, Settings, reply_length, reweighted
+from compeer_core.redundancy import Reweighted, Settings, reply_length, reweighted
 
 SMALLEST, LARGEST, USUAL = 2, 8, 4
 """How many replies may be asked for, and how many are unless somebody says so."""
@@ -131,7 +131,7 @@ def gate_formula(ranking: Ranking) -> str:
     """Return Eq. 7 with the group's numbers filled in.
 
     Example:
-        >>> from compeer_core.reweighting import Settings
+        >>> from compeer_core.redundancy import Settings
         >>> one = Reweighted(1.0, 0.0, 0.0, 0.7310586, 1.0)
         >>> gate_formula(Ranking((one,), (1,), (0,), 7.0, Settings(), True))
         'τ = 1 / (1 + exp(−0.5 × (7 − 5))) = 0.731'

@@ -8,7 +8,7 @@ import pytest
 
 from compeer_core.best_of import gate_formula, rank, weight_formula
 from compeer_core.encoder import Vectors, load_encoder
-from compeer_core.reweighting import Settings, reweighted
+from compeer_core.redundancy import Settings, reweighted
 
 
 class Known:

@@ -1,11 +1,20 @@
-"""The outward signs of strategies: what a reply shows, and what cannot be told."""
+"""Signs of strategies, contradictions between reasoning and reply, and what cannot be determined."""
 
 import pytest
 
-from compeer_core.consistency import Followed, carries_out
+from compeer_core.consistency import Contradiction, Followed, Reason, carries_out, contradictions
 from compeer_core.dialogue import Speaker, Utterance
-from compeer_core.reasoning import Unreadable
-from compeer_core.taxonomy import Strategy
+from compeer_core.judgement import (
+    NO_REFERENCE,
+    Judgement,
+    ReplyOutcome,
+    ResponseVerdict,
+    StepVerdict,
+    Unscorable,
+)
+from compeer_core.reasoning import Reading, Unreadable, read
+from compeer_core.taxonomy import Preference, Strategy
+from tests.core.example import DIALOGUE, TEXT
 
 HISTORY = (
     Utterance(Speaker.SEEKER, "My boss fired me on Monday and I am worried about my job."),
@@ -54,3 +63,85 @@ def test_a_restatement_takes_up_the_seekers_words_not_the_supporters_or_old_ones
 )
 def test_what_cannot_be_told(reply, strategy, language):
     assert carries_out(HISTORY, reply, strategy, language) is Followed.UNKNOWN
+
+
+# --- contradictions ----------------------------------------------------------------------------
+
+RIGHT, WRONG = StepVerdict(True, 0.9), StepVerdict(False, 0.1)
+
+
+def turn(strategy: str, reply: str) -> Reading:
+    return read(
+        TEXT.replace("Strategy: Question", f"Strategy: {strategy}").replace(
+            "What happened today?", reply
+        )
+    )
+
+
+def reasons(reading: Reading, judgement: Judgement | None = None) -> list[Reason]:
+    return [one.reason for one in contradictions(DIALOGUE, reading, judgement)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reply", "expected"),
+    [
+        ("Question", "What happened today?", []),
+        ("Question", "That sounds very hard for you.", [Reason.NO_SIGN]),
+        ("Self-disclosure", "You could talk with your boss.", [Reason.NO_SIGN]),
+        ("Self-disclosure", "When my father left, I could not sleep either.", []),
+        ("Providing Suggestions", "And what did your boss say?", [Reason.ASKS_INSTEAD]),
+        ("Providing Suggestions", "Maybe you could try to talk to your boss?", []),
+        ("Providing Suggestions", "That sounds very hard for you.", []),
+        # Signs of these are too weak to say anything:
+        ("Affirmation and Reassurance", "Maybe you could try to talk to your boss.", []),
+        ("Others", "What happened today?", []),
+        # and here nothing can be told:
+        ("Hug", "What happened today?", []),
+        ("Question", "听起来你真的很难过。", []),
+    ],
+)
+def test_a_reply_that_does_something_else_is_told_where_signs_are_clear(
+    strategy: str, reply: str, expected: list[Reason]
+) -> None:
+    assert reasons(turn(strategy, reply)) == expected
+
+
+def test_the_named_strategy_is_part_of_it() -> None:
+    found = contradictions(DIALOGUE, turn("Question", "That sounds hard for you to bear."))
+
+    assert found == (Contradiction(Reason.NO_SIGN, Strategy.QUESTION),)
+
+
+@pytest.mark.parametrize("text", ["", TEXT.partition("<reply>")[0], "<reply>I am here.</reply>"])
+def test_of_half_a_turn_nothing_is_said(text: str) -> None:
+    assert reasons(read(text)) == []
+
+
+def judged(*steps: object, reply: ReplyOutcome) -> Judgement:
+    return Judgement(steps, reply, is_complete=True)  # type: ignore[arg-type]
+
+
+def verdict(preference: Preference) -> ResponseVerdict:
+    return ResponseVerdict(preference, dict.fromkeys(Preference, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("judgement", "expected"),
+    [
+        (judged(RIGHT, RIGHT, RIGHT, reply=verdict(Preference.SECOND)), [Reason.GOOD_STEPS_BAD_REPLY]),
+        (judged(RIGHT, RIGHT, RIGHT, reply=verdict(Preference.NEITHER)), [Reason.GOOD_STEPS_BAD_REPLY]),
+        (judged(WRONG, WRONG, WRONG, reply=verdict(Preference.FIRST)), [Reason.BAD_STEPS_GOOD_REPLY]),
+        (judged(WRONG, WRONG, WRONG, reply=verdict(Preference.BOTH)), [Reason.BAD_STEPS_GOOD_REPLY]),
+        (judged(RIGHT, RIGHT, RIGHT, reply=verdict(Preference.BOTH)), []),
+        (judged(WRONG, WRONG, RIGHT, reply=verdict(Preference.FIRST)), []),
+        (judged(RIGHT, RIGHT, RIGHT, reply=NO_REFERENCE), []),
+        (judged(RIGHT, RIGHT, Unscorable("x"), reply=verdict(Preference.SECOND)), []),
+        (judged(WRONG, WRONG, Unscorable("x"), reply=verdict(Preference.FIRST)), []),
+        (judged(RIGHT, RIGHT, RIGHT, reply=Unscorable("x")), []),
+        (Judgement.of_incomplete(has_reference=True), []),
+    ],
+)  # fmt: skip
+def test_the_judges_verdicts_contradict_each_other_only_where_all_of_them_do(
+    judgement: Judgement, expected: list[Reason]
+) -> None:
+    assert reasons(read(TEXT), judgement) == expected

@@ -41,7 +41,7 @@ from compeer_core.reasoning import (
     read,
     render,
 )
-from compeer_core.reweighting import Settings as Reweighting
+from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import Judge
 from training.common.interrupts import StopRequest
