@@ -1,10 +1,10 @@
-"""What a log may say of an error: a library's own words may quote what a visitor wrote."""
+"""Errors in logs and messages: a library's own words may quote what a visitor wrote."""
 
 import traceback
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the kind of an error and of what led to it, and where each was raised, without its words.
+    """Return the types and tracebacks of an error and its causes, without their messages.
 
     Example:
         >>> trace_of(ValueError("cannot read 'my secret'"))

@@ -398,5 +398,5 @@ def test_in_a_space_the_page_is_served_to_its_proxy_and_lost_votes_are_announced
     assert "frame-ancestors 'self' https://huggingface.co" in policy
     assert "https://someone-compeer.hf.space" in body  # gradio's own addresses
     assert "http://127.0.0.1" not in body
-    assert "votes are kept in a file of this Space, which is lost" in told
+    assert "votes are stored in a file of this Space and lost" in told
     assert "COMPEER_DATABASE_URL" in told

@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_prepare_pictures_is_named(copy):
     (copy / "processor_config.json").unlink()
     (copy / "preprocessor_config.json").unlink()
 
-    with pytest.raises(CheckpointError, match=r"processor_config.json is missing.*pictures"):
+    with pytest.raises(CheckpointError, match=r"processor_config.json is missing.*images"):
         load(copy)
 
 
@@ -244,7 +244,7 @@ def test_weights_that_are_cut_short_are_named(kept, copy):
     (copy / "model.safetensors").write_bytes(content[:kept])
 
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors is (cut short|not a safetensors)"
+        CheckpointError, match=r"model.safetensors is (truncated|not a safetensors)"
     ):
         load(copy)
 

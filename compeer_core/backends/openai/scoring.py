@@ -310,7 +310,7 @@ class OpenAIScoringSession:
     def answer(self, label: str) -> None:
         """Let the judge have given this answer. Of a written judgement only the verdict stays."""
         if self._asked is None:
-            raise BackendError(f"{self._scorer.name}: nothing was asked")
+            raise BackendError(f"{self._scorer.name}: there is no question to answer")
         asked = with_question(self._messages, self._asked)
         self._messages = [*asked, Message("assistant", (label,))]
         self._asked = None

@@ -161,15 +161,15 @@ def test_the_conversation_grows_by_answered_questions_only(endpoint: Endpoint) -
 def test_an_answer_to_nothing_is_an_error(endpoint: Endpoint) -> None:
     session = scorer_at(endpoint(tells({"True": 0.9, "False": 0.1}), refuses(400))).open(HISTORY)
 
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
     session.ask("One?", VERDICTS)
     session.answer("True")
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
     with pytest.raises(BackendError):
         session.ask("Two?", VERDICTS)
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
 
 
