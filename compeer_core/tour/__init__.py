@@ -1,12 +1,12 @@
-"""The tour: what a person sees who has six steps' time and neither a model nor a network.
+"""The tour: a demonstration in six steps that needs neither a model nor a network.
 
-Its turns are recordings: a model really wrote them, and the files say which one, when, and from what
-weights. `python -m compeer_core.tour record` makes them again.
+Its turns are recordings of real models; the files name the model, the date and the weights. Reproduce:
+`python -m compeer_core.tour record`.
 
 ```text
-assets/tour/plan.toml      what is recorded: situations, stages of training, the seed
-assets/tour/*.json         the recordings, one for each situation and stage
-assets/tour/notes.toml     what a person says about the recorded steps
-assets/tour/figures.toml   which measured numbers the tour shows, and which of the paper's
+assets/tour/plan.toml      what to record: situations, stages of training, the seed
+assets/tour/*.json         the recordings, one per situation and stage
+assets/tour/notes.toml     a person's comments on the recorded steps
+assets/tour/figures.toml   the measured numbers of the tour, and those of the paper
 ```
 """

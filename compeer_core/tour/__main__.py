@@ -1,11 +1,11 @@
 """The command line of the tour's recordings.
 
-    python -m compeer_core.tour record                        all stages whose models are listed
-    python -m compeer_core.tour record --weights base=FOLDER  and one whose weights are not shipped
-    python -m compeer_core.tour check                         do the shipped models say the same again?
+    python -m compeer_core.tour record                        all stages with a model in the list
+    python -m compeer_core.tour record --weights base=FOLDER  also a stage without shipped weights
+    python -m compeer_core.tour check                         compare with new turns of shipped models
 
-A wrong flag or file is one sentence on stderr and exit code 2. `check` ends with 1 where a text
-differs: another version of torch or another processor may do that, and so does another checkpoint.
+An invalid flag or file gives one sentence on stderr and exit code 2. `check` exits with 1 if a text
+differs; another version of torch, another CPU or another checkpoint can cause that.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PROGRAM = "python -m compeer_core.tour"
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one sentence instead of a page of usage."""
+    """An argument parser with one-sentence errors."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; {self.prog} --help explains")
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _record(plan: Plan, recorder: Recorder, folder: Path) -> int:
     for stage in plan.stages:
-        made = [save_recording(recording, folder) for recording in recorder.record(stage, folder)]
-        for path in made:
+        paths = [save_recording(recording, folder) for recording in recorder.record(stage, folder)]
+        for path in paths:
             _say(f"{path.name}: recorded")
-        if not made:
-            _say(f"{stage.name}: no model {stage.model!r} is listed, so nothing is recorded")
+        if not paths:
+            _say(f"{stage.name}: skipped, the list has no model {stage.model!r}")
     return 0
 
 
@@ -65,30 +65,30 @@ def _check(plan: Plan, recorder: Recorder, folder: Path) -> int:
             path = folder / again.file_name
             at = first_difference(load_recording(path).raw, again.raw)
             differ |= at is not None
-            told = "the same text" if at is None else f"another text from character {at} on"
-            _say(f"{path.name}: {told}")
+            result = "identical" if at is None else f"differs from character {at} on"
+            _say(f"{path.name}: {result}")
     return int(differ)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False, description="record the turns of the tour")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, told in (
-        ("record", _record, "ask each model once, keep what it says, and let the judge look at it"),
-        ("check", _check, "ask the shipped models again and compare"),
+    for name, run, summary in (
+        ("record", _record, "generate one turn per model and case, and judge it"),
+        ("check", _check, "generate the turns of shipped models again and compare"),
     ):
-        command = commands.add_parser(name, help=told, allow_abbrev=False)
+        command = commands.add_parser(name, help=summary, allow_abbrev=False)
         command.set_defaults(run=run)
-        command.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
+        command.add_argument("--folder", type=Path, default=FOLDER, help="(default: %(default)s)")
         command.add_argument("--models", type=Path, default=ASSETS / "models.toml", metavar="FILE")
-        command.add_argument("--judge", default="", metavar="NAME", help="(the list's default)")
+        command.add_argument("--judge", default="", metavar="NAME", help="(default: the list's)")
         command.add_argument(
             "--weights",
             type=_weights,
             action="append",
             default=[],
             metavar="STAGE=FOLDER",
-            help="the weights of a stage that the list of models does not hold",
+            help="the weights of a stage whose model is not in the list",
         )
     return parser
 
@@ -96,9 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def _weights(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not STAGE=FOLDER with a folder that is there"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE=FOLDER with an existing folder")
     return name, Path(folder)
 
 

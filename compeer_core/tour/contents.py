@@ -1,4 +1,4 @@
-"""All that the tour shows, read from its files at once and checked against each other."""
+"""The contents of the tour, loaded from its files and checked for consistency."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from compeer_core.tour.recordings import Recording, load_recordings
 
 @dataclass(frozen=True)
 class Tally:
-    """What a person and the judge said about the same steps."""
+    """Agreement of a person and the judge on the same steps."""
 
     steps: int
     wrong: int
     """Steps that the person calls wrong."""
     noticed: int
-    """Of those, how many the judge calls wrong too."""
+    """Number of those that the judge calls wrong, too."""
     false_alarms: int
-    """Steps that the judge alone calls wrong."""
+    """Steps that only the judge calls wrong."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Tour:
     recordings: Mapping[tuple[str, str], Recording]
     """By case and stage."""
     notes: Mapping[tuple[str, str], Note]
-    """Those that are about the words that were recorded."""
+    """The notes that match the recorded texts."""
     read_by: Words
     figures: Mapping[str, Figure]
     paper: Mapping[str, PaperFigure]
     paper_address: str
 
     def stages(self) -> list[Stage]:
-        """Return the stages of which every case is recorded, in the order of training."""
+        """Return the stages with a recording of every case, in training order."""
         return [
             stage
             for stage in self.plan.stages
@@ -48,29 +48,29 @@ class Tour:
         ]
 
     def missing_stages(self) -> list[Stage]:
-        """Return the stages that are planned and not recorded."""
-        there = self.stages()
-        return [stage for stage in self.plan.stages if stage not in there]
+        """Return the planned stages without recordings."""
+        recorded = self.stages()
+        return [stage for stage in self.plan.stages if stage not in recorded]
 
     def recording(self, case: Case, stage: str) -> Recording:
-        """Return what was recorded.
+        """Return a recording.
 
         Raises:
-            ConfigError: Nothing was.
+            ConfigError: It does not exist.
         """
-        found = self.recordings.get((case.name, stage))
-        if found is None:
+        recording = self.recordings.get((case.name, stage))
+        if recording is None:
             raise ConfigError(f"the tour has no recording of case {case.name!r}, stage {stage!r}")
-        return found
+        return recording
 
     def opinion(self, recording: Recording, part: Part) -> Opinion | None:
-        """Return what a person said about a recorded step."""
+        """Return a person's opinion on a recorded step."""
         note = self.notes.get((recording.case, recording.stage))
         steps: Iterable[Opinion] = note.steps if note else ()
         return next((opinion for opinion in steps if opinion.part == part), None)
 
     def tally(self, stage: str) -> Tally:
-        """Count over the cases of a stage how often the judge saw what a person saw."""
+        """Count agreements and disagreements over the cases of a stage."""
         both = [
             (opinion.right, judged.correct)
             for case in self.plan.cases
@@ -92,17 +92,18 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
     """Read the tour.
 
     Raises:
-        ConfigError: A file is missing or wrong, or they do not fit each other.
+        ConfigError: A file is missing or invalid, or the files are inconsistent.
     """
     plan = load_toml(folder / "plan.toml", Plan)
     notes = load_toml(folder / "notes.toml", Notes)
     listed = load_toml(folder / "figures.toml", FigureList)
-    recordings = {(one.case, one.stage): one for one in load_recordings(folder)}
+    recordings = {(each.case, each.stage): each for each in load_recordings(folder)}
     for case in plan.cases:
         for stage in plan.stages:
-            one = recordings.get((case.name, stage.name))
-            if one is not None and one.said != case.said.en:
-                raise ConfigError(f"{folder / one.file_name}: plan.toml now says another message")
+            recording = recordings.get((case.name, stage.name))
+            if recording is not None and recording.said != case.said.en:
+                path = folder / recording.file_name
+                raise ConfigError(f"{path}: its message differs from plan.toml; record it again")
         if (case.name, plan.shown) not in recordings:
             raise ConfigError(f"{folder}: there is no recording {case.name}.{plan.shown}.json")
     return Tour(
@@ -111,8 +112,8 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
         notes={
             (note.case, note.stage): note
             for note in notes.notes
-            if (one := recordings.get((note.case, note.stage))) is not None
-            and one.text_hash == note.text
+            if (recording := recordings.get((note.case, note.stage))) is not None
+            and recording.text_hash == note.text
         },
         read_by=notes.by,
         figures=load_figures(listed, assets),

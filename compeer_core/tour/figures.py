@@ -1,6 +1,6 @@
-"""The numbers that the tour shows: ours come out of `assets/results`, the paper's are quoted.
+"""The numbers of the tour: ours from `assets/results`, the paper's as quotations.
 
-Both kinds are named in `figures.toml`, and are of two types, so that no table can mix them.
+`figures.toml` lists both kinds. They have different types, so that no table can mix them.
 """
 
 import json
@@ -16,24 +16,24 @@ from compeer_core.errors import ConfigError
 
 
 class FigureSource(FrozenModel):
-    """Where a number of ours stands."""
+    """The location of one of our numbers."""
 
     name: str
     file: str
-    """Below `assets/results`."""
+    """Path in `assets/results`."""
     metric: str
     of: str = ""
     about: str = ""
 
 
 class PaperFigure(FrozenModel):
-    """A number that the paper prints."""
+    """A number from the paper."""
 
     name: str
     value: str
-    """As it is printed."""
+    """As printed."""
     place: str
-    """Where it is printed."""
+    """Its table or section."""
 
 
 class FigureList(FrozenModel):
@@ -46,7 +46,7 @@ class FigureList(FrozenModel):
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured number, ready to be shown."""
+    """A measured number for display."""
 
     value: float
     low: float | None
@@ -54,10 +54,10 @@ class Figure:
     n: int
     unit: str
     file: str
-    """Below `assets`."""
+    """Path in `assets`."""
     model: str
     labels: str
-    """Where the right answers come from."""
+    """The source of the labels."""
 
     @property
     def text(self) -> str:
@@ -71,7 +71,7 @@ class Figure:
 
     @property
     def interval(self) -> str:
-        """Its 95 % interval, empty where there is none.
+        """Its 95 % CI, empty if there is none.
 
         Example:
             >>> Figure(53.377, 46.87, 59.66, 400, "%", "", "", "").interval
@@ -86,7 +86,7 @@ def load_figures(sources: FigureList, assets: Path) -> Mapping[str, Figure]:
     """Read the numbers.
 
     Raises:
-        ConfigError: A file cannot be read, or does not hold the number just once.
+        ConfigError: A file cannot be read, or does not contain the number exactly once.
     """
     return {source.name: _figure(source, assets) for source in sources.figures}
 
@@ -95,19 +95,21 @@ def _figure(source: FigureSource, assets: Path) -> Figure:
     path = assets / "results" / source.file
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = [
+        matches = [
             metric
             for metric in result["metrics"]
             if metric["name"] == source.metric
             and metric.get("of", "") == source.of
             and metric.get("about", "") == source.about
         ]
-        if len(found) != 1:
+        if len(matches) != 1:
             raise ConfigError(
-                f"figure {source.name!r}: {path} holds {source.metric!r} {len(found)} times"
+                f"figure {source.name!r}: {path} contains {source.metric!r} {len(matches)} times"
             )
-        metric = found[0]
-        compared = str(result["model"]).split(", ")  # of several models, whose number it is
+        metric = matches[0]
+        compared = str(result["model"]).split(
+            ", "
+        )  # the number may belong to one of several models
         return Figure(
             value=float(metric["value"]),
             low=metric.get("low"),

@@ -1,4 +1,4 @@
-"""What the tour records, and what a person has said about it: `plan.toml` and `notes.toml`."""
+"""What the tour records, and a person's comments on it: `plan.toml` and `notes.toml`."""
 
 from pathlib import Path
 
@@ -14,36 +14,36 @@ Name = r"^[a-z][a-z0-9_]*$"
 
 
 class Words(FrozenModel):
-    """The same words in the languages of the page."""
+    """One text in the languages of the page."""
 
     en: str = Field(min_length=1)
     zh: str = Field(min_length=1)
 
     def in_language(self, language: str) -> str:
-        """Return them in one language."""
+        """Return the text in one language."""
         return self.zh if language == "zh" else self.en
 
 
 class Case(FrozenModel):
-    """What a seeker says. Written for the tour: no person's words."""
+    """A seeker's message, written for the tour."""
 
     name: str = Field(pattern=Name)
     title: Words
     said: Words
-    """Models are given the English words; the Chinese ones are for readers."""
+    """Models get the English text; the Chinese one is for readers."""
 
 
 class Stage(FrozenModel):
-    """A model on its way through training."""
+    """A model at one stage of training."""
 
     name: str = Field(pattern=Name)
     model: str
     """Its name in the list of models, if it is shipped."""
     shipped: bool = True
-    """Whether the weights are part of this repository; others are named by ``--weights``."""
+    """Whether the weights are part of this repository; ``--weights`` names others."""
     title: Words
     what: Words
-    """One sentence on what was done to it."""
+    """One sentence on its training."""
 
 
 class Choice(FrozenModel):
@@ -58,14 +58,14 @@ class Plan(FrozenModel):
     """`plan.toml`."""
 
     seed: int = Field(ge=0)
-    """For every turn, set before the first one was recorded."""
+    """The seed of every turn, fixed before the first recording."""
     cases: tuple[Case, ...] = Field(min_length=1)
     stages: tuple[Stage, ...] = Field(min_length=1)
-    """In the order of training."""
+    """In training order."""
     shown: str
-    """The stage whose turns are looked at closely."""
+    """The stage whose turns are shown in detail."""
     close_up: Choice
-    """The wrong step that is explained at length."""
+    """The wrong step that is explained in detail."""
 
     @model_validator(mode="after")
     def _names_fit(self) -> "Plan":
@@ -73,13 +73,13 @@ class Plan(FrozenModel):
         stages = [stage.name for stage in self.stages]
         for names in (cases, stages):
             if len(set(names)) != len(names):
-                raise ValueError(f"a name stands twice: {', '.join(names)}")
+                raise ValueError(f"a name is repeated: {', '.join(names)}")
         if self.shown not in stages:
             raise ValueError(f"shown: there is no stage {self.shown!r}")
         if self.close_up.case not in cases or self.close_up.stage not in stages:
             raise ValueError("close_up: there is no such case or stage")
         if self.close_up.part not in STEPS:
-            raise ValueError(f"close_up: {self.close_up.part} is no step of the reasoning")
+            raise ValueError(f"close_up: {self.close_up.part} is not a step of the reasoning")
         return self
 
     def case(self, name: str) -> Case:
@@ -92,7 +92,7 @@ class Plan(FrozenModel):
 
 
 class Opinion(FrozenModel):
-    """What a person says about one step."""
+    """A person's opinion on one step."""
 
     part: Part
     right: bool
@@ -100,22 +100,22 @@ class Opinion(FrozenModel):
 
 
 class Note(FrozenModel):
-    """What a person has written about one recorded turn, and about no other text."""
+    """A person's comment on one recorded turn."""
 
     case: str
     stage: str
     text: str = Field(pattern=r"^[0-9a-f]{16}$")
-    """`Recording.text_hash` of the turn that was read. A note about other words is not shown."""
+    """`Recording.text_hash` of the turn; a note on another text is not shown."""
     summary: Words
     """The turn in plain words."""
     steps: tuple[Opinion, ...] = ()
     reply: Words | None = None
-    """What is to be said about the reply."""
+    """A comment on the reply."""
 
 
 class Notes(FrozenModel):
     """`notes.toml`."""
 
     by: Words
-    """Who has read the turns."""
+    """The reader of the turns."""
     notes: tuple[Note, ...] = ()

@@ -1,7 +1,7 @@
-"""Recording turns for the tour: each model is asked once, and what comes is kept.
+"""Record turns for the tour: one turn per model and case, whatever it is.
 
-Writing and judging are apart. Where the weights of a stage are not at hand, its recorded words stay,
-and the judge of today looks at them again.
+Generation and judging are separate. If the weights of a stage are not available, its recorded text
+stays, and the current judge judges it again.
 """
 
 import datetime
@@ -43,7 +43,7 @@ class _Writer:
 
 
 class Recorder:
-    """Asks the models of a list, and those whose weights are named."""
+    """Runs the models of a list, and those of named weights."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Recorder:
         """Get ready; nothing is loaded yet.
 
         Args:
-            plan: What is to be recorded.
+            plan: What to record.
             models: The list of models (`models.toml`).
-            weights: Folders of stages that the list does not hold.
+            weights: Folders of stages that are not in the list.
             judge: A judge of the list; empty is its default.
-            today: The date to write down.
+            today: The date of the recordings.
 
         Raises:
-            ConfigError: The list is wrong, or weights are named for no stage of the plan.
+            ConfigError: The list is invalid, or weights are given for an unknown stage.
         """
         self._plan = plan
         self._folder = models.parent
@@ -76,9 +76,9 @@ class Recorder:
                 raise ConfigError(f"--weights {name}: the plan has no such stage")
 
     def record(self, stage: Stage, folder: Path) -> Iterator[Recording]:
-        """Record all cases of a stage, or judge anew what was recorded of them.
+        """Record all cases of a stage, or judge their recordings again.
 
-        Yields nothing where there are neither weights nor recordings.
+        Yields nothing if there are neither weights nor recordings.
 
         Raises:
             ConfigError: A recording answers another message than the plan's.
@@ -91,16 +91,16 @@ class Recorder:
                 continue
             path = folder / f"{case.name}.{stage.name}.json"
             if path.is_file():
-                kept = load_recording(path)
-                if kept.said != case.said.en:
+                recording = load_recording(path)
+                if recording.said != case.said.en:
                     raise ConfigError(
                         f"{path} answers another message; name its weights: "
                         f"--weights {stage.name}=FOLDER"
                     )
-                yield self._judged(kept)
+                yield self._judged(recording)
 
     def again(self, stage: Stage) -> Iterator[Recording]:
-        """Record all cases of a shipped stage anew, to compare with what is kept."""
+        """Record all cases of a shipped stage again, for comparison."""
         writer = self._writer(stage)
         if writer is not None:
             for case in self._plan.cases:
@@ -157,7 +157,7 @@ class Recorder:
 
 
 def judge_words(judge: Judge, origin: Origin, recording: Recording, today: datetime.date) -> Judged:
-    """Ask a judge about recorded words."""
+    """Judge a recorded turn."""
     reading = recording.reading
     judgement = judge.judge(_dialogue(recording.said), [reading], [None])[0]
     reward = judgement.reward()
@@ -169,36 +169,38 @@ def judge_words(judge: Judge, origin: Origin, recording: Recording, today: datet
         asked=reading.is_complete,
         steps=tuple(
             StepJudged(
-                part=part, correct=said.correct, probability_correct=said.probability_correct
+                part=part,
+                correct=outcome.correct,
+                probability_correct=outcome.probability_correct,
             )
-            if isinstance(said, StepVerdict)
+            if isinstance(outcome, StepVerdict)
             else StepJudged(part=part, correct=None)
-            for part, said in zip(STEPS, outcomes, strict=bool(outcomes))
+            for part, outcome in zip(STEPS, outcomes, strict=bool(outcomes))
         ),
         total=reward.total,
         maximum=reward.maximum,
     )
 
 
-def first_difference(one: str, other: str) -> int | None:
-    """Return where two texts part, None where they are the same.
+def first_difference(first: str, second: str) -> int | None:
+    """Return the index of the first difference of two texts, None if they are equal.
 
     Example:
         >>> first_difference("tears", "team"), first_difference("tea", "tea")
         (3, None)
     """
-    if one == other:
+    if first == second:
         return None
-    pairs = zip(one, other, strict=False)
-    shorter = min(len(one), len(other))
+    pairs = zip(first, second, strict=False)
+    shorter = min(len(first), len(second))
     return next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
-def _turn(policy: Policy, said: str, controls: Controls) -> TurnRecord:
+def _turn(policy: Policy, message: str, controls: Controls) -> TurnRecord:
     events = take_turn(
         policy,
         None,
-        _dialogue(said),
+        _dialogue(message),
         controls,
         threading.Event(),
         deadline_seconds=DEADLINE_SECONDS,
@@ -208,15 +210,15 @@ def _turn(policy: Policy, said: str, controls: Controls) -> TurnRecord:
     return last.record
 
 
-def _dialogue(said: str) -> Dialogue:
-    return Dialogue((Utterance(Speaker.SEEKER, said),))
+def _dialogue(message: str) -> Dialogue:
+    return Dialogue((Utterance(Speaker.SEEKER, message),))
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

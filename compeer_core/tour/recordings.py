@@ -1,4 +1,4 @@
-"""A recorded turn: the words of a model as they came, where they came from, and what a judge said."""
+"""A recorded turn: a model's text, its origin, and a judge's verdicts."""
 
 import datetime
 import hashlib
@@ -14,13 +14,13 @@ from compeer_core.reasoning import Part, Reading, read
 from compeer_core.registry import ModelEntry
 
 CARD = "README.md"
-"""A card may be mended without a change to what the model says."""
+"""The card is not hashed: it does not affect the model's output."""
 
 Hash = str
 
 
 class Origin(FrozenModel):
-    """A model, down to its bytes."""
+    """A model, identified by its files."""
 
     name: str
     title: str
@@ -29,28 +29,28 @@ class Origin(FrozenModel):
     licence: str = ""
     """Of the weights."""
     files: Mapping[str, Hash]
-    """SHA-256 of everything that decides what it says: ``folder/file``, cards left out."""
+    """SHA-256 of all files that affect its output, by ``folder/file``."""
 
     @property
     def weights(self) -> str:
-        """The file of its own weights, ``folder/file``; of an adapter, not of its base."""
+        """The file of its own weights, ``folder/file``: of the adapter, if any, not of the base."""
         weights = [name for name in self.files if name.endswith(".safetensors")]
         return next((name for name in weights if "adapter" in name), weights[0] if weights else "")
 
     @property
     def short_hash(self) -> str:
-        """The beginning of the hash of its weights, for people to compare."""
+        """The beginning of its weights' hash, for display."""
         return self.files.get(self.weights, "")[:12]
 
     @property
     def card(self) -> str:
-        """Where its card is, below ``assets``; empty where the model is not shipped."""
+        """Path of its card in ``assets``; empty if the model is not shipped."""
         folder = self.weights.partition("/")[0]
         return f"checkpoints/{folder}/{CARD}" if self.shipped and folder else ""
 
 
 class SamplingUsed(FrozenModel):
-    """How each token was chosen."""
+    """The sampling parameters."""
 
     temperature: float
     top_p: float
@@ -60,28 +60,28 @@ class SamplingUsed(FrozenModel):
 
 
 class StepJudged(FrozenModel):
-    """What the judge said about one step."""
+    """The judge's verdict on one step."""
 
     part: Part
     correct: bool | None
-    """None: it gave no answer that can be relied on."""
+    """None if the step was unscorable."""
     probability_correct: float | None = Field(default=None, ge=0, le=1)
 
 
 class Judged(FrozenModel):
-    """What the judge said about a turn."""
+    """The judge's verdicts on a turn."""
 
     judge: Origin
     date: datetime.date
     versions: Mapping[str, str]
     asked: bool
-    """False: the turn is not complete, which costs all points by rule, and nobody was asked."""
+    """False if the turn is incomplete: it loses all points by rule, without the judge."""
     steps: tuple[StepJudged, ...] = ()
     total: float | None
     maximum: int
 
     def step(self, part: Part) -> StepJudged | None:
-        """Return what was said about a step."""
+        """Return the verdict on a step."""
         return next((step for step in self.steps if step.part == part), None)
 
 
@@ -91,9 +91,9 @@ class Recording(FrozenModel):
     case: str
     stage: str
     said: str
-    """The seeker's message, all that the model was given."""
+    """The seeker's message, the model's whole input."""
     raw: str
-    """All that the model wrote, untouched."""
+    """The model's whole output, verbatim."""
     status: Literal["finished", "stopped", "failed"]
     tokens: int
     date: datetime.date
@@ -103,21 +103,21 @@ class Recording(FrozenModel):
     versions: Mapping[str, str]
     machine: str
     judged: Judged | None = None
-    """None: nobody has judged it yet."""
+    """None if not judged yet."""
 
     @property
     def file_name(self) -> str:
-        """What its file is called."""
+        """Its file name."""
         return f"{self.case}.{self.stage}.json"
 
     @property
     def text_hash(self) -> str:
-        """What a note names the text by."""
+        """The hash by which a note refers to the text."""
         return hashlib.sha256(self.raw.encode()).hexdigest()[:16]
 
     @property
     def reading(self) -> Reading:
-        """The text as the parser reads it."""
+        """The parsed text."""
         return read(self.raw)
 
 
@@ -125,7 +125,7 @@ def load_recordings(folder: Path) -> list[Recording]:
     """Read all recordings of a folder, in the order of their names.
 
     Raises:
-        ConfigError: A file is no recording, or is not called as it says.
+        ConfigError: A file is invalid, or its name does not match its content.
     """
     return [load_recording(path) for path in sorted(folder.glob("*.json"))]
 
@@ -134,7 +134,7 @@ def load_recording(path: Path) -> Recording:
     """Read one recording.
 
     Raises:
-        ConfigError: It cannot be read, is no recording, or is not called as it says.
+        ConfigError: It cannot be read, is invalid, or its name does not match its content.
     """
     try:
         recording = Recording.model_validate_json(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def load_recording(path: Path) -> Recording:
         key = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{path}: {key or 'the file'}: {first['msg']}") from error
     if recording.file_name != path.name:
-        raise ConfigError(f"{path}: by what it says it should be called {recording.file_name}")
+        raise ConfigError(f"{path}: by its content the name should be {recording.file_name}")
     return recording
 
 
@@ -157,11 +157,11 @@ def save_recording(recording: Recording, folder: Path) -> Path:
 
 
 def origin_of(entry: ModelEntry, folder: Path, *, shipped: bool) -> Origin:
-    """Describe a model of a list by the bytes of its files.
+    """Identify a model of a list by the hashes of its files.
 
     Args:
         entry: The model; a checkpoint or a script on this machine.
-        folder: What its paths are relative to.
+        folder: Base of its relative paths.
         shipped: Whether the files are part of this repository.
     """
     places = [folder / entry.where.location]

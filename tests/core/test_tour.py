@@ -268,7 +268,7 @@ def test_check_finds_a_text_that_is_no_longer_written(folder, capsys):
     assert run(folder, "check") == 1
     at = first_difference(COMPLETE, other)
 
-    assert f"another text from character {at} on" in capsys.readouterr().out
+    assert f"differs from character {at} on" in capsys.readouterr().out
 
 
 def test_kept_words_do_not_answer_another_message(folder, capsys):
@@ -307,7 +307,7 @@ def test_a_damaged_recording_is_named(folder):
     run(folder, "record")
     path = folder / "tour" / "exam.after.json"
     shutil.copy(path, folder / "tour" / "exam.other.json")
-    with pytest.raises(ConfigError, match=r"should be called exam\.after\.json"):
+    with pytest.raises(ConfigError, match=r"by its content the name should be exam\.after\.json"):
         load_recordings(folder / "tour")
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"exam\.after\.json: "):

@@ -193,7 +193,7 @@ def test_an_answer_that_is_no_verdict_is_an_error(
 ) -> None:
     error = error_of(scorer_at(endpoint(tells(probabilities))))
 
-    assert str(error) == "the model 'tiny' gave no verdict that can be read"
+    assert str(error) == "the model 'tiny' gave no readable verdict"
     assert isinstance(error, EndpointError)
     assert error.fault is Fault.REQUEST
     assert len(endpoint.bodies) == 1
@@ -249,7 +249,7 @@ def test_where_logprobs_are_refused_the_verdict_is_parsed_from_then_on(
     assert asked == [(0.0, 1.0)] * 3
     assert scorer.verdicts == "parsed"
     assert sum("logprobs" in body for body in endpoint.bodies) <= 2
-    assert sum("tells no log-probabilities" in text for text in caplog.messages) == 1
+    assert sum("returns no log-probabilities" in text for text in caplog.messages) == 1
 
 
 def test_a_server_that_tells_only_five_is_asked_for_five(endpoint: Endpoint) -> None:
@@ -446,7 +446,7 @@ def test_a_written_verdict_is_asked_for_and_only_the_verdict_stays(
 def test_a_judgement_without_a_verdict_is_an_error(endpoint: Endpoint, script: Script) -> None:
     error = error_of(scorer_at(endpoint(script), verdicts="parsed"))
 
-    assert "gave no verdict that can be read" in str(error)
+    assert "gave no readable verdict" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -629,7 +629,7 @@ def test_no_more_requests_run_at_once_than_allowed(endpoint: Endpoint) -> None:
             running -= 1
         judges(reply)
 
-    scorer = scorer_at(endpoint(script), Patience(), most_at_once=3)
+    scorer = scorer_at(endpoint(script), Patience(), max_concurrent=3)
     interviews = [CandidateQuestions((Question(f"{n}?", VERDICTS),), ()) for n in range(8)]
     threads = [
         threading.Thread(target=scorer.score_candidates, args=(HISTORY, interviews))
