@@ -36,12 +36,12 @@ HISTORY = (
         ("Others", "Hello and welcome.", "It rains."),
     ],
 )
-def test_outer_signs_of_the_strategies(strategy, does, does_not):
+def test_signs_of_the_strategies(strategy, does, does_not):
     assert carries_out(HISTORY, does, strategy, "en") is Followed.YES
     assert carries_out(HISTORY, does_not, strategy, "en") is Followed.NO
 
 
-def test_a_restatement_takes_up_the_seekers_words_not_the_supporters_or_old_ones():
+def test_a_restatement_uses_recent_words_of_the_seeker_only():
     reply = "So your boss let you go."
     later = (*HISTORY, Utterance(Speaker.SUPPORTER, "Hm."), Utterance(Speaker.SEEKER, "It rains."))
 
@@ -61,7 +61,7 @@ def test_a_restatement_takes_up_the_seekers_words_not_the_supporters_or_old_ones
         ("123?", "Question", None),
     ],
 )
-def test_what_cannot_be_told(reply, strategy, language):
+def test_unknown_languages_and_strategies_give_no_answer(reply, strategy, language):
     assert carries_out(HISTORY, reply, strategy, language) is Followed.UNKNOWN
 
 
@@ -100,20 +100,20 @@ def reasons(reading: Reading, judgement: Judgement | None = None) -> list[Reason
         ("Question", "听起来你真的很难过。", []),
     ],
 )
-def test_a_reply_that_does_something_else_is_told_where_signs_are_clear(
+def test_a_reply_with_another_strategy_is_reported_for_clear_signs(
     strategy: str, reply: str, expected: list[Reason]
 ) -> None:
     assert reasons(turn(strategy, reply)) == expected
 
 
-def test_the_named_strategy_is_part_of_it() -> None:
+def test_a_contradiction_names_the_strategy() -> None:
     found = contradictions(DIALOGUE, turn("Question", "That sounds hard for you to bear."))
 
     assert found == (Contradiction(Reason.NO_SIGN, Strategy.QUESTION),)
 
 
 @pytest.mark.parametrize("text", ["", TEXT.partition("<reply>")[0], "<reply>I am here.</reply>"])
-def test_of_half_a_turn_nothing_is_said(text: str) -> None:
+def test_an_incomplete_turn_has_no_contradictions(text: str) -> None:
     assert reasons(read(text)) == []
 
 
@@ -141,7 +141,7 @@ def verdict(preference: Preference) -> ResponseVerdict:
         (Judgement.of_incomplete(has_reference=True), []),
     ],
 )  # fmt: skip
-def test_the_judges_verdicts_contradict_each_other_only_where_all_of_them_do(
+def test_the_judges_verdicts_contradict_only_if_all_steps_do(
     judgement: Judgement, expected: list[Reason]
 ) -> None:
     assert reasons(read(TEXT), judgement) == expected

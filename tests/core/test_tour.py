@@ -220,7 +220,7 @@ def test_one_command_records_what_there_is_and_says_what_is_missing(folder, caps
     recording = load_recording(folder / "tour" / "exam.after.json")
 
     assert "exam.after.json: recorded" in told
-    assert "before: no model 'untrained' is listed" in told
+    assert "before: skipped, the list has no model 'untrained'" in told
     assert recording.raw == COMPLETE
     assert recording.said == "I fear the exam."
     assert recording.sampling.seed == 7

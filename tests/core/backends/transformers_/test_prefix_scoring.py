@@ -406,7 +406,7 @@ def state(ids, adapter=None, pictures=None, read=None):
     return made
 
 
-def test_a_shelf_gives_the_track_that_has_read_most_of_a_conversation():
+def test_the_state_cache_returns_the_state_with_the_longest_prefix():
     state_cache = StateCache(size=3)
     for ids in ([1, 2], [1, 2, 3, 9], [7, 7]):
         state_cache.put(state(ids))
@@ -417,7 +417,7 @@ def test_a_shelf_gives_the_track_that_has_read_most_of_a_conversation():
     assert state_cache.take(wanted, "another adapter").cache is None
 
 
-def test_a_shelf_lets_go_of_the_oldest_when_it_holds_too_many_tokens():
+def test_the_state_cache_drops_the_oldest_state_above_its_token_limit():
     state_cache = StateCache(size=4, tokens=5)
     for ids in ([1, 2], [3, 4, 5], [6]):
         state_cache.put(state(ids))
@@ -428,7 +428,7 @@ def test_a_shelf_lets_go_of_the_oldest_when_it_holds_too_many_tokens():
     assert state_cache._states == []
 
 
-def test_a_shelf_keeps_pictures_apart_and_forgets_the_oldest():
+def test_the_state_cache_separates_images_and_drops_the_oldest_state():
     one, other = {"pixel_values": torch.ones(2)}, {"pixel_values": torch.zeros(2)}
     state_cache = StateCache(size=2)
     state_cache.put(state([1, 2, 3], pictures=one))
