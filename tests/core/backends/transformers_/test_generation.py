@@ -521,7 +521,7 @@ def test_what_a_model_runs_into_is_a_backend_error_and_others_go_on(qwen, monkey
     completion = opened(qwen, [user("Hi")])
     with monkeypatch.context() as patch:
         patch.setattr(qwen._chat.model, "generate", lambda **_: 1 / 0)
-        with pytest.raises(BackendError, match=r"tiny-qwen failed while it wrote.*ZeroDivision"):
+        with pytest.raises(BackendError, match=r"tiny-qwen failed while generating.*ZeroDivision"):
             text_of(completion)
 
     assert completion.ended
@@ -876,7 +876,7 @@ def test_labels_of_several_tokens_are_named(scorer):
 
 
 def test_two_labels_that_are_one_token_are_refused(scorer, monkeypatch):
-    monkeypatch.setattr(scorer.chat.label_tokens, "_found", {"True": 5, "False": 5})
+    monkeypatch.setattr(scorer.chat.label_tokens, "_tokens_by_label", {"True": 5, "False": 5})
 
     with pytest.raises(ConfigError, match="same token"):
         scorer.check_labels(["True", "False"])

@@ -366,7 +366,7 @@ def test_numbers_that_are_none_are_unscorable_and_so_is_what_follows(scorer, mon
     judge = Judge("tiny", scorer)
     nan = float("nan")
     broken = Answers(((0.9, 0.1), (nan, nan), (0.5, 0.5)), ((0.25,) * 4, (0.25,) * 4))
-    monkeypatch.setattr(scorer, "candidate", lambda messages, held: [broken])
+    monkeypatch.setattr(scorer, "score_candidates", lambda messages, held: [broken])
 
     judged = judge.judge(dialogue("Hi."), [turn(1)], ["Why?"])[0]
 
