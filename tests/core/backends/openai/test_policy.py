@@ -267,7 +267,9 @@ def test_a_conversation_that_is_too_long_is_told_apart(endpoint: Endpoint) -> No
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_temporary_fault_before_the_first_text_is_retried(endpoint: Endpoint, status: int) -> None:
+def test_a_temporary_fault_before_the_first_text_is_retried(
+    endpoint: Endpoint, status: int
+) -> None:
     backend = endpoint(refuses(status), refuses(status), says("at last")).backend()
 
     assert text_of(backend) == "at last"

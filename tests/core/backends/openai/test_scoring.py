@@ -204,7 +204,7 @@ def test_labels_with_a_common_beginning_cannot_be_read_where_the_server_splits_t
 ) -> None:
     scorer = scorer_at(endpoint(tells({"F": 0.6, "Fi": 0.3})))
 
-    assert "no verdict" in str(error_of(scorer, Question("?", ("First", "False"))))
+    assert "no readable verdict" in str(error_of(scorer, Question("?", ("First", "False"))))
     # Among labels that differ in their first letters the same token is a verdict.
     assert scorer.ask(HISTORY, IS_IT_SO)[1] > 0.5
 
