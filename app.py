@@ -1,15 +1,15 @@
 """The demo: flags, models, page, server.
 
 ```text
-python app.py                                      the model that comes with the code, on any CPU
+python app.py                                      the shipped model, on any CPU
 python app.py --policy hf:Qwen/Qwen2.5-VL-7B-Instruct --quantize 4bit
 python app.py --policy "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 python app.py --reward "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 ```
 
-Where no flag says otherwise, the environment does: ``GRADIO_SERVER_NAME`` and ``GRADIO_SERVER_PORT`` (as
-gradio's own servers read them), ``COMPEER_DATA_DIR`` and ``COMPEER_DATABASE_URL``. In a Hugging Face
-Space, which sets ``SPACE_ID``, the page is served at 0.0.0.0:7860, since nothing else is passed on there.
+Environment variables set the defaults of flags: ``GRADIO_SERVER_NAME`` and ``GRADIO_SERVER_PORT`` (as for
+gradio's own servers), ``COMPEER_DATA_DIR`` and ``COMPEER_DATABASE_URL``. In a Hugging Face Space, which
+sets ``SPACE_ID``, the default address is 0.0.0.0:7860, the only one that a Space forwards.
 """
 
 import argparse
@@ -34,11 +34,11 @@ PORT = 7860
 PORTS_TRIED = 100
 WRONG_USAGE = 2
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16"
-"""Where the proxy of a Space is."""
+"""Networks of a Space's proxy."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve the demo until it is stopped. Returns the exit code."""
+    """Serve the demo until it is stopped, and return the exit code."""
     flags = _flags().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
@@ -54,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         except (ConfigError, CheckpointError) as error:
             return _wrong(error)
-        if _votes_get_lost(flags):
+        if _votes_are_temporary(flags):
             sys.stderr.write(
-                "app.py: votes are kept in a file of this Space, which is lost when it restarts; the "
-                f"secret {DATABASE_URL} names a PostgreSQL database that keeps them\n"
+                "app.py: votes are stored in a file of this Space and lost when it restarts; to keep "
+                f"them, set the secret {DATABASE_URL} to a PostgreSQL database\n"
             )
         _prepare_environment(uploads)
-        # Gradio reads its environment when it is imported, and takes seconds: not for a wrong flag.
+        # Gradio reads its environment on import, which takes seconds: after the flags are checked.
         from ui_components.server.app import Server, build_server
         from ui_components.shared.models import Models
         from ui_components.shared.services import Services
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
 
         def broken(error: CompeerError) -> None:
-            """End at once where the preselected model can never be loaded."""
+            """Stop the server if the preselected model cannot be loaded."""
             if isinstance(error, ConfigError | CheckpointError):
                 failures.append(error)
                 server.should_exit = True
@@ -94,34 +94,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read_models(flags: argparse.Namespace) -> tuple[Registry, str | None, str | None]:
-    """Return the list of models, and the policy and the judge that flags prefer ("" is none).
+    """Return the list of models, and the policy and judge from the flags ("" is none).
 
     Raises:
-        ConfigError: The list or a flag is wrong.
+        ConfigError: The list or a flag is invalid.
         CheckpointError: A folder or file is missing.
     """
     registry = Registry.from_toml(flags.models, quantize=flags.quantize, device=flags.device)
-    registry, policy = _preferred(registry, "policy", flags.policy)
-    registry, judge = _preferred(registry, "judge", "" if flags.reward == "none" else flags.reward)
+    registry, policy = _with_model_of_flag(registry, "policy", flags.policy)
+    registry, judge = _with_model_of_flag(
+        registry, "judge", "" if flags.reward == "none" else flags.reward
+    )
     registry.check()
     return registry, policy, judge
 
 
-def _preferred(registry: Registry, kind: Kind, named: str | None) -> tuple[Registry, str | None]:
-    """Return the registry with the model that a flag names, and that model's name in it."""
+def _with_model_of_flag(
+    registry: Registry, kind: Kind, flag: str | None
+) -> tuple[Registry, str | None]:
+    """Return the registry with the model of a flag, and that model's name in it."""
     names = [entry.name for entry in registry.entries if entry.kind == kind]
-    if not named or named in names:
-        return registry, named
-    if parse_source(named).kind is SourceKind.CHECKPOINT and not Path(named).is_dir():
-        registry.entry(named, kind)  # raises, and says which names there are
-    entry = ModelEntry.from_flag(named, kind)
+    if not flag or flag in names:
+        return registry, flag
+    if parse_source(flag).kind is SourceKind.CHECKPOINT and not Path(flag).is_dir():
+        registry.entry(flag, kind)  # raises an error that lists the known names
+    entry = ModelEntry.from_flag(flag, kind)
     return registry.adding(entry), entry.name
 
 
-def _votes_get_lost(flags: argparse.Namespace) -> bool:
-    """Tell whether votes go to the disk of a Space, and nobody has named a place for them."""
-    named = flags.database_url or os.environ.get(DATA_DIR)
-    return _in_a_space() and not named and flags.data_dir == default_data_folder()
+def _votes_are_temporary(flags: argparse.Namespace) -> bool:
+    """Return whether votes go to a Space's temporary disk, by default."""
+    location = flags.database_url or os.environ.get(DATA_DIR)
+    return _in_a_space() and not location and flags.data_dir == default_data_folder()
 
 
 def _in_a_space() -> bool:
@@ -145,7 +149,7 @@ def _networks(text: str) -> str:
             ipaddress.ip_network(network)
         except ValueError as error:
             raise argparse.ArgumentTypeError(
-                f"{network!r} is neither an address nor a network; name the proxy, as 127.0.0.1 is"
+                f"{network!r} is neither an address nor a network; write the proxy's address, such as 127.0.0.1"
             ) from error
     return text
 
@@ -153,56 +157,57 @@ def _networks(text: str) -> str:
 def _flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="app.py",
-        description="Chat with a supporter that shows its reasoning, and see a judge score it.",
+        description="Chat with a supporter that shows its reasoning, scored live by a judge.",
     )
     add = parser.add_argument
     add(
         "--host",
         default=os.environ.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if _in_a_space() else LOCAL),
-        help="address to listen on, 0.0.0.0 for all (%(default)s)",
+        help="address to listen on, 0.0.0.0 for all interfaces (default: %(default)s)",
     )
     add(
         "--port",
         type=int,
         default=os.environ.get("GRADIO_SERVER_PORT") or (PORT if _in_a_space() else None),
-        help=f"port to listen on (without it {PORT} or the next free one)",
+        help=f"port to listen on (default: {PORT} or the next free port)",
     )
     add(
         "--models",
         type=Path,
         default=MODELS,
         metavar="FILE",
-        help="the list of models (%(default)s)",
+        help="list of models (default: %(default)s)",
     )
     add(
         "--policy",
         metavar="NAME|hf:ID|openai:URL#MODEL",
-        help="who answers: a name of the list, a checkpoint folder, a model of the Hugging Face hub, or "
-        "one behind an OpenAI-compatible endpoint",
+        help="policy: a name from the list, a checkpoint folder, a Hugging Face Hub ID, or a model "
+        "behind an OpenAI-compatible endpoint",
     )
     add(
         "--reward",
         metavar="NAME|openai:URL#MODEL|none",
-        help="who judges: a name of the list, a model like those for --policy, or none",
+        help="judge: a name from the list, a model as for --policy, or none",
     )
+    add("--quantize", choices=["4bit", "8bit"], help="quantize the weights of checkpoints")
     add(
-        "--quantize", choices=["4bit", "8bit"], help="hold the weights of checkpoints in fewer bits"
+        "--device",
+        help="device of checkpoints, for example cpu or cuda:0 (default: CUDA if available)",
     )
-    add("--device", help="where checkpoints run, for example cpu or cuda:0 (what there is)")
     add(
         "--data-dir",
         type=Path,
         default=default_data_folder(),
         metavar="FOLDER",
-        help="where votes are kept, and pictures between upload and send; conversations are not written "
-        "(%(default)s)",
+        help="folder for votes, and for images between upload and send; conversations are not stored "
+        "(default: %(default)s)",
     )
     add(
         "--database-url",
         default=os.environ.get(DATABASE_URL),
         metavar="URL",
-        help="where votes are kept, for example postgresql://user:password@host/name (what "
-        f"{DATABASE_URL} names, else a file in the data folder)",
+        help="database for votes, for example postgresql://user:password@host/name (default: "
+        f"{DATABASE_URL}, or else a file in the data folder)",
     )
     add(
         "--forwarded-allow-ips",
@@ -210,17 +215,16 @@ def _flags() -> argparse.ArgumentParser:
         default=os.environ.get("FORWARDED_ALLOW_IPS")
         or (PRIVATE_NETWORKS if _in_a_space() else ""),
         metavar="ADDRESSES",
-        help="proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses or networks with "
-        "commas between them (none)",
+        help="proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: comma-separated addresses "
+        "or networks (default: none)",
     )
-    add("--language", choices=["en", "zh"], help="language of the page (the browser's)")
+    add("--language", choices=["en", "zh"], help="language of the page (default: the browser's)")
     add("--api-only", action="store_true", help="serve the API without the page")
     add(
         "--metrics",
         choices=["local", "public"],
         default="local",
-        help="who may read the counters at /metrics: programs on this computer, or everybody "
-        "(%(default)s)",
+        help="who may read /metrics: programs on this machine, or everybody (default: %(default)s)",
     )
     return parser
 

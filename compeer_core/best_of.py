@@ -1,9 +1,9 @@
 """Best of G: several replies to one message, ranked by their reweighted rewards (COMPEER, Eq. 5 to 7).
 
-What training does with a group of completions is done here for a person who chooses among them. A
-member whose reward is not known has no place, yet counts as one of the "other replies", as in
-training. Without any reward there is no ranking, and without an encoder that can read the replies
-the rewards stay as they are (`form` is then "off").
+This applies training's treatment of a group of completions for a person who chooses among them. A
+member with an unknown reward has no rank, yet counts as one of the "other replies", as in training.
+Without any reward there is no ranking. Without an encoder for the replies' language the rewards are
+not reweighted (`form` is then "off").
 """
 
 import math
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from compeer_core.encoder import SentenceEncoder, Vectors
-from compeer_core.reweighting import Reweighted, Settings, reply_length, reweighted
+from compeer_core.redundancy import Reweighted, Settings, reply_length, reweighted
 
 SMALLEST, LARGEST, USUAL = 2, 8, 4
-"""How many replies may be asked for, and how many are unless somebody says so."""
+"""Smallest, largest and default number of replies."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A group in order.
+    """A ranked group.
 
     Attributes:
-        members: One for each reply, in the order in which they came.
-        places: The place of each, 1 the best, equals together; None where the reward is not known.
-        order: The numbers of all members from 0, the best first, those without a place last.
+        members: One per reply, in the given order.
+        places: Rank of each, 1 the best, ties share a rank; None if the reward is unknown.
+        order: Indices of all members, the best first, those without a rank last.
         mean_length: The L of Eq. 7, in words.
-        settings: With which it was made.
-        is_reweighted: Whether an encoder could read the replies; else similarities are not known.
+        settings: Settings of the reweighting.
+        is_reweighted: Whether an encoder was available; otherwise similarities are unknown.
     """
 
     members: tuple[Reweighted, ...]
@@ -55,14 +55,14 @@ def rank(
     """Rank the replies of a group.
 
     Args:
-        rewards: Of each reply, None where it is not known.
-        replies: One for each reward, empty where a member has none.
-        history: The texts of the utterances before.
-        encoder: Makes the embeddings of Eq. 6; None if none can read these replies.
-        settings: The form of Eq. 5 and its numbers.
+        rewards: One per reply, None if unknown.
+        replies: One per reward, empty if a member has none.
+        history: The texts of the earlier utterances.
+        encoder: Computes the embeddings of Eq. 6; None if no encoder reads the language.
+        settings: The form of Eq. 5 and its constants.
 
     Raises:
-        ValueError: There are not as many rewards as replies.
+        ValueError: The numbers of rewards and replies differ.
 
     Example:
         >>> rank([2.0, None, 4.0], ["a", "b", "c"], [], None).places
@@ -73,7 +73,7 @@ def rank(
     if encoder is None:
         settings = settings.model_copy(update={"form": "off"})
     with np.errstate(invalid="ignore"):
-        members = reweighted(known, replies, history, encoder or _Blind(), settings)
+        members = reweighted(known, replies, history, encoder or _NullEncoder(), settings)
     values = [member.weighted for member in members]
     scored = sorted(
         (number for number, value in enumerate(values) if math.isfinite(value)),
@@ -93,8 +93,8 @@ def rank(
     )
 
 
-class _Blind:
-    """Stands for an encoder where none can read the texts: nothing is like anything."""
+class _NullEncoder:
+    """Replaces an absent encoder: all similarities are 0."""
 
     name = "none"
 
@@ -102,11 +102,11 @@ class _Blind:
         return np.zeros((len(texts), 1), dtype=np.float32)
 
 
-# --- the formulas with their numbers ---------------------------------------------------------------
+# --- formulas with numbers -------------------------------------------------------------------------
 
 
 def weight_formula(member: Reweighted, settings: Settings) -> str:
-    """Return Eq. 5, or what stands in its place, with a member's numbers filled in.
+    """Return Eq. 5, or another form, with a member's numbers filled in.
 
     Example:
         >>> weight_formula(Reweighted(3.0, 0.5, 0.25, 0.8, 1.7857), Settings(form="paper"))
@@ -131,9 +131,9 @@ def gate_formula(ranking: Ranking) -> str:
     """Return Eq. 7 with the group's numbers filled in.
 
     Example:
-        >>> from compeer_core.reweighting import Settings
-        >>> one = Reweighted(1.0, 0.0, 0.0, 0.7310586, 1.0)
-        >>> gate_formula(Ranking((one,), (1,), (0,), 7.0, Settings(), True))
+        >>> from compeer_core.redundancy import Settings
+        >>> member = Reweighted(1.0, 0.0, 0.0, 0.7310586, 1.0)
+        >>> gate_formula(Ranking((member,), (1,), (0,), 7.0, Settings(), True))
         'τ = 1 / (1 + exp(−0.5 × (7 − 5))) = 0.731'
     """
     settings = ranking.settings
@@ -143,5 +143,5 @@ def gate_formula(ranking: Ranking) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that matter, a real minus sign."""
+    """Format with three significant digits and a typographic minus sign."""
     return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "?"

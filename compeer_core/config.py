@@ -1,8 +1,8 @@
 """Configuration: frozen models, read from TOML.
 
-A TOML file holds only the choices that differ from a model's defaults. `load_toml` reads it,
-applies overrides from the command line and reports every wrong key at once, each with its place
-and the nearest key that exists.
+A TOML file lists only the values that differ from a model's defaults. `load_toml` reads it, applies
+overrides from the command line and reports all invalid keys at once, each with its path and the
+nearest valid key.
 """
 
 import tomllib
@@ -18,7 +18,7 @@ from compeer_core.errors import ConfigError
 
 
 class FrozenModel(BaseModel):
-    """A record that touches disk, a model or a user: it cannot change, and knows its keys."""
+    """Base of records that cross a boundary (disk, model, user): immutable, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -31,14 +31,14 @@ def load_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
 
     Args:
         path: The file, UTF-8.
-        model: What the file must be.
-        overrides: ``"table.key=value"``, later ones winning. The value is read as TOML and, where
-            it is none, as a plain string: ``steps=10``, ``name=nano``, ``tags=["a", "b"]``.
+        model: The schema.
+        overrides: ``"table.key=value"``; the last one wins. The value is parsed as TOML or, if
+            that fails, taken as a plain string: ``steps=10``, ``name=nano``, ``tags=["a", "b"]``.
 
     Raises:
-        ConfigError: The file cannot be read or is not TOML, an override has no ``=`` or reaches
-            into something that is not a table, or keys or values do not fit the model. In the last
-            case the message has one line per bad key.
+        ConfigError: The file cannot be read or is not TOML, an override has no ``=`` or a path
+            through a value that is not a table, or keys or values do not fit the model. In the last
+            case the message has one line per invalid key.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +76,7 @@ def _toml_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    # A line break in the text could smuggle in further keys; such a text is a string.
+    # A line break could add further keys; such text is a string.
     return parsed["value"] if parsed.keys() == {"value"} else text
 
 
@@ -101,13 +101,12 @@ def _shortened(value: object, limit: int = 80) -> str:
 
 
 def _keys_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str]:
-    """Return the keys that the models at a place of the tree know."""
+    """Return the keys of the models at a path."""
     models = {model}
     for step in location:
         fields = [inner.model_fields.get(str(step)) for inner in models]
-        reached = {found for field in fields if field for found in _models_in(field.annotation)}
-        # An index of a list, a key of a mapping or the tag of a union names no field; the models
-        # behind it are those already reached.
+        reached = {inner for field in fields if field for inner in _models_in(field.annotation)}
+        # A list index, a mapping key or a union tag is not a field; the models stay the same.
         models = reached or models
     return {field.alias or name for inner in models for name, field in inner.model_fields.items()}
 
@@ -115,4 +114,4 @@ def _keys_at(model: type[BaseModel], location: Iterable[str | int]) -> set[str]:
 def _models_in(annotation: Any) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
-    return {found for part in typing.get_args(annotation) for found in _models_in(part)}
+    return {inner for part in typing.get_args(annotation) for inner in _models_in(part)}

@@ -1,26 +1,25 @@
-"""Does a reply carry out the strategy that its turn names? Told by outer signs, without a model.
+"""Do the parts of a turn agree? Checks by rules, and by the judge's verdicts.
 
-A turn may reason well and then do something else: it names Reflection of Feelings and goes on to give
-advice. COMPEER reports such turns in its consistency study. The signs are few and can be looked up by
-hand (``vocabularies/strategy_signs.en.toml``):
+**Strategy and reply.** A turn may name Reflection of Feelings and then give advice. `carries_out` looks
+for the named strategy's signs in the reply, without a model; they can be verified by hand
+(``vocabularies/strategy_signs.en.toml``):
 
 - Question: a question mark.
-- Restatement or Paraphrasing: says "you", and takes up at least one of the telling words of the
-  seeker's last two turns.
-- Self-disclosure: says I, my or me beyond set phrases ("I am sorry").
+- Restatement or Paraphrasing: "you", and at least one content word of the seeker's last two turns.
+- Self-disclosure: I, my or me outside set phrases ("I am sorry").
 - Information: a phrase of its list, in statements of at least six words.
 - All others: a phrase of their list.
 
-There are lists for English alone. No Chinese corpus at hand has strategies labelled by people, so
-Chinese lists could be written but not measured; in any language but English, and for a strategy of
-another vocabulary, the answer is that it cannot be told.
+The lists are English. No available Chinese corpus has human strategy labels, so Chinese lists could be
+written but not measured; for other languages, and for strategies of other vocabularies, the answer is
+`Followed.UNKNOWN`.
 
-**How far to trust it.** Measured on those turns of ESConv's train split to which people gave one
-strategy: how often the signs of that strategy are there (found), and how often those of a strategy
-that people did not give to the turn (false alarms). 95 % intervals over dialogues in brackets. People
-gave one label to a sentence that may do two things, so not every false alarm is one.
+Accuracy on turns of ESConv's train split with one human strategy label: how often the signs of that
+strategy are present (recall), and how often those of a strategy that people did not give to the turn
+(false alarms); 95 % CI over dialogues in brackets. People gave one label to sentences that may do two
+things, so not every false alarm is an error.
 
-| strategy                    |    n | found                 | n of others | false alarms          |
+| strategy                    |    n | recall                | n of others | false alarms          |
 |-----------------------------|-----:|-----------------------|------------:|-----------------------|
 | Question                    | 1666 | 93.0 % (91.0 to 94.8) |        7053 | 23.8 % (22.5 to 25.1) |
 | Restatement or Paraphrasing |  618 | 48.5 % (44.1 to 52.9) |        8101 | 24.7 % (23.6 to 25.9) |
@@ -32,29 +31,49 @@ gave one label to a sentence that may do two things, so not every false alarm is
 | Others                      | 1620 | 67.7 % (65.1 to 70.2) |        7099 | 44.3 % (43.0 to 45.7) |
 | all, another one at random  | 8719 | 69.9 % (68.6 to 71.1) |        8719 | 31.9 % (31.3 to 32.5) |
 
-`CLEAR_SIGNS` are the strategies where the two are at least 40 points apart. For the others the
-answer is little more than a hint: good for comparing judges on many turns, too weak to tell a reader
-that one reply is wrong. The measure is `training.evaluation.strategy_signs`, run by
+`CLEAR_SIGNS` are the strategies for which the two differ by at least 40 points. For the others the
+answer is a weak hint: good for comparing judges on many turns, too weak to call one reply wrong. The
+measurement is `training.evaluation.strategy_signs`; reproduce:
 ``python -m training evaluate consistency CONFIG --set esconv=PATH/esconv/train.txt.gz``.
+
+**Contradictions.** `contradictions` reports two kinds, each with its reason, since both can be wrong:
+
+*By signs*, for `CLEAR_SIGNS` only: Question without a question mark, Self-disclosure without a word
+about oneself, and Providing Suggestions that asks instead. On the same turns, how often this is reported
+for the human label (false alarm) and for a random other strategy (a contradiction made on purpose):
+
+| strategy              |    n | false alarms | recall |
+|-----------------------|-----:|-------------:|-------:|
+| Question              | 1666 |        7.0 % | 76.8 % |
+| Self-disclosure       |  749 |       11.2 % | 74.7 % |
+| Providing Suggestions | 1399 |        5.6 % | 24.4 % |
+
+For the five other strategies no such rule separates the two. For example, advice in a turn that names
+Affirmation and Reassurance is as frequent where people gave that label (9.1 %) as elsewhere (9.4 %).
+
+*By the judge*, if it compared the reply with another one: all steps are right and the reply is
+rejected, or no step is right and the reply is accepted.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Protocol
 
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.dialogue import Speaker, language_of
+from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict
 from compeer_core.phrases import Phrases, stem, words_of
-from compeer_core.reasoning import Unreadable
+from compeer_core.reasoning import Reading, Unreadable
 from compeer_core.taxonomy import VOCABULARIES, Strategy
 
 LANGUAGES = ("en",)
-"""The languages that there are lists for."""
+"""The languages that have lists."""
 
 CLEAR_SIGNS = frozenset({Strategy.QUESTION, Strategy.SELF_DISCLOSURE, Strategy.SUGGESTIONS})
-"""Strategies whose signs seldom stand in a reply that does something else; see the module."""
+"""Strategies whose signs are rare in replies with another strategy; see the module docstring."""
 
 _FIRST_PERSON = re.compile(r"\b(?:i|i'm|i've|i'd|my|me|mine|myself)\b")
 _SECOND_PERSON = frozenset({"you", "your", "you're", "you've", "yourself"})
@@ -70,7 +89,7 @@ class Followed(StrEnum):
 
 
 class Said(Protocol):
-    """What somebody said: an `Utterance`, or that of a `compeer_core.cer.Case`."""
+    """An utterance: of a `Dialogue`, or of a `compeer_core.cer.Case`."""
 
     @property
     def speaker(self) -> Speaker: ...
@@ -82,13 +101,13 @@ class Said(Protocol):
 def carries_out(
     history: Iterable[Said], reply: str, strategy: str | Unreadable, language: str | None = None
 ) -> Followed:
-    """Return whether a reply shows the outer signs of a strategy.
+    """Return whether a reply shows the signs of a strategy.
 
     Args:
-        history: What was said before, with runs of one speaker joined (`Dialogue.merged`).
-        reply: Its words.
-        strategy: The name that the turn gives.
-        language: ISO 639-1; None guesses it from the reply.
+        history: The earlier utterances, with consecutive ones of a speaker joined (`Dialogue.merged`).
+        reply: Its text.
+        strategy: The strategy that the turn names.
+        language: ISO 639-1; None detects it from the reply.
 
     Example:
         >>> carries_out([], "What happened then?", "Question").value
@@ -98,10 +117,10 @@ def carries_out(
         >>> carries_out([], "后来怎么样了？", "Question").value
         'cannot tell'
     """
-    spoken = language_of(reply) if language is None else language
-    if isinstance(strategy, Unreadable) or strategy not in _NAMES or spoken not in LANGUAGES:
+    language = language or language_of(reply)
+    if isinstance(strategy, Unreadable) or strategy not in _NAMES or language not in LANGUAGES:
         return Followed.UNKNOWN
-    shown = _shows(history, reply, Strategy(strategy), signs(spoken))
+    shown = _shows(history, reply, Strategy(strategy), signs(language))
     return Followed.YES if shown else Followed.NO
 
 
@@ -113,10 +132,10 @@ def _shows(history: Iterable[Said], reply: str, strategy: Strategy, lists: "Sign
         case Strategy.QUESTION:
             return "?" in reply
         case Strategy.RESTATEMENT:
-            said = [each.text for each in history if each.speaker is Speaker.SEEKER]
-            lately = lists.content("\n".join(said[-2:]))
-            turned = _SECOND_PERSON & set(words_of(reply))
-            return bool(turned) and bool(lists.content(reply) & lately)
+            seeker = [each.text for each in history if each.speaker is Speaker.SEEKER]
+            recent_words = lists.content("\n".join(seeker[-2:]))
+            addresses_seeker = bool(_SECOND_PERSON & set(words_of(reply)))
+            return addresses_seeker and bool(lists.content(reply) & recent_words)
         case Strategy.SELF_DISCLOSURE:
             return bool(_FIRST_PERSON.search(lists.set_first_person.without(reply)))
         case Strategy.INFORMATION:
@@ -126,6 +145,89 @@ def _shows(history: Iterable[Said], reply: str, strategy: Strategy, lists: "Sign
             )
         case other:
             return reply in lists.shows[other]
+
+
+# --- contradictions ----------------------------------------------------------------------------
+
+
+class Reason(StrEnum):
+    """What kind of contradiction."""
+
+    NO_SIGN = "no_sign"
+    """The reply shows no sign of the strategy that the turn names."""
+    ASKS_INSTEAD = "asks_instead"
+    """The turn names Providing Suggestions; the reply neither suggests nor informs, but asks."""
+    GOOD_STEPS_BAD_REPLY = "good_steps_bad_reply"
+    """The judge accepts all steps and prefers the other reply."""
+    BAD_STEPS_GOOD_REPLY = "bad_steps_good_reply"
+    """The judge rejects all steps and finds the reply at least as good as the other one."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """One contradiction between reasoning and reply."""
+
+    reason: Reason
+    named: Strategy | None = None
+    """The strategy that the turn names, if the reason concerns it."""
+
+
+def contradictions(
+    history: Iterable[Said],
+    reading: Reading,
+    judgement: Judgement | None = None,
+    language: str | None = None,
+) -> tuple[Contradiction, ...]:
+    r"""Return the contradictions of a turn; none if they cannot be determined.
+
+    Args:
+        history: The earlier utterances, with consecutive ones of a speaker joined (`Dialogue.merged`).
+        reading: The turn.
+        judgement: The judge's verdicts on it, if any.
+        language: Of the reply, ISO 639-1; None detects it.
+
+    Example:
+        >>> from compeer_core.reasoning import read
+        >>> turn = read("<strategy>Ask.\nStrategy: Question</strategy><reply>I see.</reply>")
+        >>> [str(each.reason) for each in contradictions([], turn, language="en")]
+        ['no_sign']
+    """
+    by_signs = _by_signs(list(history), reading, language)
+    by_judge = None if judgement is None else _by_judge(judgement)
+    return tuple(each for each in (by_signs, by_judge) if each is not None)
+
+
+def _by_signs(history: list[Said], reading: Reading, language: str | None) -> Contradiction | None:
+    if reading.strategy is None or isinstance(reading.strategy.strategy, Unreadable):
+        return None
+    reply, name = reading.reply, reading.strategy.strategy
+    if not reply or name not in CLEAR_SIGNS:
+        return None
+
+    def follows(strategy: Strategy) -> Followed:
+        return carries_out(history, reply, strategy, language)
+
+    named = Strategy(name)
+    if follows(named) is not Followed.NO:
+        return None
+    if named is not Strategy.SUGGESTIONS:
+        return Contradiction(Reason.NO_SIGN, named)
+    asks = follows(Strategy.QUESTION) is Followed.YES
+    informs = follows(Strategy.INFORMATION) is Followed.YES
+    return Contradiction(Reason.ASKS_INSTEAD, named) if asks and not informs else None
+
+
+def _by_judge(judgement: Judgement) -> Contradiction | None:
+    steps, response = judgement.steps, judgement.response
+    if not steps or not isinstance(response, ResponseVerdict):
+        return None
+    right = [isinstance(step, StepVerdict) and step.correct for step in steps]
+    wrong = [isinstance(step, StepVerdict) and not step.correct for step in steps]
+    if all(right) and not response.at_least_as_good:
+        return Contradiction(Reason.GOOD_STEPS_BAD_REPLY)
+    if all(wrong) and response.at_least_as_good:
+        return Contradiction(Reason.BAD_STEPS_GOOD_REPLY)
+    return None
 
 
 # --- the lists --------------------------------------------------------------------------------
@@ -146,7 +248,7 @@ class _File(FrozenModel):
 
 
 class Signs:
-    """The lists of one language, ready for use."""
+    """The compiled lists of one language."""
 
     def __init__(self, file: _File) -> None:
         self.shows = {strategy: Phrases(each) for strategy, each in file.shows.items()}
@@ -154,7 +256,7 @@ class Signs:
         self._common = frozenset(file.common.words.split())
 
     def content(self, text: str) -> frozenset[str]:
-        """Return the words that tell what a text is about, without their endings."""
+        """Return the content words of a text, stemmed."""
         return frozenset(
             cut
             for word in words_of(text)

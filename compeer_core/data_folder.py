@@ -1,8 +1,7 @@
-"""Where what a person has made is kept when nobody says where.
+"""The default folder for uploads and votes.
 
-The page's uploads and the votes lie beside each other, whoever asks first. Two environment variables
-name other places for all commands at once: ``COMPEER_DATA_DIR`` a folder, ``COMPEER_DATABASE_URL`` a
-database for the votes.
+Two environment variables override it for all commands: ``COMPEER_DATA_DIR`` (a folder) and
+``COMPEER_DATABASE_URL`` (a database for the votes).
 """
 
 import os
@@ -15,6 +14,6 @@ DATABASE_URL = "COMPEER_DATABASE_URL"
 
 
 def default_data_folder() -> Path:
-    """Return where programs of this user keep their data; it need not be there yet."""
-    named = os.environ.get(DATA_DIR)
-    return Path(named) if named else platformdirs.user_data_path("compeer", appauthor=False)
+    """Return the user's data folder; it may not exist yet."""
+    folder = os.environ.get(DATA_DIR)
+    return Path(folder) if folder else platformdirs.user_data_path("compeer", appauthor=False)

@@ -1,7 +1,6 @@
 """Dialogues: the conversation history H of the paper.
 
-A seeker talks, a supporter answers. Everything here is immutable, so that a dialogue can be shared
-between threads and visitors without a copy.
+Everything here is immutable, so dialogues can be shared between threads without copies.
 """
 
 import re
@@ -20,12 +19,12 @@ MAX_MESSAGE_CHARACTERS = 4000
 
 
 class Speaker(StrEnum):
-    """Who speaks."""
+    """The role of a speaker."""
 
     SEEKER = "seeker"
-    """The person who looks for support."""
+    """The person who seeks support."""
     SUPPORTER = "supporter"
-    """The person or model that gives it."""
+    """The person or model that supports them."""
 
 
 _SPEAKER_OF_ROLE: Mapping[str, Speaker] = MappingProxyType(
@@ -35,7 +34,7 @@ _SPEAKER_OF_ROLE: Mapping[str, Speaker] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Utterance:
-    """What one speaker says at once, with the pictures that belong to it."""
+    """One message of a speaker, with its images."""
 
     speaker: Speaker
     text: str
@@ -44,10 +43,10 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Utterances in their order.
+    """Utterances in order.
 
     Attributes:
-        id: A name for logs and files; it says nothing about the content.
+        id: A name for logs and files, without content.
     """
 
     utterances: tuple[Utterance, ...] = ()
@@ -72,18 +71,20 @@ class Dialogue:
         return None
 
     def merged(self) -> "Dialogue":
-        """Return the dialogue with the runs of one speaker joined, so that speakers alternate.
+        """Return the dialogue with consecutive utterances of a speaker joined, so speakers alternate.
 
-        Texts are joined by a line break, pictures keep their order.
+        Texts are joined by a line break; images keep their order.
         """
-        runs = (list(run) for _, run in groupby(self.utterances, lambda said: said.speaker))
+        runs = (
+            list(run) for _, run in groupby(self.utterances, lambda utterance: utterance.speaker)
+        )
         return replace(
             self,
             utterances=tuple(
                 Utterance(
                     run[0].speaker,
-                    "\n".join(said.text for said in run if said.text),
-                    tuple(image for said in run for image in said.images),
+                    "\n".join(utterance.text for utterance in run if utterance.text),
+                    tuple(image for utterance in run for image in utterance.images),
                 )
                 for run in runs
             ),
@@ -94,8 +95,8 @@ class Dialogue:
         """Build a dialogue from chat messages, as the HTTP API receives them.
 
         Args:
-            messages: Each with a ``role``, ``user`` for the seeker or ``assistant`` for the
-                supporter, and a ``content`` that is a string. Other keys are ignored.
+            messages: Each with a ``role`` (``user`` for the seeker, ``assistant`` for the
+                supporter) and a string ``content``. Other keys are ignored.
             id: See the class.
 
         Raises:
@@ -123,45 +124,45 @@ def _utterance_of(message: object) -> Utterance:
 
 
 def check_message(text: str, has_images: bool) -> str:
-    r"""Return a visitor's message in the form in which it is kept.
+    r"""Return a visitor's message, cleaned.
 
-    White space around it, control characters other than line breaks and tabs, and lone surrogates
-    (which no file or database can store) are dropped; line breaks become ``\n``.
+    Outer white space, control characters other than line breaks and tabs, and lone surrogates (which
+    files and databases cannot store) are dropped; line breaks become ``\n``.
 
     Args:
-        text: What was typed.
-        has_images: Whether pictures come with it; then it may be empty.
+        text: The message as typed.
+        has_images: Whether images come with it; it may then be empty.
 
     Raises:
-        InputError: Nothing visible is left (``message_empty``), or more than
+        InputError: The message is empty (``message_empty``) or longer than
             `MAX_MESSAGE_CHARACTERS` (``message_too_long``, with ``limit`` and ``length``).
     """
     unified = text.replace("\r\n", "\n").replace("\r", "\n")
-    kept = "".join(
+    cleaned = "".join(
         character
         for character in unified
         if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
     ).strip()
-    if not has_images and not any(_is_visible(character) for character in kept):
+    if not has_images and not any(_is_visible(character) for character in cleaned):
         raise InputError("the message is empty", "message_empty")
-    if len(kept) > MAX_MESSAGE_CHARACTERS:
+    if len(cleaned) > MAX_MESSAGE_CHARACTERS:
         raise InputError(
-            f"the message has {len(kept)} characters, at most {MAX_MESSAGE_CHARACTERS} are allowed",
+            f"the message has {len(cleaned)} characters, at most {MAX_MESSAGE_CHARACTERS} are allowed",
             "message_too_long",
-            {"limit": MAX_MESSAGE_CHARACTERS, "length": len(kept)},
+            {"limit": MAX_MESSAGE_CHARACTERS, "length": len(cleaned)},
         )
-    return kept
+    return cleaned
 
 
 def _is_visible(character: str) -> bool:
-    # Cf holds zero-width characters, which strip() does not know as space.
+    # Cf contains zero-width characters, which strip() does not treat as space.
     return not character.isspace() and unicodedata.category(character) != "Cf"
 
 
 # --- Language ---------------------------------------------------------------------------------
 
 _SCRIPTS = (
-    # Kana and hangul before the ideographs: Japanese mixes its kana with them.
+    # Kana and hangul before ideographs: Japanese mixes kana with ideographs.
     ("ja", re.compile("[\u3041-\u30ff\uff66-\uff9d]")),
     ("ko", re.compile("[\u1100-\u11ff\u3131-\u318e\uac00-\ud7a3]")),
     ("zh", re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")),
@@ -207,16 +208,14 @@ _STOP_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def language_of(text: str) -> str:
-    """Guess the language of a message: ``zh``, ``en``, another ISO 639-1 code, or ``und``.
+    """Detect the language of a message: ``zh``, ``en``, another ISO 639-1 code, or ``und``.
 
-    The script with the most weight decides, where one ideograph, kana or hangul syllable weighs as
-    much as one word of an alphabet. Among Latin scripts a few stop words decide, and English where
-    none of them does.
+    The script with the largest weight decides; one ideograph, kana or hangul syllable counts as much
+    as one word of an alphabet. For Latin script a few stop words decide, with English as default.
 
-    What it cannot tell: languages that share a script without a word list here (Ukrainian reads as
-    ``ru``, Polish as ``en``), Japanese written without kana, traditional from simplified Chinese, a
-    language written in another one's letters (pinyin reads as ``en``), and messages of one or two
-    words. ``und`` means that the text has no letters of a known script.
+    Limits: languages that share a script without a word list here (Ukrainian becomes ``ru``, Polish
+    ``en``), Japanese without kana, traditional and simplified Chinese, transliterations (pinyin
+    becomes ``en``), and messages of one or two words. ``und`` means no letters of a known script.
 
     Example:
         >>> [language_of(text) for text in ("I feel alone", "我很孤单", "Je suis triste", "123 :(")]
@@ -238,4 +237,4 @@ def _latin_language(words: Iterable[str]) -> str:
     for word in words:
         for language, stop_words in _STOP_WORDS.items():
             counts[language] += word in stop_words
-    return max(counts, key=lambda language: counts[language])  # of equals the first: English
+    return max(counts, key=lambda language: counts[language])  # ties go to the first, English

@@ -1,19 +1,18 @@
-"""Sentence encoders: the embeddings whose cosines are Eq. 6 of COMPEER.
+"""Sentence encoders for the cosines of Eq. 6 of COMPEER.
 
-`load_encoder` takes
+`load_encoder` accepts
 
-- nothing: the encoder of `assets/encoder`, a table with one vector for each word piece of English,
-  taught by all-MiniLM-L6-v2 (`training/encoder`). No network, no torch, a few thousand texts a
-  second on one core;
-- a folder: another such table, or a model of sentence-transformers;
-- ``offline``: all-MiniLM-L6-v2 itself, which the extra of that name installs;
-- ``hf:NAME``: any sentence-transformers model by its name on the Hugging Face hub.
+- nothing: the encoder of `assets/encoder`, a table with one vector per English word piece, distilled
+  from all-MiniLM-L6-v2 (`training/encoder`). No network, no torch, a few thousand texts per second on
+  one core;
+- a folder: another such table, or a sentence-transformers model;
+- ``offline``: all-MiniLM-L6-v2 itself, installed by the extra of that name;
+- ``hf:NAME``: any sentence-transformers model on the Hugging Face Hub.
 
-An encoder knows the language it was made for. all-MiniLM-L6-v2 and the shipped table know English:
-most of a Chinese text is unknown to them, and to MiniLM any two such texts look alike, as if all
-repeated each other. Whoever knows what language is coming passes `samples` to `load_encoder`, which
-refuses an encoder that cannot read them; `encode` logs a warning. Another language in Latin letters
-falls into known pieces and is not noticed.
+An encoder supports its training language. all-MiniLM-L6-v2 and the shipped table support English: most
+of a Chinese text is unknown to them, and MiniLM maps any two such texts to similar vectors. Pass
+`samples` to `load_encoder` to reject an encoder that cannot read them; `encode` logs a warning. Other
+languages in Latin script are split into known pieces and not detected.
 """
 
 import json
@@ -39,29 +38,29 @@ logger = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "encoder"
-"""The encoder of Eq. 6 unless another one is named."""
+"""The default encoder of Eq. 6."""
 MULTILINGUAL = "hf:sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
-"""What to use for other languages than English."""
+"""The encoder to use for other languages than English."""
 OFFLINE = "offline"
-"""Stands for all-MiniLM-L6-v2 as the extra of that name installs it."""
+"""Selects all-MiniLM-L6-v2 from the extra of that name."""
 UNKNOWN_SHARE = 0.3
-"""A text of which more than this share is unknown to an encoder is one that it cannot read."""
+"""Largest share of unknown pieces in a text that an encoder can read."""
 _FEW_PIECES = 4
-"""A shorter text, such as a smiley, tells nothing about a language."""
+"""Shorter texts, such as a smiley, are not checked for their language."""
 _AT_ONCE = 1024
-"""Texts of one pass over the table, so that memory stays bounded."""
+"""Texts per pass over the table, to bound memory."""
 
 
 class SentenceEncoder(Protocol):
-    """What turns texts into vectors; the same text always into the same one."""
+    """Maps texts to vectors, deterministically."""
 
     @property
     def name(self) -> str:
-        """What logs and cards call it."""
+        """Its name in logs and cards."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return shape (texts, dimension). Lengths mean nothing; an empty text gives zeros.
+        """Return shape (texts, dimension), not normalised; an empty text gives zeros.
 
         May be called from several threads.
         """
@@ -75,13 +74,13 @@ def load_encoder(
 
     Args:
         source: None for the shipped one; a folder; ``offline``; or ``hf:NAME``.
-        samples: Texts of the kind that it is for.
-        device: Where a model of sentence-transformers runs, such as "cuda"; None takes what there
-            is. A table of word pieces always runs on the processor.
+        samples: Typical texts, to check the language.
+        device: Of a sentence-transformers model, such as "cuda"; None chooses. A table of word
+            pieces always runs on CPU.
 
     Raises:
-        ConfigError: The source is none of these, or the encoder cannot read the samples.
-        CheckpointError: Nothing can be loaded from there.
+        ConfigError: The source is invalid, or the encoder cannot read the samples.
+        CheckpointError: The encoder cannot be loaded.
     """
     encoder = _load(source, device)
     shares = encoder.unknown_shares([text for text in samples if text.strip()])
@@ -91,7 +90,7 @@ def load_encoder(
 
 
 def offline_model() -> Path:
-    """Return the folder of all-MiniLM-L6-v2 that the extra `offline` brings along.
+    """Return the folder of all-MiniLM-L6-v2 from the extra `offline`.
 
     Raises:
         ConfigError: The extra is not installed.
@@ -126,11 +125,11 @@ def _load(source: str | Path | None, device: str | None) -> "_Encoder":
 
 
 class _Encoder(ABC):
-    """What both kinds share: empty texts, and the warning about unknown ones."""
+    """Common part of both kinds: empty texts, and the warning about unknown text."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._not_warned = threading.Lock()  # taken by the first warning, and never released
+        self._not_warned = threading.Lock()  # acquired by the first warning, and never released
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -149,18 +148,18 @@ class _Encoder(ABC):
 
 def _unreadable(name: str, share: float) -> str:
     return (
-        f"encoder {name}: {share:.0%} of the text is unknown to it, so its similarities mean "
-        f"nothing there; for other languages than English use one that knows them, such as "
+        f"encoder {name}: {share:.0%} of the text is unknown to it, so its similarities are "
+        f"meaningless; for other languages than English use one that supports them, such as "
         f"{MULTILINGUAL}"
     )
 
 
 class StaticEncoder(_Encoder):
-    """A table with a vector for each word piece; a text is the sum of its pieces' vectors.
+    """A table with a vector per word piece; a text's vector is the sum over its pieces.
 
-    The folder is one of sentence-transformers with a `StaticEmbedding` alone, or of model2vec. It
-    is read by numpy, which spares half a second and 300 MB for torch. A piece that the tokenizer
-    does not know counts nothing, so a text of such pieces gives zeros: it resembles no other.
+    The folder is from sentence-transformers, with only a `StaticEmbedding`, or from model2vec. numpy
+    reads it, which saves half a second and 300 MB for torch. Unknown pieces have zero vectors, so a
+    text of only such pieces has similarity 0 to all others.
     """
 
     _TABLES = ("embeddings", "embedding.weight")
@@ -175,7 +174,7 @@ class StaticEncoder(_Encoder):
         try:
             self._tokenizer = _tokenizer_from(folder / "tokenizer.json")
             self._table = _table_from(folder / "model.safetensors")
-        except Exception as error:  # tokenizers and safetensors raise bare ones
+        except Exception as error:  # tokenizers and safetensors raise bare exceptions
             raise CheckpointError(f"encoder {folder}: cannot be loaded: {error}") from error
         if len(self._table) < self._tokenizer.get_vocab_size():
             raise CheckpointError(
@@ -188,7 +187,7 @@ class StaticEncoder(_Encoder):
 
     @classmethod
     def is_here(cls, folder: Path) -> bool:
-        """Whether a folder holds a table; a model of layers is not one."""
+        """Whether a folder contains a table, and not a model with layers."""
         modules = folder / "modules.json"
         if modules.is_file():
             try:
@@ -217,7 +216,7 @@ class StaticEncoder(_Encoder):
 
     @property
     def dimension(self) -> int:
-        """Of the vectors."""
+        """Dimension of the vectors."""
         return int(self._table.shape[1])
 
     def encode(self, texts: Sequence[str]) -> Vectors:
@@ -241,8 +240,8 @@ class StaticEncoder(_Encoder):
         return np.array([row.count(self._unknown) / max(len(row), 1) for row in rows])
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
 
 def _tokenizer_from(path: Path) -> "Tokenizer":
@@ -255,7 +254,7 @@ def _tokenizer_from(path: Path) -> "Tokenizer":
 
 
 def _table_from(path: Path) -> Vectors:
-    """Return a vector for each token id, from the keys of sentence-transformers or model2vec."""
+    """Return a vector per token id, from a file of sentence-transformers or model2vec."""
     from safetensors.numpy import load_file
 
     tensors = load_file(path)
@@ -268,56 +267,58 @@ def _table_from(path: Path) -> Vectors:
         if "weights" in tensors:
             table = table * tensors["weights"].astype(np.float32)[:, np.newaxis]
     if table.ndim != 2 or not np.isfinite(table).all():
-        raise ValueError("the table is no matrix of finite numbers")
+        raise ValueError("the table is not a matrix of finite numbers")
     result: Vectors = table
     return result
 
 
 def _unknown_id(tokenizer: "Tokenizer") -> int:
-    """Return the id that stands for what the tokenizer does not know; -1 if there is none."""
+    """Return the id of unknown pieces; -1 if there is none."""
     model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
-    found = model.get("unk_id")  # of a Unigram
+    unknown = model.get("unk_id")  # of a Unigram model
     if isinstance(model.get("unk_token"), str):
-        found = tokenizer.token_to_id(model["unk_token"])
-    return found if isinstance(found, int) else -1
+        unknown = tokenizer.token_to_id(model["unk_token"])
+    return unknown if isinstance(unknown, int) else -1
 
 
 class ModelEncoder(_Encoder):
-    """Any model of sentence-transformers."""
+    """Any sentence-transformers model."""
 
     def __init__(self, name: str, device: str | None = None) -> None:
-        """Load it by its name on the hub, or from a folder.
+        """Load it by its Hub ID, or from a folder.
 
         Raises:
-            CheckpointError: It cannot be had.
+            CheckpointError: It cannot be loaded.
         """
         super().__init__(name)
         from sentence_transformers import SentenceTransformer
 
         try:
             self._model = SentenceTransformer(name, device=device)
-        except Exception as error:  # what is wrong there raises what it likes
+        except Exception as error:  # the library raises any exception
             raise CheckpointError(
                 f"encoder {name!r} cannot be loaded by sentence-transformers: {error}"
             ) from error
-        # A fast tokenizer sets padding and truncation on itself, and refuses to in two threads.
+        # A fast tokenizer sets padding and truncation on itself, which is not thread-safe.
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return shape (texts, dimension); see `SentenceEncoder`."""
-        spoken = [number for number, text in enumerate(texts) if text.strip()]
-        if not spoken:
+        nonempty = [number for number, text in enumerate(texts) if text.strip()]
+        if not nonempty:
             return np.zeros((len(texts), self._dimension()), dtype=np.float32)
-        said = [texts[number] for number in spoken]
-        unknown, pieces = self._counts(said)
+        inputs = [texts[number] for number in nonempty]
+        unknown, pieces = self._counts(inputs)
         self._warn(unknown, pieces)
         try:
             with self._lock:
-                found = self._model.encode(said, show_progress_bar=False, convert_to_numpy=True)
+                embedded = self._model.encode(
+                    inputs, show_progress_bar=False, convert_to_numpy=True
+                )
         except RuntimeError as error:
             raise BackendError(f"encoder {self.name}: {error}") from error
-        vectors = np.zeros((len(texts), found.shape[1]), dtype=np.float32)
-        vectors[spoken] = found
+        vectors = np.zeros((len(texts), embedded.shape[1]), dtype=np.float32)
+        vectors[nonempty] = embedded
         return vectors
 
     def unknown_shares(self, texts: Sequence[str]) -> NDArray[np.float64]:
@@ -327,17 +328,17 @@ class ModelEncoder(_Encoder):
         return np.array(shares, dtype=np.float64)
 
     def _dimension(self) -> int:
-        found = self._model.get_embedding_dimension()
-        assert found is not None
-        return int(found)
+        dimension = self._model.get_embedding_dimension()
+        assert dimension is not None
+        return int(dimension)
 
     def _counts(self, texts: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Return how many pieces of each text are unknown, and how many there are."""
+        """Return the number of unknown pieces of each text, and of all its pieces."""
         if not texts:
             return [], []
         tokenizer = self._model.tokenizer
         unknown = getattr(tokenizer, "unk_token_id", None)
-        if unknown is None:  # it has a byte for everything
+        if unknown is None:  # a byte-level tokenizer
             return [0] * len(texts), [1] * len(texts)
         with self._lock:
             rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,26 +1,25 @@
-"""Every exception this package raises on purpose.
+"""All exceptions that this package raises deliberately.
 
 ```text
 CompeerError
-├── ConfigError(ValueError)        a file, a flag or a list of models is wrong: exit code 2
-│   └── UnknownModelError          a name that no list holds; says which ones there are
-├── PromptError(ValueError)        a template and the values for it do not fit
+├── ConfigError(ValueError)        a file, a flag or a list of models is invalid: exit code 2
+│   └── UnknownModelError          a model name is not in the list; the message has the known names
+├── PromptError(ValueError)        a template and its values do not match
 ├── CompletionError(ValueError)    a text is not a complete supporter turn
-├── InputError(ValueError)         what a visitor sent cannot be used
-│   ├── ImageError                 the same, of a picture
-│   └── VoteRefusedError           the same, of a vote
-├── StoreError(RuntimeError)       the database of votes fails while it is used
+├── InputError(ValueError)         a visitor's input cannot be used
+│   ├── ImageError                 ... an image
+│   └── VoteRefusedError           ... a vote
+├── StoreError(RuntimeError)       the database of votes failed
 └── BackendError(RuntimeError)     a model or an endpoint failed
-    ├── EndpointError              an endpoint failed, and whether another request may succeed
-    └── CheckpointError            a checkpoint folder cannot be loaded: exit code 2 at start-up
+    ├── EndpointError              an endpoint failed; tells whether another request may succeed
+    └── CheckpointError            a checkpoint cannot be loaded: exit code 2 at start-up
 ```
 
-Each class is also the built-in that a caller without this package would expect. All of them can be
-pickled, since they cross process borders in training. A class with fields of its own therefore
-says in ``__reduce__`` how it is built again.
+Each class also inherits the matching built-in. All can be pickled, since they cross process borders in
+training; classes with fields of their own define ``__reduce__``.
 
-Nothing else is raised on purpose. A `ValueError` from a constructor in this package means that the
-calling code, not a visitor or a model, made a value that cannot exist.
+A plain `ValueError` from a constructor in this package is a bug of the calling code, not a fault of a
+visitor or a model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,22 +29,22 @@ from typing import Any
 
 
 class CompeerError(Exception):
-    """Base of all errors below: catch it where any of them ends a task."""
+    """Base of all errors below."""
 
 
 class ConfigError(CompeerError, ValueError):
-    """A configuration file, a command-line flag or a list of models is wrong.
+    """A configuration file, a command-line flag or a list of models is invalid.
 
-    The message names the file, the key, the value found and the way out.
+    The message names the file, the key, the value and the remedy.
     """
 
 
 class UnknownModelError(ConfigError):
-    """A model name that the registry does not hold.
+    """A model name is not in the registry.
 
     Attributes:
-        name: The name that was asked for.
-        known: The names there are, in the registry's order.
+        name: The requested name.
+        known: All names, in the registry's order.
     """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
@@ -61,15 +60,15 @@ class UnknownModelError(ConfigError):
 
 
 class PromptError(CompeerError, ValueError):
-    """A prompt file is absent, or its placeholders and the values given do not match."""
+    """A prompt file is missing, or its placeholders and values do not match."""
 
 
 class CompletionError(CompeerError, ValueError):
-    """A text that should be a complete supporter turn is not.
+    """A text is not a complete supporter turn.
 
     Attributes:
-        text: What was read, whole.
-        problems: One sentence for each thing that is wrong.
+        text: The whole text.
+        problems: One sentence per problem.
     """
 
     def __init__(self, message: str, text: str = "", problems: Iterable[str] = ()) -> None:
@@ -82,14 +81,14 @@ class CompletionError(CompeerError, ValueError):
 
 
 class InputError(CompeerError, ValueError):
-    """Something a visitor sent cannot be used.
+    """A visitor's input cannot be used.
 
-    The message is English and for logs. A screen shows its own sentence for ``code``, filled with
+    The message is for logs, in English. A screen shows its own sentence for ``code``, filled with
     ``values``, in the visitor's language.
 
     Attributes:
         code: A stable key, for example ``message_empty``.
-        values: What the sentence needs, for example ``{"limit": 4000}``.
+        values: Values of the sentence, for example ``{"limit": 4000}``.
     """
 
     def __init__(
@@ -104,15 +103,15 @@ class InputError(CompeerError, ValueError):
 
 
 class ImageError(InputError):
-    """A picture cannot be used.
+    """An image cannot be used.
 
-    Its ``code`` is ``image_not_image`` (the bytes are something else), ``image_unreadable`` (a
-    picture, but broken), ``image_too_large`` or ``too_many_images``.
+    Its ``code`` is ``image_not_image``, ``image_unreadable`` (a corrupt image), ``image_too_large``
+    or ``too_many_images``.
     """
 
 
 class VoteRefusedError(InputError):
-    """A vote, a revision or an undo is not taken, and nothing was changed.
+    """A vote, a revision or an undo is refused, and nothing was changed.
 
     Its ``code`` is ``battle_unknown``, ``battle_not_yours``, ``battle_not_finished``,
     ``battle_failed``, ``battle_closed``, ``battle_expired``, ``already_voted``, ``not_voted``,
@@ -121,31 +120,31 @@ class VoteRefusedError(InputError):
 
 
 class StoreError(CompeerError, RuntimeError):
-    """The database of votes failed while it was used. What was acknowledged before is kept."""
+    """The database of votes failed. Acknowledged votes are safe."""
 
 
 class BackendError(CompeerError, RuntimeError):
-    """A model or an endpoint failed while it was used."""
+    """A model or an endpoint failed."""
 
 
 class Fault(StrEnum):
-    """What an endpoint's failure means for other requests."""
+    """What an endpoint's failure implies for other requests."""
 
     SETTINGS = "settings"
-    """No request will succeed: a wrong key, address or model, or nothing left to pay with."""
+    """No request will succeed: wrong key, address or model, or no credit left."""
     REQUEST = "request"
-    """This request will not succeed, others may: it is too long, or not taken in this form."""
+    """This request will not succeed, others may: it is too long, or rejected in this form."""
     PASSING = "passing"
-    """The same request may succeed later: too much to do, a lost connection, half an answer."""
+    """The same request may succeed later: overload, a lost connection, a partial answer."""
 
 
 class EndpointError(BackendError):
     """An endpoint failed.
 
     Attributes:
-        reason: What it did, without the model's name, so that it can be counted.
-        fault: What that means for other requests.
-        wait_seconds: How long it asks to be left alone (`Retry-After`), if it does.
+        reason: The failure without the model's name, for counts.
+        fault: What it implies for other requests.
+        wait_seconds: The value of `Retry-After`, if any.
     """
 
     def __init__(
@@ -165,4 +164,4 @@ class EndpointError(BackendError):
 
 
 class CheckpointError(BackendError):
-    """A checkpoint folder lacks a file, or cannot be loaded."""
+    """A checkpoint folder is incomplete or cannot be loaded."""

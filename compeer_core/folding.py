@@ -1,9 +1,9 @@
-"""Text with its disguises taken off, so that a phrase is found however it was written.
+"""Normalise text for phrase matching, whatever its spelling.
 
 Zero-width characters, accents, full-width letters, markup, k1ll, s.u.i.c.i.d.e, common misspellings
-and traditional Chinese all become plain words. What is folded is for matching only: nobody reads it.
+and traditional Chinese all become plain words. The result is for matching only, not for display.
 
-Every step is one pass with bounded repetitions, so the time is linear in the length of the text.
+Every step is one pass with bounded repetitions, so the time is linear in the text's length.
 """
 
 import html
@@ -29,7 +29,7 @@ _ELONGATED = re.compile(r"([a-z\u4e00-\u9fff])\1{2,}")
 
 
 class Folding(FrozenModel):
-    """What is folded; ``vocabularies/risk_phrases.toml`` explains the entries."""
+    """The folding rules; ``vocabularies/risk_phrases.toml`` explains the entries."""
 
     disguised: tuple[str, ...]
     letters: Mapping[str, str]
@@ -38,7 +38,7 @@ class Folding(FrozenModel):
     characters_to: str
 
     def __call__(self, text: str) -> str:
-        """Return a text in lower case, with single spaces and without apostrophes and markup."""
+        """Return the text in lower case, with single spaces, without apostrophes and markup."""
         text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text).translate(_APOSTROPHES)
         if not text.isascii():
             text = "".join(map(_plain, text))
@@ -58,7 +58,7 @@ class Folding(FrozenModel):
 
     @cached_property
     def _disguises(self) -> re.Pattern[str]:
-        """One empty group after each word, so that `re.Match.lastindex` tells which one it was."""
+        """One empty group after each word, so that `re.Match.lastindex` identifies it."""
         between = r"[^a-z0-9\u3400-\u9fff]{0,2}"
         latin, chinese = "", ""
         for word in self.disguised:
@@ -93,9 +93,9 @@ class Folding(FrozenModel):
 
 @lru_cache(maxsize=4096)
 def _plain(character: str) -> str:
-    """Return a character without its accents and its form; empty for one that is not seen.
+    """Return a character without accents and variant form; empty for an invisible one.
 
-    Some characters stand for a whole sentence; a long text of them must not become longer still.
+    Characters that expand to whole phrases become a space, so that text does not grow.
     """
     parts = unicodedata.normalize("NFKD", character)
     plain = "".join(part for part in parts if unicodedata.category(part) not in {"Cf", "Mn"})
@@ -103,5 +103,5 @@ def _plain(character: str) -> str:
 
 
 def without_captures(pattern: str) -> str:
-    """Return a regular expression with plain groups: those that capture cost time."""
+    """Return a regular expression without capturing groups, which cost time."""
     return re.sub(r"(?<!\\)\((?!\?)", "(?:", pattern)

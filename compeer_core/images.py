@@ -1,7 +1,7 @@
-"""Pictures that visitors send: checked, turned upright, stripped, shrunk, and encoded anew.
+"""Visitors' images: checked, rotated upright, stripped of metadata, shrunk, and re-encoded.
 
-Bytes from outside are never passed on. What a model or a screen gets is a PNG or JPEG that this
-module wrote, so it holds pixels and nothing else: no position of the phone, no thumbnail, no script.
+Bytes from outside are never passed on. Models and screens get a PNG or JPEG written by this module,
+which contains only pixels: no GPS position, no thumbnail, no script.
 """
 
 import base64
@@ -16,15 +16,15 @@ import PIL.ImageOps
 from compeer_core.errors import ImageError
 
 MAX_PIXELS = 12_600_000
-"""Decoded at once; a 12-megapixel camera makes 4032 x 3024."""
+"""Largest image that is decoded in full; a 12-megapixel camera has 4032 x 3024."""
 _JPEG_FACTOR = 5
-"""How many times larger a JPEG in a single scan may be, since it is decoded at a fraction of its size."""
+"""How many times larger a single-scan JPEG may be, since it is decoded at a reduced size."""
 _MOST_SCANS = 64
-"""Of a progressive JPEG; each of thousands would be a pass over the whole picture."""
-_MARK, _SCAN, _FRAMES = 0xFF, 0xDA, (0xC0, 0xC1)
-"""Of the segments of a JPEG; frames of other kinds are progressive, or cannot be read."""
+"""Limit for progressive JPEGs: each scan is a pass over the whole image."""
+_MARKER, _SCAN, _FRAMES = 0xFF, 0xDA, (0xC0, 0xC1)
+"""Markers of JPEG segments; frames of other kinds are progressive or unsupported."""
 _BARE = {0x00, 0x01, *range(0xD0, 0xDA)}
-"""Marks without a segment."""
+"""Markers without a segment."""
 _TILE_WIDTH, _TILE_LENGTH = 322, 323
 MAX_SIDE = 1024
 
@@ -36,13 +36,13 @@ _ROWS = 64
 
 @dataclass(frozen=True)
 class Image:
-    """One picture, safe to show and to give to a model. `read_image` makes them.
+    """One image, safe to show and to give to a model. `read_image` creates them.
 
     Attributes:
         data: A PNG or JPEG file without metadata.
         width: In pixels, upright.
         height: In pixels, upright.
-        alt: What the picture shows, in the visitor's words; may be empty.
+        alt: The visitor's description; may be empty.
     """
 
     data: bytes
@@ -72,22 +72,22 @@ def read_image(
     max_side: int = MAX_SIDE,
     alt: str = "",
 ) -> Image:
-    """Read a picture from outside: PNG, JPEG, GIF, WebP, BMP or TIFF, whatever its file is called.
+    """Read an image from outside: PNG, JPEG, GIF, WebP, BMP or TIFF, whatever its file name.
 
-    It is turned the way its EXIF note says, laid on white where it is transparent, reduced to 8-bit
-    RGB and shrunk, with its proportions, to ``max_side``. Of an animation the first frame counts. It
-    takes about 12 bytes of memory for each of ``max_pixels`` at the most.
+    It is rotated by its EXIF orientation, composited on white, converted to 8-bit RGB and shrunk to
+    ``max_side``, keeping its proportions. Only the first frame of an animation is used. Peak memory
+    is about 12 bytes per pixel of ``max_pixels``.
 
     Args:
-        source: The file's content, or where the file lies.
-        max_pixels: Refuse larger pictures, by their header, before anything is decoded. A JPEG in
-            one scan may be five times as large, as it is decoded reduced.
-        max_side: The longer side of the result, in pixels; smaller pictures stay as they are.
+        source: The file's content or path.
+        max_pixels: Larger images are rejected by their header, before decoding. A single-scan JPEG
+            may be five times as large, as it is decoded at a reduced size.
+        max_side: Longer side of the result, in pixels; smaller images keep their size.
         alt: See `Image`.
 
     Raises:
         ImageError: ``image_not_image`` (none of these formats), ``image_too_large`` (with
-            ``limit`` and ``pixels``), ``image_unreadable`` (cut short, corrupt, or no such file).
+            ``limit`` and ``pixels``), ``image_unreadable`` (truncated, corrupt, or no such file).
     """
     try:
         data = source if isinstance(source, bytes) else source.read_bytes()
@@ -101,55 +101,55 @@ def read_image(
     except ImageError:
         raise
     except PIL.UnidentifiedImageError as error:
-        raise ImageError("the file is not a picture", "image_not_image") from error
+        raise ImageError("the file is not an image", "image_not_image") from error
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
         raise ImageError(str(error), "image_too_large", {"limit": max_pixels}) from error
     except Exception as error:
-        # Pillow's decoders raise nearly every built-in error on bytes that were made to break them.
+        # Pillow's decoders raise nearly every built-in error on malicious bytes.
         raise _unreadable(error) from error
     return _encoded(upright, alt, lossless=lossless)
 
 
 def _unreadable(error: Exception) -> ImageError:
-    return ImageError(f"the picture cannot be read: {error}", "image_unreadable")
+    return ImageError(f"the image cannot be read: {error}", "image_unreadable")
 
 
 def _check_size(picture: PIL.Image.Image, data: bytes, max_pixels: int, max_side: int) -> None:
-    """Refuse by the header what would take too much memory or time; a JPEG is set to be reduced."""
+    """Reject by the header what would take too much memory or time; set JPEGs to be reduced."""
     pixels, limit = picture.width * picture.height, max_pixels
     if picture.format == "TIFF":
-        # A tile is decoded whole, however small the picture is that it belongs to.
+        # A tile is decoded whole, however small the image is.
         tags = getattr(picture, "tag_v2", {})
         width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_LENGTH, 1)
         if not isinstance(width, int) or not isinstance(height, int):
-            raise ImageError("the picture's tiles have no size", "image_unreadable")
+            raise ImageError("the image's tiles have no size", "image_unreadable")
         pixels = max(pixels, width * height)
-    if picture.format in ("JPEG", "MPO"):  # several JPEGs in one file, as some phones write them
+    if picture.format in ("JPEG", "MPO"):  # several JPEGs in one file, as some phones write
         # In compressed data no byte 0xFF is followed by 0xDA, so this counts the scans.
         scans = data.count(b"\xff\xda")
         if scans > _MOST_SCANS:
-            raise ImageError(f"the picture has {scans} scans", "image_unreadable")
+            raise ImageError(f"the image has {scans} scans", "image_unreadable")
         if not picture.info.get("progressive") and _first_scan_is_whole(data):
             limit *= _JPEG_FACTOR
     if pixels > limit:
         raise ImageError(
-            f"the picture has {pixels} pixels, at most {limit} are allowed",
+            f"the image has {pixels} pixels, at most {limit} are allowed",
             "image_too_large",
             {"limit": limit, "pixels": pixels},
         )
-    # A JPEG can be decoded at a fraction of its size, which spares most of a phone photo's work.
+    # Decode a JPEG at a reduced size, which saves most of the time for a phone photo.
     picture.draft(None, (max_side, max_side))
 
 
 def _first_scan_is_whole(data: bytes) -> bool:
-    """Whether the first scan of a JPEG has all its channels, so that no further one is kept in memory.
+    """Whether the first scan of a JPEG has all channels.
 
-    A decoder that waits for more holds every coefficient of the picture at its full size.
+    Otherwise a decoder keeps every coefficient of the full-size image in memory.
     """
     place, channels = 2, 0
     while place + 10 <= len(data):
         kind = data[place + 1]
-        if data[place] != _MARK or kind == _MARK:  # filling
+        if data[place] != _MARKER or kind == _MARKER:  # fill bytes
             place += 1
         elif kind in _BARE:
             place += 2
@@ -163,7 +163,7 @@ def _first_scan_is_whole(data: bytes) -> bool:
 
 
 def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:
-    """Return the picture in its final form. It is shrunk first, since every step makes a copy."""
+    """Return the image in its final form. Shrinks first, since every step makes a copy."""
     box = (max_side, max_side)
     mode = "RGBA" if picture.has_transparency_data else "RGB"
     if picture.mode.startswith(("I", "F")):
@@ -174,7 +174,7 @@ def _upright_rgb(picture: PIL.Image.Image, max_side: int) -> PIL.Image.Image:
     if shrunk.mode == "RGBA":
         white = PIL.Image.new("RGBA", shrunk.size, "white")
         shrunk = PIL.Image.alpha_composite(white, shrunk)
-    shrunk.info.update(picture.info)  # where the EXIF note is
+    shrunk.info.update(picture.info)  # includes the EXIF orientation
     return PIL.ImageOps.exif_transpose(shrunk).convert("RGB")
 
 
@@ -186,14 +186,14 @@ def _eight_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
     highest = float(levels.max())
     full = 255.0 if highest <= 255 else max(65535.0, highest)
     scaled = np.empty(levels.shape, dtype=np.uint8)
-    for first in range(0, len(levels), _ROWS):  # in strips, for the sake of memory
+    for first in range(0, len(levels), _ROWS):  # in strips, to save memory
         strip = levels[first : first + _ROWS].clip(0).astype(np.float32)
         scaled[first : first + _ROWS] = strip * np.float32(255.0 / full)
     return PIL.Image.fromarray(scaled)
 
 
 def _encoded(picture: PIL.Image.Image, alt: str, *, lossless: bool) -> Image:
-    picture.info.clear()  # comments and colour profiles would be written along
+    picture.info.clear()  # comments and colour profiles would be saved, too
     buffer = io.BytesIO()
     if lossless:
         picture.save(buffer, "PNG")

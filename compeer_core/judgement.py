@@ -1,10 +1,10 @@
-"""What a judge has to say about a turn, and what it is worth (COMPEER, "RL with UnifiReward").
+"""A judge's verdicts on a turn, and the reward (COMPEER, "RL with UnifiReward").
 
 The reward: +1 or -1 for each step, for the reply (+1 if it equals or beats the reference) and for the
 format. A turn that is not complete earns -1 everywhere.
 
-Three outcomes are kept apart: a verdict, a question that does not apply (there is no reference),
-and a question that could not be answered (`Unscorable`), which never becomes a number.
+There are three outcomes: a verdict, a question that does not apply (there is no reference), and a
+question that could not be answered (`Unscorable`), which never becomes a number.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Form = Literal["hard", "soft"]
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Is a step of the reasoning right?"""
+    """Whether a step of the reasoning is right."""
 
     correct: bool
     probability_correct: float
@@ -26,10 +26,10 @@ class StepVerdict:
 
 @dataclass(frozen=True)
 class ResponseVerdict:
-    """How the reply compares with the reference; the reply is the first of the two.
+    """Comparison of the reply (first) with the reference (second).
 
-    The judge is asked in both orders and the probabilities are averaged, so that a liking for
-    whatever comes first cancels out.
+    The judge is asked in both orders and the probabilities are averaged, which cancels position
+    bias.
     """
 
     preference: Preference
@@ -37,20 +37,20 @@ class ResponseVerdict:
 
     @property
     def at_least_as_good(self) -> bool:
-        """The reply equals or beats the reference, the paper's condition for +1."""
+        """Whether the reply equals or beats the reference, the paper's condition for +1."""
         return self.preference in {Preference.FIRST, Preference.BOTH}
 
 
 @dataclass(frozen=True)
 class Unscorable:
-    """The judge was asked, or should have been, and there is no answer to rely on."""
+    """The judge gave no valid answer."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class NotApplicable:
-    """There is nothing to ask the judge."""
+    """There is no question for the judge."""
 
     reason: str
 
@@ -64,40 +64,40 @@ NOT_COMPLETE = NotApplicable("the turn is not complete, so the judge was not ask
 
 @dataclass(frozen=True)
 class Reward:
-    """What a judgement is worth. None stands for "not part of it" or "not known"."""
+    """The reward of a judgement. None means "not part of it" or "unknown"."""
 
     steps: tuple[float | None, ...] | None
-    """One value for each step, None where it is unscorable; None for a bare reply."""
+    """One value per step, None if unscorable; None for a bare reply."""
     response: float | None
     format: float | None
     """+1 complete, -1 not; None for a bare reply."""
     total: float | None
-    """The sum of all parts; None as soon as one of them is unscorable, or where there is none."""
+    """The sum of all parts; None if one of them is unscorable, or if there are none."""
     maximum: int
-    """What the total could be at best: the number of parts."""
+    """The largest possible total: the number of parts."""
     unscorable: int
-    """How many parts could not be scored."""
+    """Number of unscorable parts."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """All that the judge has to say about one turn."""
+    """All verdicts on one turn."""
 
     steps: tuple[StepOutcome, ...] | None
-    """Three outcomes; None for a bare reply, and for a turn that is not complete."""
+    """Three outcomes; None for a bare reply and for an incomplete turn."""
     response: ReplyOutcome
     is_complete: bool | None
-    """Are all four parts there? None for a bare reply, which was never meant to have them."""
+    """Whether all four parts are there; None for a bare reply."""
     has_reference: bool = False
-    """Only asked of a turn that is not complete: does it lose the point for the reply as well?"""
+    """For an incomplete turn: whether it loses the point for the reply, too."""
 
     @classmethod
     def of_incomplete(cls, *, has_reference: bool) -> "Judgement":
-        """The judgement by rule of a turn that lacks a part."""
+        """Return the judgement of an incomplete turn, by rule."""
         return cls(None, NOT_COMPLETE, is_complete=False, has_reference=has_reference)
 
     def reward(self, form: Form = "hard") -> Reward:
-        """Turn verdicts into numbers.
+        """Return the reward.
 
         Args:
             form: "hard" is the paper's +1 and -1. "soft" is 2p - 1, where p is the probability that
@@ -105,8 +105,8 @@ class Judgement:
 
         Example:
             >>> right, unsure = StepVerdict(True, 0.9), StepVerdict(False, 0.4)
-            >>> judged = Judgement((right, right, unsure), NO_REFERENCE, is_complete=True)
-            >>> judged.reward().total, round(judged.reward("soft").total, 2)
+            >>> judgement = Judgement((right, right, unsure), NO_REFERENCE, is_complete=True)
+            >>> judgement.reward().total, round(judgement.reward("soft").total, 2)
             (2.0, 2.4)
         """
         if self.is_complete is False:

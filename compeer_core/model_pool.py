@@ -1,10 +1,9 @@
-"""One set of weights in memory for all that use it: policies and judges, with or without adapters.
+"""One set of weights in memory for all policies and judges that use it.
 
-`load_transformers` and `load_label_scorer` are what the registry calls. Two models of the same
-checkpoint share its weights and the thread that runs them, and turns that are written at the same
-time are one batch; LoRA adapters lie beside the weights and are switched from job to job. What cannot be loaded is a `CheckpointError` that names the file and
-the way out. Weights are read from safetensors only, and code that comes with a checkpoint is
-never run.
+The registry calls `load_transformers` and `load_label_scorer`. Models of the same checkpoint share its
+weights and owner thread, and concurrent turns form one batch; LoRA adapters are switched from job to
+job. A checkpoint that cannot be loaded raises a `CheckpointError` that names the file and the remedy.
+Only safetensors are read, and code in a checkpoint is never executed.
 """
 
 import functools
@@ -23,14 +22,14 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
 from compeer_core.backends.transformers_ import (
     ChatModel,
     OwnerThread,
-    Rounds,
+    Scheduler,
     TransformersBackend,
     TransformersScorer,
 )
-from compeer_core.backends.transformers_.error_text import brief
 from compeer_core.backends.transformers_.fused_step import speed_up
 from compeer_core.backends.transformers_.packed_weights import PACKED, load_model
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
+from compeer_core.logs import brief
 from compeer_core.processing import load_processor
 
 logger = logging.getLogger(__name__)
@@ -38,18 +37,18 @@ logger = logging.getLogger(__name__)
 Quantization = Literal["4bit", "8bit"]
 
 SMALL = 200_000_000
-"""Below this many parameters one core writes as fast as several (COMPEER-small on two idle cores), and when another
-process wants the second core, waiting for it costs far more."""
+"""Below this many parameters one core is as fast as several (COMPEER-small on two idle cores), and
+waiting for a core that another process uses costs far more."""
 
 HALF_PRECISION_FROM = 1_000_000_000
-"""From this many parameters on, memory decides on a CPU too, and weights stay in 16 bits. Below, 32
-bits are faster: 7.0 ms a token against 8.0 ms for COMPEER-nano on a CPU with AVX-512 bf16."""
+"""From this many parameters on, weights stay in 16 bits on a CPU, too, to save memory. Below, 32 bits
+are faster: 7.0 ms per token against 8.0 ms for COMPEER-nano on a CPU with AVX-512 bf16."""
 
 TORCH_THREADS = torch.get_num_threads()
-"""As torch starts; a thread that is started later inherits what another thread has set."""
+"""Torch's initial setting; new threads inherit what another thread has set."""
 
 TIED_WARNING = "Model has `tie_word_embeddings=True` and a tied layer is part of the adapter"
-"""How peft begins to warn where an adapter moves embeddings that input and output share."""
+"""Start of peft's warning about adapters on tied embeddings."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -64,21 +63,21 @@ def load_transformers(
     device: str | None = None,
     pool: "ModelPool | None" = None,
 ) -> TransformersBackend:
-    """Load a model that writes.
+    """Load a policy.
 
     Args:
-        path_or_hub_name: A checkpoint folder, or a name on the Hugging Face hub.
+        path_or_hub_name: A checkpoint folder or a Hub ID.
         adapter: Folder of a LoRA adapter for it.
         quantize: Load the weights in 4 or 8 bits (bitsandbytes).
-        device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" is CUDA where there is some.
-        pool: Where weights are shared; the process's own by default.
+        device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" is CUDA if available.
+        pool: Shares weights; the process's own by default.
 
     Raises:
         CheckpointError: It cannot be loaded.
-        ConfigError: There is no such device.
+        ConfigError: The device does not exist.
     """
     lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
-    return TransformersBackend(lease.name, lease.rounds, lease.adapter, lease.release)
+    return TransformersBackend(lease.name, lease.scheduler, lease.adapter, lease.release)
 
 
 def load_label_scorer(
@@ -89,14 +88,14 @@ def load_label_scorer(
     device: str | None = None,
     pool: "ModelPool | None" = None,
 ) -> TransformersScorer:
-    """Load a model that judges. As `load_transformers`, and sharing weights with it."""
+    """Load a judge. Like `load_transformers`, and shares weights with it."""
     lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
     return TransformersScorer(lease.name, lease.chat, lease.adapter, lease.release)
 
 
 @functools.cache
 def shared_pool() -> "ModelPool":
-    """The pool of this process: its memory is what there is to share."""
+    """Return the pool of this process."""
     return ModelPool()
 
 
@@ -109,8 +108,8 @@ class Lease:
 
     name: str
     chat: ChatModel
-    rounds: Rounds
-    """Writes the turns of all who use these weights."""
+    scheduler: Scheduler
+    """Generates the turns of all models with these weights."""
     adapter: str | None
     release: Callable[[], None]
 
@@ -118,7 +117,7 @@ class Lease:
 @dataclass
 class _Base:
     chat: ChatModel
-    rounds: Rounds
+    scheduler: Scheduler
     adapters: dict[Path, str] = field(default_factory=dict)
     users: int = 0
 
@@ -141,7 +140,7 @@ class ModelPool:
             base = self._bases.get(key)
             if base is None:
                 chat = _load_base(source, folder, quantize, place)
-                base = _Base(chat, Rounds(chat))
+                base = _Base(chat, Scheduler(chat))
                 self._bases[key] = base
             try:
                 attached = None if adapter is None else _attached(base, Path(adapter).resolve())
@@ -151,7 +150,7 @@ class ModelPool:
             base.users += 1
         name = base.chat.name if adapter is None else f"{base.chat.name}+{Path(adapter).name}"
         release = functools.cache(lambda: self._release(key))
-        return Lease(name, base.chat, base.rounds, attached, release)
+        return Lease(name, base.chat, base.scheduler, attached, release)
 
     def _release(self, key: tuple[str, str | None, str]) -> None:
         with self._lock:
@@ -164,10 +163,10 @@ class ModelPool:
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """Return the device that a name stands for.
+    """Return the device of a name.
 
     Raises:
-        ConfigError: There is none of that name here.
+        ConfigError: This machine has no such device.
     """
     if device in {None, "", "auto"}:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -181,7 +180,7 @@ def resolve_device(device: str | None) -> torch.device:
     )
     if missing or place.type not in {"cpu", "cuda", "mps"}:
         raise ConfigError(
-            f"device {device!r}: there is none here; leave it out to use the best one"
+            f"device {device!r}: not available on this machine; omit it to use the best one"
         )
     return place
 
@@ -190,10 +189,10 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def as_folder(source: str) -> Path | None:
-    """The folder that a source names, or None if it is a name on the hub.
+    """Return the folder of a source, or None if it is a Hub ID.
 
     Raises:
-        CheckpointError: It can only be a folder, and there is none.
+        CheckpointError: It can only be a folder, and does not exist.
     """
     path = Path(source).expanduser()
     if source and path.is_dir():
@@ -207,14 +206,14 @@ def as_folder(source: str) -> Path | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a checkpoint folder is whole, before anything large is read.
+    """Check that a checkpoint folder is complete, before anything large is read.
 
     Raises:
-        CheckpointError: A file is missing or damaged; the message names it and the way out.
+        CheckpointError: A file is missing or damaged; the message names it and the remedy.
     """
-    _one_of(folder, ("config.json",), "it says what kind of model this is")
-    _one_of(folder, TOKENIZER_FILES, "without it there is no tokenizer")
-    _one_of(folder, PROCESSOR_FILES, "without it pictures cannot be prepared")
+    _require_one(folder, ("config.json",), "it defines the model")
+    _require_one(folder, TOKENIZER_FILES, "it defines the tokenizer")
+    _require_one(folder, PROCESSOR_FILES, "it defines how images are prepared")
     for path in sorted(folder.glob("*.json")):
         _read_json(path)
     index = folder / "model.safetensors.index.json"
@@ -227,7 +226,7 @@ def check_folder(folder: Path) -> None:
         _check_weights(path)
 
 
-def _one_of(folder: Path, names: tuple[str, ...], reason: str) -> None:
+def _require_one(folder: Path, names: tuple[str, ...], reason: str) -> None:
     if not any((folder / name).is_file() for name in names):
         raise CheckpointError(
             f"{folder / names[0]} is missing: {reason}; copy the whole checkpoint folder again"
@@ -244,13 +243,13 @@ def _read_json(path: Path) -> Any:
 
 
 def _check_weights(path: Path) -> None:
-    """A safetensors file begins with the length of its header, and the header knows its own end."""
+    """Check a safetensors file's size against its header."""
     if not path.is_file():
-        pickles = [found.name for kind in PICKLES for found in path.parent.glob(kind)]
+        pickles = [file.name for kind in PICKLES for file in path.parent.glob(kind)]
         if pickles:
             raise CheckpointError(
-                f"{path.parent} holds pickled weights ({pickles[0]}), which can run code when they "
-                "are loaded; convert them to safetensors (save_pretrained does it) and try again"
+                f"{path.parent} has pickled weights ({pickles[0]}), which can run code when "
+                "loaded; convert them to safetensors (with save_pretrained) and try again"
             )
         raise CheckpointError(f"{path} is missing; copy the whole checkpoint folder again")
     size = path.stat().st_size
@@ -267,7 +266,7 @@ def _check_weights(path: Path) -> None:
         ) from error
     if size != 8 + length + max(ends, default=0):
         raise CheckpointError(
-            f"{path} is cut short: it has {size} bytes and should have "
+            f"{path} is truncated: it has {size} bytes and should have "
             f"{8 + length + max(ends, default=0)}; copy it again"
         )
 
@@ -307,14 +306,14 @@ def _load(
     except CompeerError:
         raise
     except Exception as error:
-        # Loaders raise nearly everything on a broken checkpoint; each of it means the same here.
+        # Loaders raise nearly any error on a broken checkpoint.
         raise CheckpointError(_advice(name, folder, quantize, error)) from error
     model, report = loaded
     problems = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
     if problems:
         raise CheckpointError(
             f"{name}: {len(problems)} weights are missing or of the wrong shape, first "
-            f"{problems[0]}; config.json and the weights do not belong together"
+            f"{problems[0]}; config.json does not match the weights"
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if quantize is None and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
@@ -336,7 +335,7 @@ def _check_kind(location: str, name: str) -> None:
     config = AutoConfig.from_pretrained(location, trust_remote_code=False)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise CheckpointError(
-            f"{name} is a {config.model_type} model, which is not a vision-language model; "
+            f"{name} is a {config.model_type} model, not a vision-language model; "
             "COMPEER needs one that AutoModelForImageTextToText loads"
         )
     if config.is_encoder_decoder:
@@ -365,27 +364,27 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
 
 
 def _advice(name: str, folder: Path | None, quantize: Quantization | None, error: Exception) -> str:
-    found = brief(error)
+    reason = brief(error)
     if quantize is not None:
         return (
-            f"{name} cannot be loaded in {quantize} ({found}); load it without --quantize, "
+            f"{name} cannot be loaded in {quantize} ({reason}); load it without --quantize, "
             "or on a CUDA device"
         )
     if folder is None:
         return (
-            f"{name}: neither a folder here nor a model that could be loaded from the hub ({found})"
+            f"{name}: neither a local folder nor loadable from the Hub ({reason})"
             f"; check the name and the network, or run `hf download {name}` and give the folder"
         )
-    return f"{folder} cannot be loaded ({found}); check that the folder is complete and undamaged"
+    return f"{folder} cannot be loaded ({reason}); check that the folder is complete and undamaged"
 
 
 # --- adapters ----------------------------------------------------------------------------------
 
 
 def _attached(base: _Base, folder: Path) -> str:
-    """The name under which an adapter lies beside the weights; it is loaded if it does not yet."""
+    """Return the name of an adapter in the peft model, after loading it if necessary."""
     if folder not in base.adapters:
-        _one_of(folder, ("adapter_config.json",), "it says what the adapter changes")
+        _require_one(folder, ("adapter_config.json",), "it defines the adapter")
         _read_json(folder / "adapter_config.json")
         _check_weights(folder / "adapter_model.safetensors")
         name = f"adapter{len(base.adapters)}"
@@ -395,7 +394,7 @@ def _attached(base: _Base, folder: Path) -> str:
 
 
 def _attach(chat: ChatModel, folder: Path, name: str) -> None:
-    # On import, peft imports bitsandbytes, and that warns that a kernel of its own is missing.
+    # peft imports bitsandbytes, which warns about a missing kernel of its own.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     import peft
 
@@ -405,7 +404,7 @@ def _attach(chat: ChatModel, folder: Path, name: str) -> None:
         if config.is_prompt_learning:
             raise ValueError(f"{config.peft_type} is not a LoRA adapter")
         config.inference_mode = True
-        config.base_model_name_or_path = None  # peft would look for it here, then on the hub
+        config.base_model_name_or_path = None  # peft would search for it locally, then on the Hub
         weights = peft.load_peft_weights(str(folder), device="cpu")
         with warnings.catch_warnings():
             # peft 0.21 still reads a property that transformers 5.23 has renamed.

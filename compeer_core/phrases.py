@@ -1,8 +1,7 @@
-"""Lists of words and phrases, and how English text is searched for them.
+"""Search English text for lists of words and phrases.
 
-Nothing here understands a sentence. A list of phrases becomes one pattern; text is folded before it
-is searched (lower case, straight apostrophes, and ``haven ' t`` joined again, as one layout of
-ESConv has it).
+A list of phrases becomes one pattern. Text is folded first: lower case, straight apostrophes, and
+``haven ' t`` (as in one version of ESConv) joined.
 """
 
 import re
@@ -17,8 +16,7 @@ _ENDINGS = re.compile(r"(?:'s|'|ings?|ed|es|s|ly)$")
 class Phrases:
     """A list of phrases as one pattern.
 
-    A word ends at a word boundary, a star at its end stands for any ending, and a phrase matches
-    across any white space.
+    Words match whole; a final star matches any ending; any white space separates words.
 
     Example:
         >>> Phrases(["low mood", "depress*"]).count("Depressed, a low  mood, depression")
@@ -33,19 +31,19 @@ class Phrases:
         return self._pattern.search(fold(text)) is not None
 
     def is_one(self, text: str) -> bool:
-        """Whether a text is one of them, and nothing else."""
+        """Whether the whole text is one of the phrases."""
         return self._pattern.fullmatch(fold(text)) is not None
 
     def count(self, text: str) -> int:
-        """How often any of them stands in a text, without overlap."""
+        """Return the number of matches in a text, without overlap."""
         return len(self.found(text))
 
     def found(self, text: str) -> list[str]:
-        """Return what stands in a text, folded, from left to right without overlap."""
+        """Return the matches in a text, folded, from left to right without overlap."""
         return [match[0] for match in self._pattern.finditer(fold(text))]
 
     def without(self, text: str) -> str:
-        """Return the text, folded, without them."""
+        """Return the folded text without the phrases."""
         return self._pattern.sub(" ", fold(text))
 
 
@@ -58,13 +56,13 @@ def _pattern(phrase: str) -> str:
 
 
 def fold(text: str) -> str:
-    """Return the text as it is searched."""
+    """Return the text as it is matched."""
     plain = text.translate(_APOSTROPHES).casefold()
     return _SPLIT_APOSTROPHE.sub("'", plain)
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in order, folded; numbers and marks are left out.
+    """Return the words of a text in order, folded, without numbers and punctuation.
 
     Example:
         >>> words_of("I haven ' t slept, 3 nights!")
@@ -74,11 +72,11 @@ def words_of(text: str) -> list[str]:
 
 
 def stem(word: str) -> str:
-    """Cut one common ending off, where at least three letters stay.
+    """Remove one common ending if at least three letters remain.
 
     Example:
         >>> stem("worried"), stem("works"), stem("bed")
         ('worri', 'work', 'bed')
     """
-    cut = _ENDINGS.sub("", word)
-    return cut if len(cut) >= 3 else word
+    stemmed = _ENDINGS.sub("", word)
+    return stemmed if len(stemmed) >= 3 else word

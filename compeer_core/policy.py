@@ -1,18 +1,17 @@
 """The policy: from a dialogue to a supporter's turn, as a stream of events.
 
-A turn is generated part by part: the backend writes up to the closing tag of a part and keeps its
-cache, so that a judge who shares the model can look at the step before the next one is begun. A
-turn ends at `</reply>` whatever the model would like to add; a model that never closes a part ends
-when its budget of tokens is spent, and the parser says what is missing.
+A turn is generated part by part: the backend generates up to the closing tag of a part and keeps its
+cache, so a judge that shares the model can score the step before the next one begins. A turn ends at
+`</reply>`, whatever the model would add; a model that never closes a part ends when its token budget
+is spent, and the parser reports what is missing.
 
-The strategy can be forced. Where the backend lets text be written for the model, the model reasons
-freely, and the label line is then written for it; elsewhere it is asked for in the prompt.
+The strategy can be forced. If the backend can write text into the turn, the model reasons freely and
+the label line is then written for it; otherwise the prompt asks for the strategy.
 
-The first steps can be given (`compeer_core.steering`), changed by a person or kept from an earlier
-turn. Where the backend lets text be written, the model goes on behind them as if they were its own.
-Elsewhere the prompt states them and asks for what follows, and what the model repeats of them is
-left out. Either way they stand in the turn word for word, their events come first, and say who
-wrote them.
+The first steps can be given (`compeer_core.steering`): edited by a person, or reused from an earlier
+turn. If the backend can write, the model continues after them as if they were its own. Otherwise the
+prompt states them and asks for the rest, and repetitions of them are dropped. Either way they appear
+in the turn verbatim, and their events come first and name their writer.
 """
 
 import re
@@ -38,7 +37,7 @@ from compeer_core.steering import GivenStep, check_given, check_strategy, render
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 
 Style = Literal["trained", "prompted"]
-"""Was the model trained to write the grammar, or must a prompt ask for it?"""
+"""Whether the model was trained on the grammar, or a prompt asks for it."""
 
 ANY_LANGUAGE = "*"
 
@@ -48,14 +47,14 @@ AFTER_FREE_TEXT = (Part.STRATEGY.closing, Part.REPLY.opening, Part.REPLY.closing
 
 @dataclass(frozen=True)
 class Controls:
-    """What a person may set for one turn."""
+    """Settings of one turn that a person may change."""
 
     strategy: str | None = None
-    """A name of the policy's vocabulary that the model has to follow."""
+    """The strategy to force; a name of the policy's vocabulary."""
     given: tuple[GivenStep, ...] = ()
-    """The first steps of the turn; the model goes on behind them."""
+    """The first steps of the turn; the model continues after them."""
     sampling: Sampling | None = None
-    """None takes the policy's own; `replace(policy.sampling, seed=7)` changes one thing of it."""
+    """None takes the policy's own; `replace(policy.sampling, seed=7)` changes one value."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,17 @@ class Policy:
     """Languages that the model's card lists; "*" is any."""
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
     sampling: Sampling = Sampling()  # noqa: RUF009  (frozen)
-    """What is used where `Controls` says nothing."""
+    """The default of `Controls.sampling`."""
 
     def respond(
         self, dialogue: Dialogue, controls: Controls, stop: threading.Event
     ) -> "TurnStream":
-        """Start a turn; nothing is asked of the model before the first event is.
+        """Start a turn. The model is first called when the first event is requested.
 
         Raises:
             InputError: The forced strategy is not in the vocabulary (code "strategy_unknown"), the
-                given steps cannot begin a turn (see `check_given`), or they say already what the
-                strategy is ("strategy_given").
+                given steps cannot begin a turn (see `check_given`), or they already include the
+                strategy ("strategy_given").
         """
         if controls.strategy is not None:
             check_strategy(controls.strategy, self.vocabulary)
@@ -94,15 +93,15 @@ class Policy:
 
 
 def speaks(languages: Iterable[str], language: str) -> bool:
-    """Whether a card's list covers a language. One that could not be told is not held against it."""
+    """Whether a card's list covers a language; an undetermined one ("und") always counts as covered."""
     return language == "und" or not {ANY_LANGUAGE, language}.isdisjoint(languages)
 
 
 class TurnStream:
     """The events of one turn. Iterate over it; close it when done early.
 
-    The last event is always `TurnFinished`, also after a stop. Where the backend failed, what it
-    had written is finished in the same way first, and the `BackendError` follows.
+    The last event is always `TurnFinished`, also after a stop. If the backend fails, the partial
+    turn ends in the same way, and then the `BackendError` is raised.
     """
 
     def __init__(
@@ -112,11 +111,11 @@ class TurnStream:
         self._sampling = policy.sampling if controls.sampling is None else controls.sampling
         self._stop = stop
         self._forced = controls.strategy
-        self._given = {one.part: one.writer for one in controls.given}
+        self._given = {step.part: step.writer for step in controls.given}
         self._prefix = render_given(controls.given, policy.backend.reserved)
         self._messages = self._prompt(dialogue)
         self._completion: Completion | None = None
-        self._tokens_before = 0  # of completions that were given up for one with a forced label
+        self._tokens_before = 0  # of completions that were replaced by one with a forced label
         self._written = ""
         self._over = False  # the reply was closed
         self._events = self._run()
@@ -128,12 +127,12 @@ class TurnStream:
         return next(self._events)
 
     def close(self) -> None:
-        """End the turn and let go of the model."""
+        """End the turn and release the model."""
         self._events.close()
 
     @property
     def tokens(self) -> int:
-        """Tokens generated so far (chunks, where an endpoint does not say)."""
+        """Tokens generated so far (chunks, if an endpoint reports no usage)."""
         return self._tokens_before + (self._completion.tokens if self._completion else 0)
 
     # --- the turn ------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class TurnStream:
         try:
             for text in self._beginning():
                 self._written += text
-                yield from map(self._signed, parser.feed(text))
+                yield from map(self._with_writer, parser.feed(text))
         except BackendError as error:
             failure = error
         finally:
@@ -162,19 +161,19 @@ class TurnStream:
         self._completion = self._policy.backend.open(self._messages, sampling, self._stop)
         return self._completion
 
-    def _signed(self, event: Event) -> Event:
-        """Say of a part that begins who wrote it."""
+    def _with_writer(self, event: Event) -> Event:
+        """Add the writer to the event that starts a part."""
         if isinstance(event, PartStarted):
             return replace(event, writer=self._given.get(event.part, Writer.MODEL))
         return event
 
     def _beginning(self) -> Iterator[str]:
-        """The given steps, then what the model writes behind them."""
+        """Yield the given steps, then what the model generates after them."""
         if not self._prefix:
             self._open(self._sampling)
             yield from self._texts()
         elif self._policy.backend.can_write:
-            text = self._prefix + self._ahead[0].opening
+            text = self._prefix + self._open_parts[0].opening
             yield text
             self._open(self._sampling).write(text)
             yield from self._texts()
@@ -184,12 +183,12 @@ class TurnStream:
             yield from self._without_given(self._texts())
 
     @property
-    def _ahead(self) -> list[Part]:
-        """The parts that the model has to write."""
+    def _open_parts(self) -> list[Part]:
+        """The parts that the model has to generate."""
         return [part for part in Part if part not in self._given]
 
     def _texts(self) -> Iterator[str]:
-        for part in self._ahead:
+        for part in self._open_parts:
             if part is Part.STRATEGY and self._forced and self._policy.backend.can_write:
                 yield from self._with_forced_label(self._forced)
             else:
@@ -203,7 +202,7 @@ class TurnStream:
         return self._completion
 
     def _generated(self, until: str) -> Iterator[str]:
-        """What the model writes up to `until`, but nothing after a closed reply."""
+        """Yield what the model generates up to `until`, but nothing after a closed reply."""
         end = Part.REPLY.closing
         seen = ""
         for text in self._current.generate(until):
@@ -217,9 +216,9 @@ class TurnStream:
             yield text
 
     def _without_given(self, texts: Iterable[str]) -> Iterator[str]:
-        """What a model writes that was asked to go on, without what it repeats of the beginning.
+        """Drop repetitions of the given steps from a model that was asked to continue them.
 
-        Nothing passes before a part begins that was not given.
+        Nothing is yielded before the first part that was not given.
         """
         held, is_beyond = "", False
         for text in texts:
@@ -227,32 +226,32 @@ class TurnStream:
                 yield text
                 continue
             held += text
-            found = [at for part in self._ahead if (at := held.find(part.opening)) >= 0]
-            if found:
+            starts = [at for part in self._open_parts if (at := held.find(part.opening)) >= 0]
+            if starts:
                 is_beyond = True
-                yield held[min(found) :]
+                yield held[min(starts) :]
         if not is_beyond:
-            again = "|".join(f"{part.opening}.*?(?:{part.closing}|$)" for part in self._given)
-            yield re.sub(again, "", held, flags=re.DOTALL).lstrip()
+            given_parts = "|".join(f"{part.opening}.*?(?:{part.closing}|$)" for part in self._given)
+            yield re.sub(given_parts, "", held, flags=re.DOTALL).lstrip()
 
     def _with_forced_label(self, strategy: str) -> Iterator[str]:
-        """The strategy part: free text of the model's own, then the label that was asked for.
+        """Yield the strategy part: the model's own free text, then the forced label.
 
         A model that begins its label line in the expected form is stopped there, and the value is
-        written for it. One that ends the part without such a line has gone too far when that is
-        noticed: its completion is given up for a new one that starts with the text so far and the
-        label. A tag that may end the part is therefore held back until it is known.
+        written for it. If it ends the part without such a line, its completion is replaced by a new
+        one that starts with the text so far and the label. So a tag that may end the part is held
+        back until it is clear.
         """
         ending = f" {strategy}{Part.STRATEGY.closing}\n{Part.REPLY.opening}"
         passed, held = "", ""
         for text in self._generated(LABEL_START):
             whole = held + text
-            found = [at for tag in AFTER_FREE_TEXT if (at := whole.find(tag)) >= 0]
-            end = min(found, default=_start_of_partial(AFTER_FREE_TEXT, whole))
+            ends = [at for tag in AFTER_FREE_TEXT if (at := whole.find(tag)) >= 0]
+            end = min(ends, default=_start_of_partial(AFTER_FREE_TEXT, whole))
             passed, held = passed + whole[:end], whole[end:]
             if end:
                 yield whole[:end]
-            if found:
+            if ends:
                 break
         if passed.endswith(LABEL_START):
             self._current.write(ending)
@@ -274,25 +273,25 @@ class TurnStream:
     def _prompt(self, dialogue: Dialogue) -> tuple[Message, ...]:
         policy = self._policy
         last = dialogue.last_seeker
-        spoken = "en" if last is None else language_of(last.text)
-        language = spoken if spoken in LANGUAGES else "en"
+        language = "en" if last is None else language_of(last.text)
+        language = language if language in LANGUAGES else "en"
         messages = policy_messages(
             dialogue, policy.style, language, policy.backend.reserved, policy.vocabulary
         )
         if policy.backend.can_write:
             return messages
         if self._forced is not None:
-            wish = fill(load_prompt("policy_strategy", language), strategy=self._forced)
-            messages = _asking(messages, wish)
+            request = fill(load_prompt("policy_strategy", language), strategy=self._forced)
+            messages = _with_request(messages, request)
         if self._prefix:
-            steps, following = self._prefix.rstrip(), self._ahead[0].opening
-            wish = fill(load_prompt("policy_given", language), steps=steps, next=following)
-            messages = _asking(messages, wish)
+            steps, following = self._prefix.rstrip(), self._open_parts[0].opening
+            request = fill(load_prompt("policy_given", language), steps=steps, next=following)
+            messages = _with_request(messages, request)
         return messages
 
 
 def _start_of_partial(tags: Sequence[str], text: str) -> int:
-    """Where an end of `text` begins that may become one of the tags, or the length of `text`."""
+    """Return the start of a suffix of `text` that may become one of the tags, or its length."""
     longest = max(map(len, tags))
     for at in range(max(0, len(text) - longest + 1), len(text)):
         if any(tag.startswith(text[at:]) for tag in tags):
@@ -300,8 +299,8 @@ def _start_of_partial(tags: Sequence[str], text: str) -> int:
     return len(text)
 
 
-def _asking(messages: Sequence[Message], request: str) -> tuple[Message, ...]:
-    """The same messages with a request to the model in front."""
+def _with_request(messages: Sequence[Message], request: str) -> tuple[Message, ...]:
+    """Return the messages with a request to the model in front."""
     if messages and messages[0].role == "system":
         first = replace(messages[0], content=(*messages[0].content, "\n\n" + request))
         return (first, *messages[1:])

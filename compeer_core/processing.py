@@ -1,11 +1,9 @@
-"""The processor of a checkpoint: what turns chat messages and images into model inputs.
+"""The processor of a checkpoint, which turns chat messages and images into model inputs.
 
-`transformers` has one for every vision-language model, and `load_processor` uses it. Qwen2.5-VL is
-the exception: its processor also prepares videos, that part needs torchvision, and there is no CPU
-build of torchvision on the package index. `ImageOnlyQwen2_5_VLProcessor` leaves the videos out.
-
-What it saves is named as the library's own processor would name it, so the same folder loads with
-`AutoProcessor` (and in vLLM) wherever torchvision is installed.
+`load_processor` uses the one from `transformers`, except for Qwen2.5-VL: its processor also prepares
+videos, which needs torchvision, and PyPI has no CPU build of torchvision.
+`ImageOnlyQwen2_5_VLProcessor` leaves out videos. It saves files under the library's own names, so the
+folder also loads with `AutoProcessor` (and in vLLM) where torchvision is installed.
 """
 
 import importlib.util
@@ -43,8 +41,8 @@ _SHARED_WITH_VIDEO = (
 class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
     """`Qwen2_5_VLProcessor` without the video part, and so without torchvision.
 
-    Images are prepared by PIL. Where torchvision prepares them, colours differ by rounding: by at
-    most 0.015 on a scale on which an image spans about 4.
+    PIL prepares the images. Values differ from torchvision's by rounding, by at most 0.015 on a scale
+    where an image spans about 4.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
         tokenizer: Any = None,
         chat_template: str | None = None,
     ) -> None:
-        # The base class would ask for a video processor: what follows is its __init__ without it.
+        # The base class's __init__ without the video processor.
         self.image_token = getattr(tokenizer, "image_token", "<|image_pad|>")
         self.video_token = getattr(tokenizer, "video_token", "<|video_pad|>")
         self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
@@ -75,7 +73,7 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe the processor as the library's own class would, its video part included."""
+        """Return the config as the library's own class would, with its video part."""
         description: dict[str, Any] = super().to_dict()
         image = dict(description["image_processor"], image_processor_type="Qwen2VLImageProcessor")
         video = {key: image[key] for key in _SHARED_WITH_VIDEO if key in image}
@@ -87,13 +85,13 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
     def save_pretrained(
         self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any
     ) -> list[str]:
-        """Save the files that `from_pretrained`, `AutoProcessor` and older readers look for.
+        """Save the files for `from_pretrained`, `AutoProcessor` and older readers.
 
         Older releases of transformers and other programs read `preprocessor_config.json` instead of
         the nested `processor_config.json`; both are written.
         """
         files: list[str] = super().save_pretrained(save_directory, push_to_hub, **kwargs)
-        # The base class has just written this class's name into tokenizer_config.json.
+        # The base class writes this class's name into tokenizer_config.json.
         self.tokenizer._set_processor_class(Qwen2_5_VLProcessor.__name__)
         self.tokenizer.save_pretrained(save_directory)
         self._name_tokenizer_for_all_releases(Path(save_directory, "tokenizer_config.json"))
@@ -107,7 +105,7 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
 
     @staticmethod
     def _name_tokenizer_for_all_releases(path: Path) -> None:
-        """Transformers 5 calls `PreTrainedTokenizerFast` by a name that release 4 does not know."""
+        """Replace transformers 5's name of `PreTrainedTokenizerFast`, which release 4 does not know."""
         config = json.loads(path.read_text(encoding="utf-8"))
         if config.get("tokenizer_class") == "TokenizersBackend":
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -115,17 +113,17 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
 
 
 def load_processor(path: str | Path, **kwargs: Any) -> Any:
-    """Load the processor of the checkpoint at `path` (a folder, or a name on the hub).
+    """Load the processor of the checkpoint at `path` (a folder or a Hub ID).
 
-    Qwen2.5-VL gets `ImageOnlyQwen2_5_VLProcessor` where torchvision is missing; everything else is
-    left to `AutoProcessor`. Code that a checkpoint brings along is never run.
+    Qwen2.5-VL gets `ImageOnlyQwen2_5_VLProcessor` if torchvision is missing; `AutoProcessor` loads all
+    others. Code in a checkpoint is never executed.
 
     Args:
-        path: The folder or the hub name.
-        kwargs: Passed on to `from_pretrained`, for example `local_files_only=True`.
+        path: The folder or Hub ID.
+        kwargs: Passed to `from_pretrained`, for example `local_files_only=True`.
 
     Raises:
-        OSError: A file is missing or cannot be read, as `transformers` reports it.
+        OSError: A file is missing or unreadable, as reported by `transformers`.
     """
     config, _ = PretrainedConfig.get_config_dict(path, **kwargs)
     if config.get("model_type") == QWEN2_5_VL and importlib.util.find_spec("torchvision") is None:

@@ -1,4 +1,4 @@
-"""What a policy writes: three steps of reasoning and a reply, as values and as text.
+"""A policy's output: three steps of reasoning and a reply, as values and as text.
 
 ```text
 <history>free text about the core issue
@@ -12,22 +12,20 @@ Strategy: Reflection of Feelings</strategy>
 <reply>what the seeker reads</reply>
 ```
 
-`render` writes that text. `StreamingParser` reads it while it is being written and `read` reads it
-whole; both accept any text at all and say what is wrong with it. `parse` is for callers that need a
-complete turn or an error.
+`render` writes this text. `StreamingParser` reads it as it arrives and `read` reads it whole; both
+accept any text and report its problems. `parse` is for callers that need a complete turn or an error.
 
-Three outcomes stay apart. A label has a **value**. A part that is not there is **missing**: that is
-a `Problem`, makes the turn incomplete and costs the paper's format reward. A label whose line is
-absent or says something outside the vocabulary is `Unreadable`: the turn can be complete all the
-same, and nobody may take the label for a value.
+There are three outcomes. A label has a **value**. A part is **missing**: that is a `Problem`, makes the
+turn incomplete and costs the paper's format reward. A label whose line is absent or outside the
+vocabulary is `Unreadable`: the turn can still be complete, but the label has no value.
 
-Rules of reading:
+Parsing rules:
 
-- Only the exact tags count, lower case and without spaces. Any tag ends the part that is open.
-- Within a step, a line that begins with one of its labels and a colon is a label line, wherever it
-  stands; the last one of a name counts. All other lines are the free text.
-- A part that comes a second time is reported and otherwise ignored.
-- Space around a part's text does not count.
+- Only exact tags count, lower case and without spaces. Any tag ends the open part.
+- Within a step, a line that begins with one of its labels and a colon is a label line, at any
+  position; the last one of a name counts. All other lines are free text.
+- A repeated part is reported and otherwise ignored.
+- Space around a part's text is ignored.
 """
 
 import re
@@ -50,16 +48,16 @@ from compeer_core.taxonomy import (
 
 
 class Part(StrEnum):
-    """The four parts of a turn, in the order in which they are written."""
+    """The four parts of a turn, in their order."""
 
     HISTORY = "history"
-    """Step 1: what the conversation is about, and its stage."""
+    """Step 1: the core issue and the stage of the conversation."""
     EMOTION = "emotion"
-    """Step 2: what the seeker feels."""
+    """Step 2: the seeker's emotional state."""
     STRATEGY = "strategy"
-    """Step 3: how to support them now."""
+    """Step 3: the support strategy."""
     REPLY = "reply"
-    """What the seeker reads."""
+    """The text for the seeker."""
 
     @property
     def opening(self) -> str:
@@ -83,7 +81,7 @@ LABELS: Mapping[Part, tuple[str, ...]] = MappingProxyType(
         Part.REPLY: (),
     }
 )
-"""The labels of each part in the order in which they are written, by the names events use."""
+"""The labels of each part in their order, by the names that events use."""
 
 _ORDER = {part: position for position, part in enumerate(Part)}
 _TAG = re.compile(r"<(/?)(history|emotion|strategy|reply)>")
@@ -111,7 +109,7 @@ class Unreadable:
     """A label that has no value.
 
     Attributes:
-        text: What the label line says instead; empty where the line is absent or says nothing.
+        text: The unreadable value; empty if the line is absent or empty.
 
     Raises:
         ValueError: The text is not one plain line.
@@ -122,7 +120,7 @@ class Unreadable:
     def __post_init__(self) -> None:
         if self.text != self.text.strip() or "\n" in self.text or _TAG.search(self.text):
             raise ValueError(
-                f"an unreadable label is one line without tags and outer space, got {self.text!r}"
+                f"an unreadable label must be one line without tags and outer space, got {self.text!r}"
             )
 
 
@@ -131,8 +129,8 @@ class HistoryStep:
     """Step 1, conversation history: the core issue and the stage of the conversation.
 
     Raises:
-        ValueError: The text could not be read back as it is: it is empty, has space around it,
-            holds a tag, or has a line that reads as the label. Or the stage is none.
+        ValueError: The text could not be parsed back: it is empty, has space around it, contains a
+            tag or a line that reads as the label. Or the stage is invalid.
     """
 
     text: str
@@ -145,7 +143,7 @@ class HistoryStep:
 
 @dataclass(frozen=True)
 class EmotionStep:
-    """Step 2, emotional state: polarity, main emotion and its strength.
+    """Step 2, emotional state: polarity, main emotion and its intensity.
 
     Attributes:
         intensity: 1 (barely felt) to 5 (overwhelming).
@@ -171,8 +169,8 @@ class StrategyStep:
     """Step 3, support strategy.
 
     Attributes:
-        strategy: A name of the vocabulary that the turn is read with. The step does not know
-            that vocabulary, so it accepts any name that can stand on a label line.
+        strategy: A name of the vocabulary that the turn is parsed with. The step does not know that
+            vocabulary, so it accepts any name that fits on a label line.
 
     Raises:
         ValueError: As for `HistoryStep`.
@@ -207,13 +205,13 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class SupportTurn:
-    """One whole turn of a supporter. ``parse(render(turn)) == turn`` for every one.
+    """One complete turn of a supporter, with ``parse(render(turn)) == turn``.
 
-    For a turn whose strategy belongs to another vocabulary than ESConv's, that vocabulary has to be
-    given to `parse`; an `Unreadable` strategy must not be a name of it.
+    If the strategy belongs to another vocabulary than ESConv's, `parse` needs that vocabulary; an
+    `Unreadable` strategy must not be one of its names.
 
     Raises:
-        ValueError: The reply is empty, has space around it or holds a tag.
+        ValueError: The reply is empty, has space around it or contains a tag.
     """
 
     reasoning: Reasoning
@@ -229,7 +227,7 @@ def _check_text(part: Part, text: str) -> None:
     if text != text.strip():
         raise ValueError(f"the text of <{part}> must have no space around it, got {text!r}")
     if tag := _TAG.search(text):
-        raise ValueError(f"the text of <{part}> must not hold the tag {tag[0]}, got {text!r}")
+        raise ValueError(f"the text of <{part}> must not contain the tag {tag[0]}, got {text!r}")
     for line in text.split("\n"):
         if label := _split_label(line, LABELS[part]):
             raise ValueError(f"a line of <{part}> reads as its {label[0]} label: {line!r}")
@@ -250,7 +248,7 @@ def _check_label(name: str, value: object, kind: type, readable: Iterable[str]) 
 
 
 def render(turn: SupportTurn) -> str:
-    """Write a turn as the text that a policy is trained to write."""
+    """Return a turn as the text that policies are trained on."""
     steps = (
         f"{part.opening}{render_step(step)}{part.closing}"
         for part, step in zip(STEPS, turn.reasoning, strict=True)
@@ -259,9 +257,9 @@ def render(turn: SupportTurn) -> str:
 
 
 def render_step(step: Step) -> str:
-    """Write the inside of one step: its free text, then a line per label.
+    """Return the inside of one step: its free text, then a line per label.
 
-    A label that was absent stays absent; an unreadable one keeps its words.
+    An absent label stays absent; an unreadable one keeps its text.
     """
     lines = [step.text]
     for name in LABELS[part_of(step)]:
@@ -273,7 +271,7 @@ def render_step(step: Step) -> str:
 
 
 def part_of(step: Step) -> Part:
-    """Return which part of a turn a step is."""
+    """Return the part of a step."""
     match step:
         case HistoryStep():
             return Part.HISTORY
@@ -287,20 +285,20 @@ def part_of(step: Step) -> Part:
 
 
 class ProblemKind(StrEnum):
-    """The ways in which a text can fail to be a complete turn."""
+    """What can make a text an incomplete turn."""
 
     MISSING = "missing"
-    """The part is not there."""
+    """The part is absent."""
     EMPTY = "empty"
     """The part has no free text."""
     UNCLOSED = "unclosed"
     """Another tag or the end came before the part's closing tag."""
     REPEATED = "repeated"
-    """The part came again; the first one counts."""
+    """The part appears again; the first one counts."""
     OUT_OF_ORDER = "out_of_order"
-    """The part came after one that should follow it."""
+    """The part comes after one that should follow it."""
     OUTSIDE_TEXT = "outside_text"
-    """There is text, or a closing tag of nothing, outside the parts."""
+    """There is text, or an unmatched closing tag, outside the parts."""
 
 
 _SENTENCES: Mapping[ProblemKind, str] = MappingProxyType(
@@ -308,7 +306,7 @@ _SENTENCES: Mapping[ProblemKind, str] = MappingProxyType(
         ProblemKind.MISSING: "{part} is missing",
         ProblemKind.EMPTY: "{part} is empty",
         ProblemKind.UNCLOSED: "{part} is not closed",
-        ProblemKind.REPEATED: "{part} comes more than once",
+        ProblemKind.REPEATED: "{part} appears more than once",
         ProblemKind.OUT_OF_ORDER: "{part} comes too late",
         ProblemKind.OUTSIDE_TEXT: "there is text outside the parts",
     }
@@ -317,7 +315,7 @@ _SENTENCES: Mapping[ProblemKind, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that keeps a text from being a complete turn.
+    """One reason why a text is not a complete turn.
 
     Attributes:
         part: The part it concerns; None for text outside the parts.
@@ -332,7 +330,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class UnreadableLabel:
-    """An unreadable label and its place, for counting and for showing."""
+    """An unreadable label and its position, for counts and for display."""
 
     part: Part
     name: str
@@ -341,14 +339,13 @@ class UnreadableLabel:
 
 @dataclass(frozen=True)
 class Reading:
-    """What could be read of a text.
+    """The result of parsing any text.
 
-    A part that was begun but not closed keeps what was written of it. A part is None where it is
-    missing or has no free text.
+    An unclosed part has its partial text. A part is None if it is missing or has no free text.
 
     Attributes:
-        problems: In the order in which they were met; none is listed twice.
-        raw: The text that was read.
+        problems: In order of appearance, without duplicates.
+        raw: The parsed text.
     """
 
     history: HistoryStep | None
@@ -360,12 +357,12 @@ class Reading:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all four parts are there, in order, none empty, nothing outside."""
+        """Whether all four parts are present, in order, not empty, with nothing outside."""
         return not self.problems
 
     @property
     def steps(self) -> tuple[Step | None, ...]:
-        """The three steps in their order, None for each that is not there."""
+        """The three steps in order, None for each that is absent."""
         return self.history, self.emotion, self.strategy
 
     @property
@@ -384,7 +381,7 @@ class Reading:
 
     @property
     def unreadable(self) -> tuple[UnreadableLabel, ...]:
-        """Every label without a value, of the steps that are there."""
+        """All labels without a value, of the present steps."""
         return tuple(
             UnreadableLabel(part_of(step), name, value.text)
             for step in self.steps
@@ -395,7 +392,7 @@ class Reading:
 
 
 def read(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Reading:
-    """Read any text as far as it can be read. Never raises.
+    """Parse any text as far as possible. Never raises.
 
     Example:
         >>> reading = read("<reply>I am here.</reply>")
@@ -408,7 +405,7 @@ def read(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Readi
 
 
 def parse(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> SupportTurn:
-    """Read a complete turn. A label that cannot be read does not make it incomplete.
+    """Parse a complete turn. An unreadable label does not make it incomplete.
 
     Raises:
         CompletionError: The text is not complete; its ``problems`` say why.
@@ -416,7 +413,7 @@ def parse(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Supp
     return read(text, vocabulary).turn
 
 
-# --- Reading while it is written --------------------------------------------------------------
+# --- Streaming ---------------------------------------------------------------------------------
 
 
 class Writer(StrEnum):
@@ -425,14 +422,14 @@ class Writer(StrEnum):
     MODEL = "model"
     """The model, in this turn."""
     PERSON = "person"
-    """A person, who changed the model's reasoning before it went on."""
+    """A person, who edited the reasoning before the model continued."""
     EARLIER = "earlier"
-    """The model, in an earlier turn from which the part is kept."""
+    """The model, in an earlier turn whose part is reused."""
 
 
 @dataclass(frozen=True)
 class PartStarted:
-    """A part's opening tag was read."""
+    """The opening tag of a part arrived."""
 
     part: Part
     writer: Writer = Writer.MODEL
@@ -440,7 +437,7 @@ class PartStarted:
 
 @dataclass(frozen=True)
 class TextWritten:
-    """More free text of the part that is open. Label lines are not repeated here."""
+    """New free text of the open part, without label lines."""
 
     part: Part
     text: str
@@ -448,12 +445,12 @@ class TextWritten:
 
 @dataclass(frozen=True)
 class LabelKnown:
-    """A label line ended, or its part ended without one (then the value is ``Unreadable("")``).
+    """A label line ended, or its part ended without one (the value is then ``Unreadable("")``).
 
     Attributes:
         name: One of `LABELS`.
         value: A `Stage`, a `Sentiment`, an `Emotion`, an intensity, the name of a strategy, or
-            `Unreadable`. A later event of the same name replaces an earlier one.
+            `Unreadable`. A later event of the same name replaces it.
     """
 
     part: Part
@@ -475,7 +472,7 @@ class PartFinished:
 
 @dataclass(frozen=True)
 class TurnFinished:
-    """The text ended. Always the last event, and never missing."""
+    """The text ended. Always the last event."""
 
     reading: Reading
 
@@ -484,9 +481,9 @@ Event = PartStarted | TextWritten | LabelKnown | PartFinished | TurnFinished
 
 
 def coalesce(events: Iterable[Event]) -> list[Event]:
-    """Join neighbouring pieces of one part's text.
+    """Join consecutive text events of one part.
 
-    However a text is cut into chunks, its events are the same after this.
+    The result does not depend on how the text was cut into chunks.
     """
     joined: list[Event] = []
     for event in events:
@@ -503,7 +500,7 @@ def coalesce(events: Iterable[Event]) -> list[Event]:
 
 
 class StreamingParser:
-    """Reads a turn while it is written.
+    """Parses a turn as it arrives.
 
     Example:
         >>> parser = StreamingParser()
@@ -511,22 +508,22 @@ class StreamingParser:
         >>> [event.text for event in events if isinstance(event, TextWritten)]
         ['Hel', 'lo']
 
-    A part that comes a second time, and text outside the parts, have no events: they are in the
-    problems of the final reading.
+    Repeated parts and text outside the parts have no events; the final reading lists them as
+    problems.
     """
 
     def __init__(self, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> None:
         self._vocabulary = vocabulary
         self._chunks: list[str] = []
-        self._held = ""  # an end of the text so far that may become a tag
+        self._held = ""  # a suffix of the text so far that may become a tag
         self._open: _PartReader | None = None
-        self._ignoring: Part | None = None  # the repeated part we are in
+        self._ignoring: Part | None = None  # the repeated part that is open
         self._contents: dict[Part, Step | str | None] = {}
         self._problems: dict[Problem, None] = {}  # a set that keeps its order
         self._reading: Reading | None = None
 
     def feed(self, chunk: str) -> list[Event]:
-        """Read more of the text.
+        """Parse more of the text.
 
         Raises:
             RuntimeError: The parser was closed.
@@ -547,7 +544,7 @@ class StreamingParser:
         return events
 
     def close(self) -> list[Event]:
-        """Read the text as ended; the last event is `TurnFinished`. A second call gives only it."""
+        """End the text; the last event is `TurnFinished`. A second call returns only that."""
         if self._reading is not None:
             return [TurnFinished(self._reading)]
         events = self._take_text(self._held)
@@ -559,7 +556,7 @@ class StreamingParser:
         return [*events, TurnFinished(self._reading)]
 
     def finish(self) -> Reading:
-        """Close, and return the reading alone."""
+        """Close, and return only the reading."""
         self.close()
         assert self._reading is not None
         return self._reading
@@ -622,16 +619,16 @@ class StreamingParser:
 
 
 class _PartReader:
-    """Tells the free text of one part from its label lines, as it comes.
+    """Separates the free text of one part from its label lines, as it arrives.
 
-    What cannot be told yet is kept back: a line that may still turn out to be a label line, and
-    white space that belongs to the text only if more text follows.
+    Ambiguous text is held back: a line that may still become a label line, and white space that
+    belongs to the text only if more text follows.
     """
 
     def __init__(self, part: Part, vocabulary: StrategyVocabulary) -> None:
         self.part = part
         self._vocabulary = vocabulary
-        self._line: str | None = ""  # what the line holds so far; None once it is free text
+        self._line: str | None = ""  # the line so far; None once it is free text
         self._space = ""
         self._text: list[str] = []
         self._labels: dict[str, LabelValue] = {}
@@ -685,7 +682,7 @@ class _PartReader:
         return [LabelKnown(self.part, name, value)]
 
     def _build(self, text: str) -> Step | str:
-        # The values come from `_read_value`, which keeps to the type that belongs to each name.
+        # The values come from `_read_value`, with the type of each name.
         labels: dict[str, Any] = self._labels
         match self.part:
             case Part.HISTORY:
@@ -699,11 +696,11 @@ class _PartReader:
 
 
 def label_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelValue | None:
-    """Return the value of a label line, None where it is none of its vocabulary.
+    """Return the value of a label, or None if it is outside its vocabulary.
 
     Args:
         name: "stage", "sentiment", "emotion", "intensity" or "strategy".
-        text: What stands behind the colon.
+        text: The text after the colon.
         vocabulary: The strategies.
     """
     value: LabelValue | None
@@ -728,7 +725,7 @@ def _read_value(name: str, text: str, vocabulary: StrategyVocabulary) -> LabelVa
 
 
 def _split_label(line: str, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the name and the value of a label line; None if the line is none of these names."""
+    """Return name and value of a label line; None if it is not a label line of these names."""
     colon = _COLON.search(line)
     if colon is None:
         return None
@@ -737,7 +734,7 @@ def _split_label(line: str, names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _may_become_label(line: str, names: Iterable[str]) -> bool:
-    """Whether a line that is still being written may end as a label line of one of these names."""
+    """Whether an unfinished line may become a label line of one of these names."""
     if _COLON.search(line):
         return _split_label(line, names) is not None
     head = line.strip().lower()
@@ -745,7 +742,7 @@ def _may_become_label(line: str, names: Iterable[str]) -> bool:
 
 
 def _start_of_partial_tag(text: str, position: int) -> int:
-    """Return where an end of the text begins that may become a tag, or the text's length."""
+    """Return the start of a suffix that may become a tag, or the text's length."""
     for start in range(max(position, len(text) - _LONGEST_TAG + 1), len(text)):
         if any(tag.startswith(text[start:]) for tag in TAGS):
             return start

@@ -1,4 +1,4 @@
-"""The models that a page offers: `models.toml`, and how an entry of it becomes a policy or a judge.
+"""The models of a page: `models.toml`, and loading its entries as policies and judges.
 
 ```toml
 [[models]]
@@ -15,32 +15,32 @@ default = true
 name = "qwen"
 kind = "policy"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
-style = "prompted"                               # it never saw our grammar; a prompt asks for it
+style = "prompted"                               # not trained on our grammar; a prompt asks for it
 sampling = { temperature = 0.8, max_new_tokens = 800 }
 
 [[models]]
 name = "qwen-judge"
 kind = "judge"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
-verdicts = "parsed"                              # it writes its judgement; else "logprobs"
-sampling = { max_new_tokens = 300 }              # how much it may write
+verdicts = "parsed"                              # parse its text; the default is "logprobs"
+sampling = { max_new_tokens = 300 }              # budget of that text
 ```
 
 A `source` is one of
 
-- a folder with a checkpoint,
-- ``hf:NAME_OR_PATH``, a checkpoint by its name on the Hugging Face hub (or a folder),
+- a checkpoint folder,
+- ``hf:NAME_OR_PATH``, a checkpoint on the Hugging Face Hub (or a folder),
 - ``openai:URL#MODEL``, a model behind an endpoint (`compeer_core.backends.openai.policy`),
 - ``scripted:FILE``, recorded turns (`compeer_core.backends.scripted`).
 
 `verdicts` is for a judge behind an endpoint (`compeer_core.backends.openai.scoring`): "logprobs", the
-default, reads the probabilities of its first word; "parsed" lets it write, and reads the verdict at
-the end. An endpoint that tells no probabilities is parsed in any case, and the log says so.
+default, reads the probabilities of its first word; "parsed" lets it write, and parses the verdict at
+the end. If an endpoint returns no log-probabilities, its text is parsed in any case, with a warning.
 
-A judge of two models, one for the steps (a PRM) and one for the reply (an ORM), names the second by
-`reply_source`, `reply_adapter` or both.
+A judge may consist of two models, one for the steps (PRM) and one for the reply (ORM); `reply_source`,
+`reply_adapter` or both define the second.
 
-A model is loaded when it is first asked for, once, however many visitors ask at the same time.
+A model is loaded on first use, and only once, however many visitors request it at the same time.
 """
 
 import re
@@ -54,8 +54,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from compeer_core.backends.openai.policy import OpenAIBackend
-from compeer_core.backends.openai.scoring import MAX_WRITTEN_TOKENS, OpenAIScorer, Verdicts
+from compeer_core.backends.openai.settings import MAX_WRITTEN_TOKENS, Verdicts
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
 from compeer_core.config import FrozenModel, load_toml
@@ -69,31 +68,31 @@ Kind = Literal["policy", "judge"]
 Quantize = Literal["4bit", "8bit"]
 
 
-# --- where a model is ----------------------------------------------------------------------------
+# --- sources -------------------------------------------------------------------------------------
 
 
 class SourceKind(StrEnum):
-    """How a model is reached."""
+    """Kinds of model sources."""
 
     CHECKPOINT = "checkpoint"
-    """A folder of this machine."""
+    """A local folder."""
     HUB = "hub"
-    """A name on the Hugging Face hub."""
+    """A Hugging Face Hub ID."""
     ENDPOINT = "endpoint"
-    """A server with an OpenAI-compatible interface."""
+    """An OpenAI-compatible server."""
     SCRIPTED = "scripted"
-    """No model at all: recorded turns."""
+    """Recorded turns instead of a model."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is."""
+    """The location of a model."""
 
     kind: SourceKind
     location: str
-    """A folder, a name, a URL or a file."""
+    """A folder, a Hub ID, a URL or a file."""
     model: str = ""
-    """The name of the model at an endpoint."""
+    """The model's name at an endpoint."""
 
 
 _FORMS = {
@@ -104,17 +103,17 @@ _FORMS = {
 
 
 def parse_source(text: str) -> Source:
-    """Read the text form of a source.
+    """Parse a source.
 
     Raises:
-        ConfigError: It is empty, begins with an unknown word and a colon, or lacks a part.
+        ConfigError: It is empty, has an unknown prefix, or lacks a part.
 
     Example:
         >>> parse_source("openai:http://localhost:8000/v1#tiny").model
         'tiny'
     """
     form, colon, rest = text.partition(":")
-    # One letter before the colon is a drive of Windows, and a slash belongs to a path.
+    # One letter before the colon is a Windows drive; a slash belongs to a path.
     if not colon or len(form) < 2 or "/" in form or "\\" in form:
         if not text.strip():
             raise ConfigError("the source of a model is empty")
@@ -138,7 +137,7 @@ def parse_source(text: str) -> Source:
 
 
 class SamplingOverrides(FrozenModel):
-    """What a model wants otherwise than `Sampling`'s defaults."""
+    """Changes to `Sampling`'s defaults."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -146,7 +145,7 @@ class SamplingOverrides(FrozenModel):
     max_new_tokens: int | None = Field(default=None, ge=1)
 
     def applied(self) -> Sampling:
-        """The sampling that results."""
+        """Return the resulting sampling."""
         return replace(Sampling(), **self.model_dump(exclude_none=True))
 
 
@@ -154,57 +153,57 @@ class ModelEntry(FrozenModel):
     """One model of the list."""
 
     name: str = Field(pattern=r"^[\w.\-]{1,80}$")
-    """What flags, the API and votes call it."""
+    """Its name in flags, the API and votes."""
     kind: Kind
-    """"policy" writes, "judge" scores."""
+    """A "policy" generates turns, a "judge" scores them."""
     title: str = ""
-    """What a page calls it; empty: its name."""
+    """Its title on the page; empty: its name."""
     source: str
-    """Where it is; see the module's docstring."""
+    """Its location; see the module docstring."""
     adapter: Path | None = None
     """A folder with a LoRA adapter for a checkpoint."""
     style: Style = "trained"
-    """Was it trained to write the grammar, or must a prompt ask for it?"""
+    """Whether it was trained on the grammar, or a prompt asks for it."""
     languages: tuple[str, ...] = (ANY_LANGUAGE,)
-    """Codes of the languages that its card lists; "*" is any."""
+    """Languages on its card (ISO 639-1); "*" is any."""
     licence: str = ""
-    """Of the weights."""
+    """Licence of the weights."""
     card: Path | None = None
     """A model card, Markdown."""
     strategies: Path | None = None
     """A strategy vocabulary other than ESConv's."""
     sampling: SamplingOverrides = SamplingOverrides()
-    """What this model wants otherwise. Of a judge only `max_new_tokens` counts, if it is parsed."""
+    """Changes to the sampling. For a judge only `max_new_tokens` counts, if its text is parsed."""
     reply_source: str = ""
-    """For a judge of two models, a PRM and an ORM: where the one is that judges replies. Empty: as
-    `source`."""
+    """For a judge of two models (PRM and ORM): the source of the one for replies. Empty: `source`."""
     reply_adapter: Path | None = None
-    """The adapter of that one. With either key the judge is of two models."""
+    """Its adapter. With either key the judge has two models."""
     verdicts: Verdicts = "logprobs"
     """How the verdicts of a judge behind an endpoint are read."""
     small: bool = False
-    """Whether it is so small that the page must say what it is not fit for."""
+    """Whether the page must warn that the model is too small for real use. Screens use this field, not
+    the name."""
     default: bool = False
-    """Taken where no name is given; at most one of a kind. Without any, it is the first."""
+    """Whether it is the default of its kind; at most one is. Otherwise the first is the default."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelEntry":
         kind = self.where.kind
         if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
-            raise ValueError(f"an adapter needs a checkpoint, and the source is {self.source!r}")
+            raise ValueError(f"an adapter needs a checkpoint, but the source is {self.source!r}")
         if self.for_replies is not None and self.kind != "judge":
-            raise ValueError("reply_source and reply_adapter belong to a judge")
+            raise ValueError("reply_source and reply_adapter are only for a judge")
         is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT
         if "verdicts" in self.model_fields_set and not is_remote_judge:
-            raise ValueError("verdicts belongs to a judge behind an endpoint (openai:URL#MODEL)")
+            raise ValueError("verdicts is only for a judge behind an endpoint (openai:URL#MODEL)")
         return self
 
     @classmethod
     def from_flag(cls, source: str, kind: Kind = "policy") -> "ModelEntry":
-        """The entry for a source given on the command line; it becomes the default of its kind.
+        """Return the entry of a source from the command line; it becomes the default of its kind.
 
         Raises:
-            ConfigError: The source cannot be read, or does not fit the kind.
+            ConfigError: The source is invalid, or does not fit the kind.
         """
         where = parse_source(source)
         is_local = where.kind in {SourceKind.SCRIPTED, SourceKind.CHECKPOINT} or (
@@ -214,7 +213,7 @@ class ModelEntry(FrozenModel):
             form = f"{where.kind.value}:" if where.kind is SourceKind.SCRIPTED else ""
             source = f"{form}{Path(where.location).resolve()}"
         label = where.model or Path(where.location).name
-        # The same model may be brought along as both.
+        # The same model may be policy and judge.
         ending = "-judge" if kind == "judge" else ""
         stem = re.sub(r"[^\w.\-]+", "-", label.rpartition("/")[2])[: 80 - len(ending)] or kind
         try:
@@ -231,12 +230,12 @@ class ModelEntry(FrozenModel):
 
     @property
     def where(self) -> Source:
-        """The source, read."""
+        """The parsed source."""
         return parse_source(self.source)
 
     @property
     def for_replies(self) -> "ModelEntry | None":
-        """The model that judges the replies, if it is another one than judges the steps."""
+        """The model that judges replies, if it is a separate one."""
         if not self.reply_source and self.reply_adapter is None:
             return None
         return self.model_copy(
@@ -249,7 +248,7 @@ class ModelEntry(FrozenModel):
         )
 
     def speaks(self, language: str) -> bool:
-        """Whether the card lists `language`; one that could not be told is not held against it."""
+        """Whether the card lists `language`; an undetermined one ("und") counts as listed."""
         return speaks(self.languages, language)
 
 
@@ -261,7 +260,7 @@ class _ModelList(FrozenModel):
 
 
 class Registry:
-    """The models there are, and those of them that are loaded."""
+    """The list of models, and the loaded ones."""
 
     def __init__(
         self,
@@ -271,16 +270,16 @@ class Registry:
         quantize: Quantize | None = None,
         device: str | None = None,
     ) -> None:
-        """Take a list of models; none of them is loaded.
+        """Use a list of models; nothing is loaded yet.
 
         Args:
-            entries: In the order in which they are offered.
-            folder: What relative paths in the entries are relative to.
-            quantize: For checkpoints: how their weights are held.
-            device: For checkpoints: where they run; None takes what there is.
+            entries: In display order.
+            folder: Base of relative paths in the entries.
+            quantize: For checkpoints: quantization of their weights.
+            device: For checkpoints: their device; None chooses.
 
         Raises:
-            ConfigError: A name stands twice, or a kind has two defaults.
+            ConfigError: A name is repeated, or a kind has two defaults.
         """
         self.entries = tuple(entries)
         self._folder = folder
@@ -291,7 +290,9 @@ class Registry:
             if names.count(name) > 1:
                 raise ConfigError(f"the list of models has {name!r} more than once")
         for kind in get_args(Kind):
-            defaults = [one.name for one in self.entries if one.kind == kind and one.default]
+            defaults = [
+                entry.name for entry in self.entries if entry.kind == kind and entry.default
+            ]
             if len(defaults) > 1:
                 raise ConfigError(f"more than one default {kind}: {', '.join(defaults)}")
         self._slots = {name: _Slot() for name in names}
@@ -303,7 +304,7 @@ class Registry:
         """Read `models.toml`.
 
         Raises:
-            ConfigError: The file cannot be read, has a wrong key, or contradicts itself.
+            ConfigError: The file cannot be read or is invalid.
         """
         models = load_toml(path, _ModelList).models
         try:
@@ -312,9 +313,9 @@ class Registry:
             raise ConfigError(f"{path}: {error}") from error
 
     def adding(self, entry: ModelEntry) -> "Registry":
-        """A registry with one more model, in which nothing is loaded yet.
+        """Return a registry with one more model, with nothing loaded yet.
 
-        If `entry` is a default, it takes the place of the default of its kind.
+        If `entry` is a default, it replaces the default of its kind.
 
         Raises:
             ConfigError: The name is taken.
@@ -330,10 +331,10 @@ class Registry:
         )
 
     def entry(self, name: str, kind: Kind) -> ModelEntry:
-        """The entry of that name and kind; an empty name means the default.
+        """Return the entry of a name and kind; an empty name means the default.
 
         Raises:
-            UnknownModelError: There is none.
+            UnknownModelError: It does not exist.
         """
         of_kind = [entry for entry in self.entries if entry.kind == kind]
         wanted = name or self.default_name(kind)
@@ -343,18 +344,18 @@ class Registry:
         raise UnknownModelError(name or f"default {kind}", [entry.name for entry in of_kind])
 
     def default_name(self, kind: Kind) -> str:
-        """The name of the default, the first of its kind if none says so; empty without any."""
+        """Return the name of the default, or of the first of its kind; empty if there are none."""
         of_kind = [entry for entry in self.entries if entry.kind == kind]
         flagged = [entry for entry in of_kind if entry.default]
         return next((entry.name for entry in (*flagged, *of_kind)), "")
 
     def policy(self, name: str = "") -> Policy:
-        """The policy of that name, loaded; an empty name means the default.
+        """Return the policy of a name, loaded; an empty name means the default.
 
         Raises:
-            UnknownModelError: There is no such policy.
-            ConfigError: Its script or vocabulary is wrong.
-            BackendError: It cannot be loaded; `CheckpointError` where a file is missing.
+            UnknownModelError: It does not exist.
+            ConfigError: Its script or vocabulary is invalid.
+            BackendError: It cannot be loaded; `CheckpointError` if a file is missing.
         """
         entry = self.entry(name, "policy")
         loaded = self._loaded(entry, self._load_policy)
@@ -362,12 +363,12 @@ class Registry:
         return loaded
 
     def judge(self, name: str = "") -> Judge | None:
-        """The judge of that name, loaded; an empty name means the default, None if there is none.
+        """Return the judge of a name, loaded; an empty name means the default, None if there is none.
 
         Raises:
-            UnknownModelError: There is no such judge.
-            ConfigError: Its script is wrong, or it cannot say a verdict in one token.
-            BackendError: It cannot be loaded; `CheckpointError` where a file is missing.
+            UnknownModelError: It does not exist.
+            ConfigError: Its script is invalid, or a verdict is not one token for it.
+            BackendError: It cannot be loaded; `CheckpointError` if a file is missing.
         """
         if not name and not self.default_name("judge"):
             return None
@@ -377,17 +378,17 @@ class Registry:
         return loaded
 
     def check(self) -> None:
-        """See that every file and folder of the list is there. Loads nothing.
+        """Check that all files and folders of the list exist. Loads nothing.
 
         Raises:
-            CheckpointError: Some are not; the message names each.
+            CheckpointError: Some do not; the message names each.
         """
         missing = [sentence for entry in self.entries for sentence in self._missing(entry)]
         if missing:
             raise CheckpointError("\n".join(missing))
 
     def public(self) -> list[dict[str, Any]]:
-        """What anyone may know about the models: no path, address or server is in it."""
+        """Return the public part of the entries, without paths and addresses."""
         return [
             {
                 "name": entry.name,
@@ -403,7 +404,7 @@ class Registry:
         ]
 
     def close(self) -> None:
-        """Free what is loaded. A model that is asked for afterwards is loaded anew."""
+        """Free the loaded models. A later request loads a model again."""
         for slot in self._slots.values():
             with slot.lock:
                 loaded, slot.loaded = slot.loaded, None
@@ -418,7 +419,7 @@ class Registry:
         slot = self._slots[entry.name]
         with slot.lock:
             if slot.loaded is None:
-                # A card is for readers; a model runs without it.
+                # A model runs without its card.
                 missing = self._missing(entry.model_copy(update={"card": None}))
                 if missing:
                     raise CheckpointError("\n".join(missing))
@@ -443,8 +444,10 @@ class Registry:
         if where.kind is SourceKind.SCRIPTED:
             return ScriptedBackend.from_file(self._folder / where.location)
         if where.kind is SourceKind.ENDPOINT:
+            from compeer_core.backends.openai.policy import OpenAIBackend
+
             return OpenAIBackend(where.location, where.model)
-        from compeer_core.model_pool import load_transformers  # torch, only where it is needed
+        from compeer_core.model_pool import load_transformers  # imports torch, so only if needed
 
         return load_transformers(
             self._checkpoint(where),
@@ -454,8 +457,7 @@ class Registry:
         )
 
     def _load_judge(self, entry: ModelEntry) -> Judge:
-        spoken = [language for language in entry.languages if language in LANGUAGES]
-        language = spoken[0] if spoken else "en"
+        language = next((code for code in entry.languages if code in LANGUAGES), "en")
         other = entry.for_replies
         return Judge(
             entry.name,
@@ -469,6 +471,8 @@ class Registry:
         if where.kind is SourceKind.SCRIPTED:
             return ScriptedScorer.from_file(self._folder / where.location)
         if where.kind is SourceKind.ENDPOINT:
+            from compeer_core.backends.openai.scoring import OpenAIScorer
+
             return OpenAIScorer(
                 where.location,
                 where.model,
@@ -476,7 +480,7 @@ class Registry:
                 language=language,
                 max_written_tokens=entry.sampling.max_new_tokens or MAX_WRITTEN_TOKENS,
             )
-        from compeer_core.model_pool import load_label_scorer  # torch, only where it is needed
+        from compeer_core.model_pool import load_label_scorer  # imports torch, so only if needed
 
         return load_label_scorer(
             self._checkpoint(where),
@@ -493,7 +497,7 @@ class Registry:
         return None if entry.adapter is None else self._folder / entry.adapter
 
     def _missing(self, entry: ModelEntry) -> list[str]:
-        """A sentence for each thing that the entry names and that is not there."""
+        """Return a sentence for each missing file or folder of an entry."""
         where = entry.where
         other = entry.for_replies
         sentences = [] if other is None else self._missing(other.model_copy(update={"card": None}))
@@ -515,7 +519,7 @@ class Registry:
 
 
 class _Slot:
-    """The place of one model; whoever holds the lock may load it."""
+    """One model; the holder of the lock may load it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

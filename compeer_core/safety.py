@@ -1,31 +1,29 @@
 """Signs of danger in a message, and where to find help.
 
-`find_risk` is a list of phrases, not a judgement. It exists so that a page can show help lines at
-once, before any model has answered, leave some messages to people (`forbids_reply`), and keep such a
-conversation out of votes and training data.
+`find_risk` matches a list of phrases; it does not understand a message. It lets a page show help lines
+at once, before any model answers, withhold replies to some messages (`forbids_reply`), and keep such
+conversations out of votes and training data.
 
-What it cannot do:
+Limits:
 
-- It cannot tell that somebody is safe. A person in danger may write no such phrase, or write it in
-  words that are not listed; None means "no listed phrase", nothing more.
-- It reads one message. It knows no history, no voice, no face, and little irony.
-- It reads English and Chinese. In other languages it finds nothing.
-- It has not been evaluated on clinical data. It must not be used to decide about a person, to
-  report one, or to end a conversation.
+- It cannot establish that somebody is safe. A person in danger may use words that are not listed; None
+  means "no listed phrase", nothing more.
+- It reads one message, without history, voice or face, and misses most irony.
+- It covers English and Chinese only.
+- It has not been evaluated on clinical data. Do not use it to decide about a person, to report one, or
+  to end a conversation.
 
-What was measured: ``tests/core/risk_messages.jsonl`` holds 677 messages that a large language model
-wrote and labelled for this purpose, look-alikes among them (idioms, lyrics, denials, fiction,
-games, what is long over). On the part ``tuning``, which was in sight while the phrases were
-written, they find 246 of 248 signs and raise 0 false alarms in 249 look-alikes: they do what they
-were written for. On the part ``held``, from the same pen and otherwise left alone, they find 42 of
-88 signs and raise 4 false alarms in 92 look-alikes: words that say it are mostly found, hints
-hardly ever (1 of 16). In 19,372 utterances of ESConv's seekers they flag 30, most of them rightly,
-and in 60,000 lines of DailyDialog 5; both were looked at meanwhile. Nobody who works with people
-in danger has read the phrases, the labels or the messages.
+Evaluation: ``tests/core/risk_messages.jsonl`` has 677 messages that a large language model wrote and
+labelled for this purpose, with look-alikes (idioms, lyrics, denials, fiction, games, the distant past).
+On the part ``tuning``, which was visible while the phrases were written, recall is 246 of 248 with 0
+false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) recall is 42 of
+88 with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
+Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
+DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
+phrases, the labels or the messages.
 
-A false alarm costs a reader a reply; a missed sign can cost more. The rules still leave common
-figures of speech alone ("I could kill for a coffee", "想死你了"), because a card that appears at
-every idiom is soon ignored.
+A false alarm costs a reply; a missed sign can cost more. Common figures of speech are still excluded ("I
+could kill for a coffee", "想死你了"), because people soon ignore a card that appears at every idiom.
 """
 
 import re
@@ -53,7 +51,7 @@ LineKind = Literal["crisis", "emergency"]
 
 
 class HelpLineName(FrozenModel):
-    """What a line calls itself, in the languages of the page."""
+    """The name of a line, in the languages of the page."""
 
     en: str
     zh: str
@@ -65,16 +63,16 @@ class HelpLine(FrozenModel):
     regions: tuple[str, ...] = Field(min_length=1)
     """ISO 3166 codes of the countries it serves, and ``EU`` for all of the European Union."""
     number: str = Field(pattern=r"^[0-9][0-9 ]*$")
-    """As it is dialled there, spaces for reading."""
+    """As dialled in these regions, with spaces for readability."""
     kind: LineKind
-    """Somebody to talk to, or an ambulance and the police."""
+    """A crisis line, or ambulance and police."""
     name: HelpLineName
     source: str
-    """Who says so: an address, or a document."""
+    """The source: a URL or a document."""
     checked: date
-    """The day on which the entry was compared with its source."""
+    """The day of the last comparison with the source."""
     confirmed: str
-    """Who called or asked the service, and when; says so where nobody has."""
+    """Who confirmed it with the service, and when; states it if nobody has."""
 
 
 class HelpLines(FrozenModel):
@@ -83,11 +81,12 @@ class HelpLines(FrozenModel):
     lines: tuple[HelpLine, ...] = Field(min_length=1)
 
     def for_region(self, region: str, first: LineKind = "crisis") -> tuple[HelpLine, ...]:
-        """Return the lines of a region first, and then all others.
+        """Return all lines, those of a region first.
 
         Args:
-            region: A code as in `HelpLine.regions`, in any case; an unknown one puts none first.
-            first: Which of the region's own lines come first.
+            region: A code as in `HelpLine.regions`, in any case; for an unknown one the order of
+                the file stays.
+            first: The kind that comes first among the region's lines.
         """
         wanted = region.upper()
 
@@ -101,7 +100,7 @@ def load_help_lines(path: Path = HELP_LINES_FILE) -> HelpLines:
     """Read the help lines.
 
     Raises:
-        ConfigError: The file is missing or wrong.
+        ConfigError: The file is missing or invalid.
     """
     return load_toml(path, HelpLines)
 
@@ -110,20 +109,20 @@ def load_help_lines(path: Path = HELP_LINES_FILE) -> HelpLines:
 
 
 class RiskKind(StrEnum):
-    """What a phrase points to, the gravest first: danger to the writer, then to others."""
+    """Kinds of danger, the gravest first: to the writer, then to others."""
 
     MEDICAL_EMERGENCY = "medical_emergency"
-    """The writer has taken too much of something, or bleeds: minutes may count."""
+    """The writer has taken an overdose or is bleeding: minutes may count."""
     SUICIDE = "suicide"
-    """The writer thinks of ending their life."""
+    """The writer considers suicide."""
     SELF_HARM = "self_harm"
     """The writer hurts themselves or wants to."""
     VIOLENCE_SUFFERED = "violence_suffered"
     """Somebody beats, threatens or abuses the writer."""
     VIOLENCE = "violence"
-    """The writer thinks of seriously hurting somebody."""
+    """The writer considers seriously hurting somebody."""
     OTHER_IN_DANGER = "other_in_danger"
-    """Somebody the writer knows may end their life."""
+    """Somebody the writer knows may attempt suicide."""
 
 
 _GRAVITY = {kind: place for place, kind in enumerate(RiskKind)}
@@ -131,10 +130,10 @@ _LEFT_TO_PEOPLE = {RiskKind.MEDICAL_EMERGENCY, RiskKind.SUICIDE, RiskKind.SELF_H
 
 
 def forbids_reply(kind: RiskKind | None) -> bool:
-    """Whether no model may reply to a message with such a sign: help lines stand in its place.
+    """Whether no model may reply to such a message; help lines are shown instead.
 
-    This is the one rule for the chat, for every way to ask for another reply, and for the API.
-    A comparison is stricter: it takes no message with any sign.
+    This rule holds for the chat, for every way to regenerate a reply, and for the API. A comparison
+    is stricter: it accepts no message with any sign.
     """
     return kind in _LEFT_TO_PEOPLE
 
@@ -144,8 +143,8 @@ class RiskSign:
     """A phrase that may mean danger.
 
     Attributes:
-        phrase: The words that were found, as `Folding` leaves them: in lower case, without
-            apostrophes. They are the visitor's own: log nothing of them.
+        phrase: The matched words, as `Folding` normalises them. They are the visitor's own: do not
+            log them.
     """
 
     kind: RiskKind
@@ -176,16 +175,16 @@ class _PhraseFile(FrozenModel):
     zh: _Phrases
 
 
-_GAP = " / "  # neither a word nor the end of a sentence, so that no phrase reaches across it
+_GAP = " / "  # neither a word nor the end of a sentence, so that no phrase matches across it
 _NEGATION_REACH = 60
 _SENTENCE_REACH = 200
 _SENTENCE_END = re.compile(r"[.!?;。]")
 _OF_A_STORY = {RiskKind.OTHER_IN_DANGER, RiskKind.VIOLENCE}
-"""Kinds of which people tell when they speak of a book or a game."""
+"""Kinds that also appear when people talk about a book or a game."""
 
 
 class _Rules:
-    """The phrases of one language, ready for use."""
+    """The compiled phrases of one language."""
 
     def __init__(self, phrases: _Phrases, word_start: str) -> None:
         def compiled(patterns: Iterable[str], start: str = "") -> re.Pattern[str]:
@@ -194,7 +193,7 @@ class _Rules:
 
         by_kind = [
             (_filled(pattern, phrases.words), kind)
-            # The story of somebody else is read before the same words are read as the writer's own.
+            # Danger to somebody else is matched before the same words as the writer's own.
             for kind in sorted(RiskKind, key=lambda kind: kind is not RiskKind.OTHER_IN_DANGER)
             for pattern in getattr(phrases, kind)
         ]
@@ -218,7 +217,7 @@ class _Rules:
         return gravest
 
     def _weighed(self, kind: RiskKind, match: re.Match[str], text: str) -> RiskSign | None:
-        """Return a sign as what surrounds it lets it stand, None where that takes it back."""
+        """Return a sign, weighed by its context; None if the context negates it."""
         start, end = match.span()
         if self._negations.search(text[max(0, start - _NEGATION_REACH) : start]):
             return None
@@ -230,7 +229,7 @@ class _Rules:
         if self._past.search(sentence):
             if self._is_over(text):
                 return None
-            if kind is RiskKind.MEDICAL_EMERGENCY:  # an attempt, and no ambulance is late
+            if kind is RiskKind.MEDICAL_EMERGENCY:  # a past attempt, so no emergency
                 kind = RiskKind.SUICIDE
         return RiskSign(kind, match[0])
 
@@ -239,7 +238,7 @@ class _Rules:
 
 
 def _filled(pattern: str, words: Mapping[str, str]) -> str:
-    """Put words into a pattern, which may hold other words."""
+    """Replace placeholders in a pattern; a value may contain further ones."""
     for _ in range(2):
         for name, meaning in words.items():
             pattern = pattern.replace(f"{{{name}}}", meaning)
@@ -249,10 +248,10 @@ def _filled(pattern: str, words: Mapping[str, str]) -> str:
 def _factored(
     patterns: Iterable[tuple[str, RiskKind]], start: str
 ) -> tuple[re.Pattern[str], tuple[RiskKind, ...]]:
-    """Return one expression for all patterns, and the kind for each of its groups.
+    """Return one expression for all patterns, and the kind of each of its groups.
 
-    Each pattern ends in an empty group, so `re.Match.lastindex` tells which one matched. Patterns
-    that begin alike are tried together: this is what makes a scan for so many phrases affordable.
+    Each pattern ends in an empty group, so `re.Match.lastindex` identifies it. Patterns with the same
+    beginning share it, which makes a scan for so many phrases fast enough.
     """
     by_head: dict[str, list[tuple[str, RiskKind]]] = {}
     for pattern, kind in patterns:
@@ -267,7 +266,7 @@ def _factored(
 
 
 def _head(pattern: str) -> str:
-    """Return the first word or the first group of a pattern, empty where it cannot stand alone."""
+    """Return the first word or group of a pattern; empty if it cannot be split off."""
     depth, end = 0, 0
     outside = ""
     for place, character in enumerate(pattern):
@@ -291,15 +290,15 @@ def _phrases() -> tuple[Folding, Mapping[str, _Rules]]:
 
 
 def find_risk(text: str, language: str = "und") -> RiskSign | None:
-    """Return the gravest sign of danger in a message, or None where no listed phrase is found.
+    """Return the gravest sign of danger in a message, or None if no listed phrase matches.
 
-    The order is that of `RiskKind`. See the top of this module for what None does not mean.
-    The time is linear in the length of the text.
+    The order is that of `RiskKind`. See the module's limits for what None does not mean. The time is
+    linear in the text's length.
 
     Args:
-        text: What the seeker wrote.
-        language: ``en`` or ``zh`` says whose phrase to return of two equally grave ones. All
-            phrases are tried whatever it is, since people mix languages.
+        text: The seeker's message.
+        language: ``en`` or ``zh``: which phrase to return of two equally grave ones. Phrases of both
+            languages are always tried, since people mix them.
 
     Example:
         >>> find_risk("I could kill for a coffee", "en") is None

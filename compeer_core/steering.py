@@ -1,7 +1,7 @@
-"""Steps of the reasoning that a person gives: changed by hand, or kept as they were.
+"""Reasoning steps that are given to the model: edited by a person, or reused unchanged.
 
-A turn can be begun for the model: its first steps stand, and the model goes on behind them. A
-`GivenStep` is one of them, and `edited_step` makes one of what somebody typed into a form.
+A turn can begin with given steps; the model continues after them. `edited_step` makes a step from
+the fields of a form.
 
 ```python
 kept = kept_steps(reading, before=Part.EMOTION)      # the history step, as the model wrote it
@@ -39,20 +39,20 @@ from compeer_core.taxonomy import (
 )
 
 MAX_STEP_CHARACTERS = 2000
-"""Of the free text of one step that a person may give."""
+"""Limit of a given step's free text."""
 
 
 @dataclass(frozen=True)
 class GivenStep:
-    """A step that stands before the model begins."""
+    """A step that precedes the model's own."""
 
     step: Step
     writer: Writer = Writer.PERSON
-    """A person, or the model in an earlier turn from which the step is kept."""
+    """A person, or the model in an earlier turn whose step is reused."""
 
     @property
     def part(self) -> Part:
-        """Which of the three it is."""
+        """Its part."""
         return part_of(self.step)
 
 
@@ -62,19 +62,18 @@ def edited_step(
     labels: Mapping[str, str],
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
 ) -> Step:
-    """Return the step that a person's words and choices amount to.
+    """Return the step from a person's text and choices.
 
-    The words stay words: what looks like a tag is made harmless (`neutralise`), and so is a line
-    that would read as one of the step's labels.
+    Tags in the text are neutralised (`neutralise`), and so are lines that would read as labels.
 
     Args:
         part: One of `STEPS`.
-        text: The free text, as it was typed.
-        labels: A value for each label of the part (`LABELS`), as labels are written: in English.
+        text: The free text, as typed.
+        labels: A value for each label of the part (`LABELS`), in English.
         vocabulary: The strategies that a strategy step may name.
 
     Raises:
-        InputError: The part is no step (code "step_unknown"), the text is empty ("step_empty") or
+        InputError: The part is not a step (code "step_unknown"), the text is empty ("step_empty") or
             too long ("step_too_long"), or a label is missing or outside its vocabulary
             ("label_unknown", with its name and value).
 
@@ -106,38 +105,38 @@ def edited_step(
 
 
 def kept_steps(reading: Reading, before: Part) -> tuple[GivenStep, ...]:
-    """Return the steps of an earlier turn that stand before a part, as the model wrote them.
+    """Return the steps of an earlier turn before a part, unchanged.
 
     Raises:
-        InputError: One of them is not there (code "step_missing").
+        InputError: One of them is missing (code "step_missing").
     """
     steps = dict(zip(STEPS, reading.steps, strict=True))
     wanted = list(Part)[: list(Part).index(before)]
-    kept = [steps[part] for part in wanted]
-    if any(step is None for step in kept):
+    earlier = [steps[part] for part in wanted]
+    if any(step is None for step in earlier):
         raise InputError("a step before this one is missing", code="step_missing")
-    return tuple(GivenStep(step, Writer.EARLIER) for step in kept if step is not None)
+    return tuple(GivenStep(step, Writer.EARLIER) for step in earlier if step is not None)
 
 
 def check_given(given: Sequence[GivenStep], vocabulary: StrategyVocabulary) -> None:
-    """Make sure that steps can stand at the beginning of a turn.
+    """Check that steps can begin a turn.
 
     Raises:
-        InputError: They are not the first ones in their order (code "steps_out_of_order"), or one
-            names a strategy outside the vocabulary ("strategy_unknown").
+        InputError: They are not the first steps in order (code "steps_out_of_order"), or one names
+            a strategy outside the vocabulary ("strategy_unknown").
     """
-    if tuple(one.part for one in given) != STEPS[: len(given)]:
+    if tuple(each.part for each in given) != STEPS[: len(given)]:
         raise InputError("the steps must be the first ones, in order", code="steps_out_of_order")
-    for one in given:
-        if isinstance(one.step, StrategyStep) and isinstance(one.step.strategy, str):
-            check_strategy(one.step.strategy, vocabulary)
+    for each in given:
+        if isinstance(each.step, StrategyStep) and isinstance(each.step.strategy, str):
+            check_strategy(each.step.strategy, vocabulary)
 
 
 def check_strategy(name: str, vocabulary: StrategyVocabulary) -> None:
-    """Make sure that a vocabulary has a strategy.
+    """Check that a vocabulary contains a strategy.
 
     Raises:
-        InputError: It has not (code "strategy_unknown").
+        InputError: It does not (code "strategy_unknown").
     """
     if name not in vocabulary.names:
         raise InputError(
@@ -146,20 +145,20 @@ def check_strategy(name: str, vocabulary: StrategyVocabulary) -> None:
 
 
 def render_given(given: Sequence[GivenStep], reserved: Sequence[str] = ()) -> str:
-    """Write steps as a policy would have written them, each on a line of its own.
+    """Return steps in the grammar of a policy, each on its own line.
 
     Args:
         given: The steps.
-        reserved: The model's special tokens, which nobody may put in (`neutralise`).
+        reserved: The model's special tokens, which are neutralised (`neutralise`).
     """
     return "".join(
-        f"{one.part.opening}{render_step(_neutralised(one.step, reserved))}{one.part.closing}\n"
-        for one in given
+        f"{each.part.opening}{render_step(_neutralised(each.step, reserved))}{each.part.closing}\n"
+        for each in given
     )
 
 
 def _plain(part: Part, text: str) -> str:
-    """Make words unable to pass for a tag or for one of the part's label lines."""
+    """Neutralise tags and label lines of the part in a text."""
     plain = neutralise("\n".join(text.split("\r\n")).strip())
     names = "|".join(LABELS[part])
     return re.sub(rf"(?im)^([^\S\n]*(?:{names}))[^\S\n]*[:：]", r"\1 –", plain).strip()
@@ -169,13 +168,15 @@ def _label(name: str, text: str, vocabulary: StrategyVocabulary) -> object:
     value = label_value(name, text, vocabulary)
     if value is None:
         raise InputError(
-            f"{text!r} is no {name}", code="label_unknown", values={"name": name, "value": text}
+            f"{text!r} is not a valid {name}",
+            code="label_unknown",
+            values={"name": name, "value": text},
         )
     return value
 
 
 def _neutralised(step: Step, reserved: Sequence[str]) -> Step:
-    """Take special tokens out of the words and of labels that could not be read."""
+    """Neutralise special tokens in the text and in unreadable labels."""
     changed: dict[str, Any] = {"text": neutralise(step.text, reserved)}
     for name in LABELS[part_of(step)]:
         value = getattr(step, name)

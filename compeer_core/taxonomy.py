@@ -25,14 +25,14 @@ VOCABULARIES = Path(__file__).parent / "vocabularies"
 
 
 class Stage(StrEnum):
-    """Where a supportive conversation stands (ESConv, section 3). The order is usual, not forced."""
+    """The stage of a supportive conversation (ESConv, section 3), usually in this order."""
 
     EXPLORATION = "Exploration"
-    """Finding out what the problem is."""
+    """Exploring the problem."""
     COMFORTING = "Comforting"
-    """Showing understanding and easing the feeling."""
+    """Showing understanding and easing distress."""
     ACTION = "Action"
-    """Helping to change something."""
+    """Helping to act on the problem."""
 
 
 class Sentiment(StrEnum):
@@ -99,10 +99,10 @@ SENTIMENT_OF: Mapping[Emotion, Sentiment] = MappingProxyType(
     dict.fromkeys(Emotion, Sentiment.NEGATIVE)
     | {Emotion.JOY: Sentiment.POSITIVE, Emotion.NEUTRAL: Sentiment.NEUTRAL}
 )
-"""The polarity that an emotion has on its own, for corpora that label only the emotion."""
+"""The polarity of each emotion, for corpora that label only the emotion."""
 
 INTENSITIES = range(1, 6)
-"""How strong an emotion is: 1 (barely felt) to 5 (overwhelming), ESConv's scale."""
+"""Intensity of an emotion: 1 (barely felt) to 5 (overwhelming), ESConv's scale."""
 
 Label = TypeVar("Label", bound=str)
 
@@ -110,8 +110,8 @@ Label = TypeVar("Label", bound=str)
 def read_label(vocabulary: Iterable[Label], text: str) -> Label | None:
     """Return the member that a text names, or None.
 
-    Case, white space and punctuation at the end are forgiven. Nothing else is: a near miss is an
-    unreadable label, not a guess.
+    Case, white space and final punctuation are ignored. Anything else must match: a near miss is an
+    unreadable label.
 
     Example:
         >>> read_label(Strategy, " reflection  of feelings. ")
@@ -131,7 +131,7 @@ def _folded(text: str) -> str:
 class StrategyEntry:
     """One support strategy: its label, its meaning in English and Chinese, its usual stages.
 
-    An empty ``stages`` means that the strategy serves in any stage.
+    Empty ``stages`` means any stage.
     """
 
     name: str
@@ -146,17 +146,17 @@ class StrategyEntry:
 
 @dataclass(frozen=True)
 class StrategyVocabulary:
-    """The strategies a policy may choose from, in the order in which they are offered."""
+    """The strategies that a policy may choose from, in order."""
 
     entries: tuple[StrategyEntry, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The labels, as they are written."""
+        """The labels."""
         return tuple(entry.name for entry in self.entries)
 
     def read(self, text: str) -> str | None:
-        """Return the name that a text means, as `read_label` does, or None."""
+        """Return the name in a text, as `read_label` does, or None."""
         return read_label(self.names, text)
 
     def entry(self, name: str) -> StrategyEntry:
@@ -187,14 +187,14 @@ def load_strategies(path: Path) -> StrategyVocabulary:
     """Read a strategy vocabulary (see ``vocabularies/strategies.esconv.toml`` for the layout).
 
     Raises:
-        ConfigError: The file is wrong, a name stands twice, or a name could not be read back from
-            a label line (`read_label` must find it, and it must be one line).
+        ConfigError: The file is invalid, a name is repeated, or a name could not be parsed from a
+            label line (it must be one plain line).
     """
     rows = load_toml(path, _StrategyFile).strategies
     folded = [_folded(row.name) for row in rows]
     for row, key in zip(rows, folded, strict=True):
         if folded.count(key) > 1:
-            raise ConfigError(f"{path}: strategy {row.name!r} stands twice")
+            raise ConfigError(f"{path}: strategy {row.name!r} is listed twice")
         if not key or row.name != " ".join(row.name.split()) or set("<>") & set(row.name):
             raise ConfigError(f"{path}: {row.name!r} cannot be a label: one plain line is needed")
     return StrategyVocabulary(
@@ -203,7 +203,7 @@ def load_strategies(path: Path) -> StrategyVocabulary:
 
 
 ESCONV_STRATEGIES = load_strategies(VOCABULARIES / "strategies.esconv.toml")
-"""ESConv's eight strategies with the definitions of its annotation guideline in short."""
+"""ESConv's eight strategies, with short definitions from its annotation guideline."""
 
 
 class _CorpusLabels(FrozenModel):
@@ -221,33 +221,33 @@ def _corpora() -> Mapping[str, _CorpusLabels]:
 
 
 def map_emotion(corpus: str, label: str) -> Emotion | None:
-    """Return the emotion that a corpus means by one of its labels.
+    """Return the emotion for a label of a corpus.
 
     Args:
         corpus: ``esconv``, ``mesc``, ``meld``, ``emorynlp``, ``dailydialog`` or ``escot``.
-        label: The label as the corpus spells it; compared as `read_label` does.
+        label: The label in the corpus's spelling; compared as in `read_label`.
 
     Returns:
-        The emotion, or None where the corpus says something that `Emotion` does not hold
-        (``surprise``) or where the label is not one of the corpus.
+        The emotion, or None if `Emotion` has no equivalent (``surprise``) or the label does not
+        belong to the corpus.
 
     Raises:
         ConfigError: The corpus is not in the table.
     """
     labels = _labels_of(corpus).emotions
-    found = read_label(labels, label)
-    return None if found is None else labels[found]
+    spelling = read_label(labels, label)
+    return None if spelling is None else labels[spelling]
 
 
 def map_strategy(corpus: str, label: str) -> Strategy | None:
-    """Return the ESConv strategy that a corpus means by one of its labels.
+    """Return the ESConv strategy for a label of a corpus.
 
-    Arguments, result and errors are those of `map_emotion`. ESConv's entry covers the spellings of
-    its failed dialogues and of MultiESC too.
+    Arguments, result and errors as in `map_emotion`. ESConv's table includes the spellings of its
+    failed dialogues and of MultiESC.
     """
     labels = _labels_of(corpus).strategies
-    found = read_label(labels, label)
-    return None if found is None else labels[found]
+    spelling = read_label(labels, label)
+    return None if spelling is None else labels[spelling]
 
 
 def _labels_of(corpus: str) -> _CorpusLabels:

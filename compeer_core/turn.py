@@ -1,11 +1,10 @@
-"""One turn of one visitor: the policy writes, the judge looks on, a record remains.
+"""One turn of one visitor: the policy generates, the judge scores live, a record remains.
 
-The page and the API both call `take_turn`. It merges the events of the writing with those of the
-judging as they come, ends at a stop or at its deadline, and always closes with a `TurnDone`. A
-policy that fails leaves what it had written; a judge that fails leaves the reply alone.
+The page and the API call `take_turn`. It merges generation and judging into one stream of events,
+ends at a stop or at its deadline, and always closes with a `TurnDone`. If the policy fails, its
+partial text remains; if the judge fails, the reply is unaffected.
 
-The messages of a `BackendError` are shown to visitors, so a backend puts neither paths nor
-addresses nor keys into them.
+Visitors see the messages of a `BackendError`, so backends put no paths, addresses or keys into them.
 """
 
 import logging
@@ -33,9 +32,9 @@ from compeer_core.unifireward import (
 logger = logging.getLogger(__name__)
 
 SEEDS = 2**31
-"""Drawn seeds are below this, so that every backend can take them."""
+"""Random seeds are below this, so that every backend accepts them."""
 
-TOO_SLOW = "the reply took longer than {seconds:g} seconds and was ended"
+TOO_SLOW = "the reply took longer than {seconds:g} seconds and was stopped"
 STOPPED_FIRST = Unscorable("the turn was stopped before this was judged")
 LATE_FIRST = Unscorable("the time was up before this was judged")
 
@@ -44,7 +43,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class StepJudged:
-    """The judge has looked at a step."""
+    """The judge has scored a step."""
 
     part: Part
     outcome: StepOutcome
@@ -52,28 +51,28 @@ class StepJudged:
 
 @dataclass(frozen=True)
 class ReplyJudged:
-    """The judge has looked at the reply."""
+    """The judge has scored the reply."""
 
     outcome: ReplyOutcome
 
 
 @dataclass(frozen=True)
 class TurnRecord:
-    """What is kept of a turn."""
+    """The record of a turn."""
 
     model: str
     judge: str | None
     seed: int
     """With the same model, dialogue and controls, this seed gives the same turn."""
     raw: str
-    """All that the model wrote."""
+    """The full text that the model generated."""
     reading: Reading
     judgement: Judgement | None
-    """None without a judge, and for a turn that was cut off by a stop, a failure or the deadline:
-    what is missing there is not the model's doing, and no format penalty is due."""
+    """None without a judge, and for a turn that a stop, a failure or the deadline cut off: its missing
+    parts are not the model's fault, so there is no format penalty."""
     status: Status
     error: str | None
-    """One sentence for the visitor, where the status is "failed"."""
+    """One sentence for the visitor if the status is "failed"."""
     first_token_seconds: float | None
     seconds: float
     """From the start to the last token."""
@@ -81,7 +80,7 @@ class TurnRecord:
     """From the last token to the last score."""
     tokens: int
     controls: Controls = Controls()  # noqa: RUF009  (frozen)
-    """What was asked for, the seed that was drawn among it."""
+    """The controls, with the seed that was used."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ TurnEvent = Event | StepJudged | ReplyJudged | TurnDone
 
 
 class Halt(threading.Event):
-    """Set when the visitor's stop is, and once the time is up."""
+    """Set when the visitor stops the turn, and at the deadline."""
 
     def __init__(self, stop: threading.Event, seconds: float) -> None:
         super().__init__()
@@ -128,22 +127,22 @@ def take_turn(
     reference: str | None = None,
     deadline_seconds: float = 120,
 ) -> Generator[TurnEvent, None, None]:
-    """Let the policy answer, and the judge look on.
+    """Generate a turn and judge it live.
 
     A step is judged as soon as it is finished, so a policy and a judge that share one model take
     turns; text that a remote policy sends meanwhile waits in its stream.
 
     Args:
-        policy: Who answers.
-        judge: Who judges, if anyone does.
+        policy: The model that answers.
+        judge: The judge, if any.
         dialogue: The history; its last utterance is the seeker's.
-        controls: A seed is drawn where the sampling has none.
+        controls: A random seed is used if the sampling has none.
         stop: Set it from any thread to end the turn.
         reference: A reply to compare with.
-        deadline_seconds: The turn is ended after this time, judging included.
+        deadline_seconds: Time limit of the turn, judging included.
 
     Raises:
-        InputError: The controls cannot be met; nothing was asked of the model.
+        InputError: The controls are invalid; the model was not called.
     """
     started = time.monotonic()
     halt = Halt(stop, deadline_seconds)
@@ -158,7 +157,7 @@ def take_turn(
 
     with (
         closing(policy.respond(dialogue, controls, halt)) as stream,
-        closing(_LiveJudge(judge, dialogue, halt)) as onlooker,
+        closing(_LiveJudge(judge, dialogue, halt)) as live_judge,
     ):
         try:
             for event in stream:
@@ -167,14 +166,14 @@ def take_turn(
                 elif first_token_seconds is None:
                     first_token_seconds = time.monotonic() - started
                 yield event
-                outcome = onlooker.look_at(event)
+                outcome = live_judge.judge_step(event)
                 if outcome is not None:
                     steps.append(outcome.outcome)
                     yield outcome
         except BackendError as error:
             failure = str(error)
             logger.warning("policy %s failed: %s", policy.name, trace_of(error))
-        assert reading is not None  # a stream always ends with a TurnFinished, whatever happened
+        assert reading is not None  # a stream always ends with a TurnFinished
         written = time.monotonic()
 
         status: Status = "finished"
@@ -185,7 +184,7 @@ def take_turn(
             failure = None if halt.is_stopped else TOO_SLOW.format(seconds=deadline_seconds)
         if judge is not None and status == "finished":
             if reading.is_complete:
-                verdict = onlooker.look_at_reply(reading.turn.reply, reference)
+                verdict = live_judge.judge_reply(reading.turn.reply, reference)
                 yield ReplyJudged(verdict)
                 judgement = Judgement(tuple(steps), verdict, is_complete=True)
             else:
@@ -212,14 +211,14 @@ def take_turn(
 
 
 class _LiveJudge:
-    """The judge beside a turn: absent, at work, or out of time."""
+    """The judge of a turn: absent, active, or out of time."""
 
     def __init__(self, judge: Judge | None, dialogue: Dialogue, halt: Halt) -> None:
         self._session = None if judge is None else judge.open(dialogue)
         self._halt = halt
 
-    def look_at(self, event: Event) -> StepJudged | None:
-        """Judge the step that `event` finishes, if it finishes one."""
+    def judge_step(self, event: Event) -> StepJudged | None:
+        """Judge the step that `event` finishes, if any."""
         if self._session is None or not isinstance(event, PartFinished):
             return None
         if event.content is None or isinstance(event.content, str):
@@ -228,7 +227,7 @@ class _LiveJudge:
             event.part, self._too_late() or self._session.step(event.part, event.content)
         )
 
-    def look_at_reply(self, reply: str, reference: str | None) -> ReplyOutcome:
+    def judge_reply(self, reply: str, reference: str | None) -> ReplyOutcome:
         assert self._session is not None
         if reference is None:
             return self._session.reply(reply, None)

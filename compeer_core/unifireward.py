@@ -1,14 +1,14 @@
 """UnifiReward: one judge for the three steps of the reasoning and for the reply (COMPEER).
 
-The judge is asked in one conversation. It sees the history, then step after step, and answers each
-with one word, True or False; at last it sees the reply beside a reference and says which is better.
-Its own answers stay in the conversation, so a later verdict is made in the light of the earlier
-ones. An answer is the likeliest of the words it may choose from, read from their probabilities;
-that is what greedy decoding would write. What the answers are worth is in `compeer_core.judgement`.
+The judge works in one conversation. It reads the history, then step after step, and answers each with
+one word, True or False; finally it reads the reply and a reference and says which is better. Its
+answers stay in the conversation, so later verdicts depend on earlier ones. An answer is the most
+probable of the allowed words, the same as greedy decoding would give. `compeer_core.judgement` turns
+answers into rewards.
 
-Beside it stands what it is compared with: a process reward model (PRM), asked about each step as if
-there were no other, and an outcome reward model (ORM), asked about the reply alone. Together they are
-a `Judge` with the same methods (`reply_scorer`).
+The baselines are a process reward model (PRM), asked about each step independently, and an outcome
+reward model (ORM), asked about the reply alone. Together they form a `Judge` with the same methods
+(`reply_scorer`).
 """
 
 import logging
@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
-    InterviewScorer,
+    BatchLabelScorer,
+    CandidateQuestions,
     LabelScorer,
     Question,
     ScoringSession,
@@ -58,9 +58,9 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES, Preference, StrategyVocabul
 logger = logging.getLogger(__name__)
 
 VERDICTS = ("True", "False")
-"""The words for a step: correct, wrong."""
+"""Verdict words for a step: right, wrong."""
 PREFERENCES = ("First", "Second", "Both", "Neither")
-"""The words for the reply, in the order of `Preference`."""
+"""Verdict words for the reply, in the order of `Preference`."""
 
 Turn = SupportTurn | Reading | str
 
@@ -93,7 +93,7 @@ def ask_about_step(step: Step, language: str = "en", reserved: Sequence[str] = (
     """Return the question whether a step is right, answered by one of `VERDICTS`.
 
     Args:
-        step: One step of a turn's reasoning; what it says is neutralised here.
+        step: One step of a turn's reasoning; its text is neutralised here.
         language: Of the question, one of `compeer_core.prompts.LANGUAGES`.
         reserved: The judge's special tokens, see `compeer_core.prompts.neutralise`.
     """
@@ -107,7 +107,7 @@ def ask_about_replies(
     """Return the question which of two replies is better, answered by one of `PREFERENCES`.
 
     Args:
-        first: A reply as it was written; it is neutralised here, as is the other.
+        first: A reply, verbatim; both replies are neutralised here.
         second: The other reply.
         language: See `ask_about_step`.
         reserved: See `ask_about_step`.
@@ -120,12 +120,12 @@ def ask_about_replies(
 
 
 class Judge:
-    """A reward model at work.
+    """One reward model, or a pair of them, in the role of the judge.
 
     Attributes:
         scorer: Judges the steps and, unless there is a `reply_scorer`, the reply.
-        reply_scorer: Judges the reply, if another model does. The steps are then judged as if each
-            were alone: a PRM and an ORM instead of UnifiReward.
+        reply_scorer: A separate model for the reply, if any. The steps are then judged
+            independently: a PRM and an ORM instead of UnifiReward.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class Judge:
         vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
         reply_scorer: LabelScorer | None = None,
     ) -> None:
-        """Take one model that can score labels, or one for the steps and one for the reply.
+        """Use one model for everything, or one for the steps and one for the reply.
 
         Raises:
-            ConfigError: A verdict word is more than one token for a model, so that its
-                probability could not be read at one place.
+            ConfigError: A verdict word is more than one token for a model, so its probability
+                cannot be read at one position.
         """
         if reply_scorer is None:
             scorer.check_labels(VERDICTS + PREFERENCES)
@@ -155,7 +155,7 @@ class Judge:
 
     @property
     def is_unified(self) -> bool:
-        """Whether one model judges all, each verdict in the light of those before it."""
+        """Whether one model judges everything, with each verdict depending on the earlier ones."""
         return self.reply_scorer is None
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Judge:
 
         Args:
             dialogue: The history.
-            stop: Once it is set, no question is asked any more; all that is left is unscorable.
+            stop: Once set, no further question is asked; the remaining ones are unscorable.
         """
         return JudgeSession(self, dialogue, stop)
 
@@ -186,16 +186,16 @@ class Judge:
             dialogue: The history; its last utterance is the seeker's.
             turns: A turn, the reading of a completion, or a text. A text without any tag of the
                 grammar is judged as a reply alone.
-            references: For each turn the reply to compare with, or None.
-            stop: As for `open`; what is asked at once is not interrupted.
+            references: The reply to compare with, or None, for each turn.
+            stop: As for `open`; a batch is not interrupted.
 
         Returns:
             One judgement for each turn. A failure of the model makes the questions of one turn
-            unscorable and leaves the others alone.
+            unscorable and does not affect the others.
         """
         pairs = list(zip(turns, references, strict=True))
         scorers = (self.scorer, self.reply_scorer or self.scorer)
-        if len(dialogue) and all(isinstance(scorer, InterviewScorer) for scorer in scorers):
+        if len(dialogue) and all(isinstance(scorer, BatchLabelScorer) for scorer in scorers):
             return self._judge_at_once(dialogue, pairs, stop)
         return [self._judge_one(dialogue, turn, reference, stop) for turn, reference in pairs]
 
@@ -205,25 +205,32 @@ class Judge:
         pairs: Sequence[tuple[Turn, str | None]],
         stop: threading.Event | None,
     ) -> list[Judgement]:
-        """Judge by interviews; what is not answered in one is judged one by one."""
+        """Judge in batches; turns that a batch leaves unanswered are judged one by one."""
         asked = {
             number: questions
             for number, (turn, reference) in enumerate(pairs)
             if (questions := self._questions(turn, reference)) is not None
         }
         if self.reply_scorer is None:
-            interviews = {n: Interview(steps, replies) for n, (steps, replies) in asked.items()}
-            answered = self._interviewed(self.scorer, dialogue, interviews)
+            candidates = {
+                n: CandidateQuestions(steps, replies) for n, (steps, replies) in asked.items()
+            }
+            answered = self._scored(self.scorer, dialogue, candidates)
         else:
-            on_steps = {n: Interview((), steps) for n, (steps, _) in asked.items() if steps}
-            on_replies = {n: Interview((), replies) for n, (_, replies) in asked.items() if replies}
-            found = self._interviewed(self.scorer, dialogue, on_steps)
-            others = self._interviewed(self.reply_scorer, dialogue, on_replies)
+            on_steps = {
+                n: CandidateQuestions((), steps) for n, (steps, _) in asked.items() if steps
+            }
+            on_replies = {
+                n: CandidateQuestions((), replies) for n, (_, replies) in asked.items() if replies
+            }
+            step_answers = self._scored(self.scorer, dialogue, on_steps)
+            reply_answers = self._scored(self.reply_scorer, dialogue, on_replies)
             none = Answers((), ())
             answered = {
-                n: Answers(found.get(n, none).ends, others.get(n, none).ends)
+                n: Answers(step_answers.get(n, none).ends, reply_answers.get(n, none).ends)
                 for n in asked
-                if (n in found or n not in on_steps) and (n in others or n not in on_replies)
+                if (n in step_answers or n not in on_steps)
+                and (n in reply_answers or n not in on_replies)
             }
         return [
             _judgement(answered[number], _is_bare(turn), self.is_unified)
@@ -232,33 +239,33 @@ class Judge:
             for number, (turn, reference) in enumerate(pairs)
         ]
 
-    def _interviewed(
-        self, scorer: LabelScorer, dialogue: Dialogue, interviews: Mapping[int, Interview]
+    def _scored(
+        self, scorer: LabelScorer, dialogue: Dialogue, candidates: Mapping[int, CandidateQuestions]
     ) -> dict[int, Answers]:
-        """Return the answers that there are.
+        """Return the answers of the candidates that did not fail.
 
-        Those that fail are left out: a session says why, and knows what to leave out of a dialogue
-        that is too long.
+        A failed candidate is judged again in a session, which reports why, and can shorten a
+        dialogue that is too long.
         """
-        assert isinstance(scorer, InterviewScorer)
+        assert isinstance(scorer, BatchLabelScorer)
         messages = judge_messages(dialogue, self.language, scorer.reserved)
         try:
-            answers = scorer.interview(messages, list(interviews.values()))
+            answers = scorer.score_candidates(messages, list(candidates.values()))
         except FAILURES as error:
             logger.warning(
-                "judge %s failed on %d at once: %s", self.name, len(interviews), trace_of(error)
+                "judge %s failed on %d at once: %s", self.name, len(candidates), trace_of(error)
             )
             return {}
         return {
             number: answer
-            for number, answer in zip(interviews, answers, strict=True)
+            for number, answer in zip(candidates, answers, strict=True)
             if isinstance(answer, Answers)
         }
 
     def _questions(
         self, turn: Turn, reference: str | None
     ) -> tuple[tuple[Question, ...], tuple[Question, ...]] | None:
-        """Return what is asked about the steps and the reply; None where there is nothing to ask."""
+        """Return the questions about the steps and the reply; None if there are none."""
         steps: tuple[Question, ...] = ()
         if _is_bare(turn):
             assert isinstance(turn, str)
@@ -312,18 +319,18 @@ class Judge:
 
 
 def _is_bare(turn: Turn) -> bool:
-    """Whether a turn is a text without any tag of the grammar: a reply alone."""
+    """Whether a turn is text without any tag of the grammar: a reply alone."""
     tags = (tag for part in Part for tag in (part.opening, part.closing))
     return isinstance(turn, str) and not any(tag in turn for tag in tags)
 
 
 def _judgement(answers: Answers, is_bare: bool, is_unified: bool) -> Judgement:
-    """Return the judgement that answers amount to, as a session would have made it.
+    """Return the judgement from answers, as a session would make it.
 
     Args:
-        answers: Those on the steps, and those on the reply.
-        is_bare: Whether there is a reply alone.
-        is_unified: Whether an answer builds on those before it, and is worth nothing without them.
+        answers: On the steps (`chain`) and the reply (`ends`).
+        is_bare: Whether the turn is a reply alone.
+        is_unified: Whether an answer depends on the earlier ones, and is invalid without them.
     """
     steps: list[StepOutcome] = []
     broken: Unscorable | None = None
@@ -344,33 +351,33 @@ def _step_outcome(given: Sequence[float]) -> StepOutcome:
     probabilities = _checked(given, VERDICTS)
     if isinstance(probabilities, Unscorable):
         return probabilities
-    return StepVerdict(_likeliest(probabilities) == 0, probabilities[0])
+    return StepVerdict(_most_probable(probabilities) == 0, probabilities[0])
 
 
 def _reply_outcome(as_first: Sequence[float], as_second: Sequence[float]) -> ReplyOutcome:
-    """Average both orders; in `as_second` the candidate stands behind the reference."""
-    one, other = _checked(as_first, PREFERENCES), _checked(as_second, PREFERENCES)
-    if isinstance(one, Unscorable):
-        return one
-    if isinstance(other, Unscorable):
-        return other
-    one_order = dict(zip(Preference, one, strict=True))
-    other_order = dict(zip(Preference, other, strict=True))
+    """Average both orders; in `as_second` the candidate comes after the reference."""
+    forward, backward = _checked(as_first, PREFERENCES), _checked(as_second, PREFERENCES)
+    if isinstance(forward, Unscorable):
+        return forward
+    if isinstance(backward, Unscorable):
+        return backward
+    first_order = dict(zip(Preference, forward, strict=True))
+    second_order = dict(zip(Preference, backward, strict=True))
     averaged = {
-        preference: (one_order[preference] + other_order[preference.swapped()]) / 2
+        preference: (first_order[preference] + second_order[preference.swapped()]) / 2
         for preference in Preference
     }
     return ResponseVerdict(max(averaged, key=lambda name: averaged[name]), averaged)
 
 
-# --- one turn, while it is written -------------------------------------------------------------
+# --- one turn, while it is generated -------------------------------------------------------------
 
 
 class JudgeSession:
     """The judge's conversation about one turn: three steps in order, then the reply.
 
-    The model is first touched when the first question is asked. No method raises because of the
-    model: what it cannot answer is `Unscorable`, and so is all that would build on that answer.
+    The model is first called at the first question. No method raises because of the model: a
+    question that it cannot answer is `Unscorable`, and so are those that depend on it.
     """
 
     def __init__(
@@ -378,10 +385,10 @@ class JudgeSession:
     ) -> None:
         self._judge = judge
         self._answered: list[Part] = []
-        self._on_steps = _Talk(judge, judge.scorer, dialogue, stop)
+        self._on_steps = _Conversation(judge, judge.scorer, dialogue, stop)
         self._on_reply = self._on_steps
         if judge.reply_scorer is not None:
-            self._on_reply = _Talk(judge, judge.reply_scorer, dialogue, stop)
+            self._on_reply = _Conversation(judge, judge.reply_scorer, dialogue, stop)
 
     def __enter__(self) -> "JudgeSession":
         return self
@@ -391,24 +398,23 @@ class JudgeSession:
 
     def step(self, part: Part, step: Step) -> StepOutcome:
         """Judge one step. Steps come in the order of `STEPS`, once each."""
-        talk = self._on_steps
-        if talk.broken is not None:
-            return talk.broken
+        conversation = self._on_steps
+        if conversation.broken is not None:
+            return conversation.broken
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
         question = self._judge.step_question(step)
-        given = talk.ask(question)
+        given = conversation.ask(question)
         outcome = given if isinstance(given, Unscorable) else _step_outcome(given)
         if not self._judge.is_unified:
             self._answered.append(part)
             return outcome
         if isinstance(outcome, Unscorable):
-            talk.broken = outcome
+            conversation.broken = outcome
             return outcome
-        # A verdict stands even if it cannot be kept: it was read before that. What would build on
-        # it is then unscorable.
-        talk.keep(question, VERDICTS[0 if outcome.correct else 1])
+        # The verdict is valid even if `keep` fails; later ones are then unscorable.
+        conversation.keep(question, VERDICTS[0 if outcome.correct else 1])
         self._answered.append(part)
         return outcome
 
@@ -416,40 +422,40 @@ class JudgeSession:
         """Compare the reply with a reference, in both orders, after all steps or none at all."""
         if reference is None:
             return NO_REFERENCE
-        talk = self._on_reply
-        if len(self._answered) not in {0, len(STEPS)} and talk.broken is None:
+        conversation = self._on_reply
+        if len(self._answered) not in {0, len(STEPS)} and conversation.broken is None:
             return Unscorable("the reply was asked about before all steps were judged")
         orders: list[Sequence[float]] = []
         for question in self._judge.reply_questions(text, reference):
-            given = talk.ask(question)
+            given = conversation.ask(question)
             if isinstance(given, Unscorable):
                 return given
             orders.append(given)
         return _reply_outcome(*orders)
 
     def close(self) -> None:
-        """Let go of the model. No question can be asked afterwards."""
-        for talk in (self._on_steps, self._on_reply):
-            talk.close()
+        """Release the model. No question can be asked afterwards."""
+        for conversation in (self._on_steps, self._on_reply):
+            conversation.close()
 
 
-class _Talk:
-    """A conversation with one scorer, which can begin again with less of the dialogue."""
+class _Conversation:
+    """A conversation with one scorer, which can restart with a shorter dialogue."""
 
     def __init__(
         self, judge: Judge, scorer: LabelScorer, dialogue: Dialogue, stop: threading.Event | None
     ) -> None:
         self.broken: Unscorable | None = None
-        """Why nothing more can be asked."""
+        """Why no further question can be asked."""
         self._judge = judge
         self._scorer = scorer
         self._dialogue = dialogue
         self._stop = stop
         self._session: ScoringSession | None = None
-        self._kept: list[tuple[Question, str]] = []  # with its answer
+        self._answered: list[tuple[Question, str]] = []
 
     def ask(self, question: Question) -> Sequence[float] | Unscorable:
-        """Ask from behind what is kept; a failure does not break the conversation by itself."""
+        """Ask after the answered questions; a failure does not break the conversation by itself."""
         if self._stop is not None and self._stop.is_set():
             self.broken = self.broken or Unscorable("judging was stopped before this")
         if self.broken is not None:
@@ -462,14 +468,14 @@ class _Talk:
             except InputError as error:
                 if error.code != TOO_LONG or len(self._dialogue) < 2:
                     return self._failed(error)
-                self._forget_half()
+                self._shorten()
             except FAILURES as error:
                 return self._failed(error)
 
     def keep(self, question: Question, label: str) -> None:
-        """Let the question asked last stand in the conversation, with an answer."""
+        """Add the last question and its answer to the conversation."""
         assert self._session is not None
-        self._kept.append((question, label))
+        self._answered.append((question, label))
         try:
             self._session.answer(label)
         except FAILURES as error:
@@ -490,21 +496,21 @@ class _Talk:
             logger.warning("judge %s: closing a session failed: %s", name, trace_of(error))
 
     def _opened(self) -> ScoringSession:
-        """A conversation that stands where this one does."""
+        """Open a session and replay the answered questions."""
         messages = judge_messages(self._dialogue, self._judge.language, self._scorer.reserved)
         session = self._scorer.open(messages)
-        for question, label in self._kept:
+        for question, label in self._answered:
             session.ask(question.text, question.labels)
             session.answer(label)
         return session
 
-    def _forget_half(self) -> None:
-        """A dialogue that is too long for the judge is judged by its later half."""
+    def _shorten(self) -> None:
+        """Drop the first half of a dialogue that is too long for the judge."""
         self._release()
         utterances = self._dialogue.utterances
-        kept = utterances[-(len(utterances) // 2) :]
-        self._dialogue = replace(self._dialogue, utterances=kept)
-        logger.info("judge %s: reads the last %d utterances", self._judge.name, len(kept))
+        latest = utterances[-(len(utterances) // 2) :]
+        self._dialogue = replace(self._dialogue, utterances=latest)
+        logger.info("judge %s: reads the last %d utterances", self._judge.name, len(latest))
 
     def _failed(self, error: Exception) -> Unscorable:
         logger.warning("judge %s failed: %s", self._judge.name, trace_of(error))
@@ -512,10 +518,10 @@ class _Talk:
 
 
 TOO_LONG = "message_too_long"
-"""The code of the `InputError` with which a model says that it cannot read so much."""
+"""Code of the `InputError` of a conversation that exceeds the context."""
 
 FAILURES = (CompeerError, RuntimeError)
-"""What a model may fail with: our own errors, and those of torch, which are RuntimeErrors."""
+"""Errors of a model: our own, and torch's, which are RuntimeErrors."""
 
 FAILED = "the reward model failed"
 
@@ -525,7 +531,7 @@ TOLERANCE = 1e-3
 def _checked(
     probabilities: Sequence[float], labels: Sequence[str]
 ) -> tuple[float, ...] | Unscorable:
-    """The probabilities, if they are some."""
+    """Return the probabilities if they are valid."""
     values = tuple(float(value) for value in probabilities)
     if not values:
         return Unscorable(FAILED)
@@ -538,6 +544,6 @@ def _checked(
     return tuple(min(1.0, max(0.0, value)) for value in values)
 
 
-def _likeliest(probabilities: Sequence[float]) -> int:
-    """The place of the largest; of equals the first, as greedy decoding takes it."""
+def _most_probable(probabilities: Sequence[float]) -> int:
+    """Return the index of the largest value; the first of equals, as in greedy decoding."""
     return max(range(len(probabilities)), key=lambda place: probabilities[place])

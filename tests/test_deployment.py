@@ -409,5 +409,5 @@ def test_in_a_space_the_page_trusts_its_proxy_and_warns_that_votes_get_lost(tmp_
     assert "frame-ancestors 'self' https://huggingface.co" in policy
     assert "https://someone-compeer.hf.space" in body  # gradio's own addresses
     assert "http://127.0.0.1" not in body
-    assert "votes are kept in a file of this Space, which is lost" in log
+    assert "votes are stored in a file of this Space and lost" in log
     assert "COMPEER_DATABASE_URL" in log

@@ -1,14 +1,14 @@
-"""Text that arrives in chunks of any size, handed out stretch by stretch.
+"""Split a stream of text chunks at markers.
 
-A policy reads a turn part by part (up to a closing tag), while an endpoint or a script sends chunks
-that know nothing of parts. `TextFeed` stands between the two.
+A policy reads a turn part by part (up to a closing tag), but endpoints and scripts send chunks of any
+size. `TextFeed` converts between the two.
 """
 
 from collections.abc import Iterator
 
 
 class TextFeed:
-    """Hands out a running text in stretches; what follows a stretch is kept for the next.
+    """Returns a stream of text piece by piece; text after a piece is buffered for the next.
 
     Example:
         >>> feed = TextFeed(iter(["one</", "a>two", " three"]))
@@ -18,16 +18,16 @@ class TextFeed:
 
     def __init__(self, chunks: Iterator[str]) -> None:
         self._chunks = chunks
-        self._kept = ""
+        self._buffer = ""
         self.exhausted = False
-        """The text has ended and nothing is kept back."""
+        """The text has ended and the buffer is empty."""
 
     def take(self, until: str | None = None) -> Iterator[str]:
-        """Yield text up to and including the next `until`, or all the rest."""
+        """Yield text up to and including the next `until`, or the rest."""
         seen = ""
         while True:
-            if self._kept:
-                chunk, self._kept = self._kept, ""
+            if self._buffer:
+                chunk, self._buffer = self._buffer, ""
             else:
                 following = next(self._chunks, None)
                 if following is None:
@@ -35,12 +35,12 @@ class TextFeed:
                     return
                 chunk = following
             if until:
-                # `until` may lie across chunks, so a match is looked for in what was seen before.
+                # `until` may span chunks, so search the end of the previous text, too.
                 window = seen + chunk
                 start = window.find(until)
                 if start >= 0:
                     end = start + len(until) - len(seen)
-                    self._kept = chunk[end:]
+                    self._buffer = chunk[end:]
                     yield chunk[:end]
                     return
                 seen = window[max(0, len(window) - len(until) + 1) :]

@@ -1,47 +1,44 @@
-"""What a model must offer, whichever way it runs.
+"""Interfaces of models, however they run.
 
-Two interfaces, by what the caller needs: a `Backend` writes text (a policy), a `LabelScorer` says
-how probable each of a few words is as the next one (a judge). Both take the same `Message` records
-and leave the chat template to the model they stand for.
+A `Backend` generates text (a policy); a `LabelScorer` returns the probabilities of a few words as the
+next one (a judge). Both accept `Message` records and apply the model's chat template themselves.
 
-A backend is used from several threads; whatever its model needs in the way of one owner thread is
-its own business.
+Backends are thread-safe; one whose model needs an owner thread has its own.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from compeer_core.errors import CompeerError
-from compeer_core.images import Image
+from compeer_core.messages import Message
 
-Role = Literal["system", "user", "assistant"]
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message of a chat: text and pictures in the order in which the model meets them."""
-
-    role: Role
-    content: tuple[str | Image, ...]
-
-    @property
-    def text(self) -> str:
-        """The text without the pictures."""
-        return "".join(part for part in self.content if isinstance(part, str))
+__all__ = [
+    "Answers",
+    "Backend",
+    "BatchLabelScorer",
+    "CandidateQuestions",
+    "Completion",
+    "LabelScorer",
+    "Message",
+    "Question",
+    "Sampling",
+    "ScoringSession",
+    "with_question",
+]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Sampling parameters.
 
     Attributes:
-        temperature: 0 takes the most probable token; must not be negative.
-        top_p: Sample from the smallest set of tokens that holds this much probability, in (0, 1].
-        repetition_penalty: 1 is off; above 1, tokens already written become less probable.
+        temperature: 0 is greedy; must not be negative.
+        top_p: Nucleus sampling: the probability of the candidate set, in (0, 1].
+        repetition_penalty: 1 is off; above 1, earlier tokens become less probable.
         max_new_tokens: Budget of one turn, over all its parts.
-        seed: None draws a fresh one.
+        seed: None uses a random one.
 
     Raises:
         ValueError: A value is out of its range.
@@ -65,64 +62,64 @@ class Sampling:
 
 
 class Completion(Protocol):
-    """One assistant turn while it is written. It keeps its cache between two parts."""
+    """One assistant turn while it is generated. The cache is kept between parts."""
 
     def generate(self, until: str | None = None) -> Iterator[str]:
         """Yield new text, up to and including the first ``until`` in it.
 
-        Ends as well at the end of the turn, when the budget of tokens is spent and when the caller
-        sets the stop event. Special tokens are not part of the text.
+        Also ends at the end of the turn, when the token budget is spent, and when the stop event is
+        set. Special tokens are not part of the text.
 
         Raises:
-            BackendError: The model or the endpoint failed; what was yielded before stands.
+            BackendError: The model or the endpoint failed; text yielded before remains valid.
         """
         ...
 
     def write(self, text: str) -> None:
-        """Put text into the turn as if the model had written it.
+        """Append text to the turn as if the model had generated it.
 
         Raises:
-            BackendError: This backend cannot (`Backend.can_write` is False).
+            BackendError: The backend does not support it (`Backend.can_write` is False).
         """
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether the turn is over: the model ended it, or the budget is spent."""
+        """Whether the model ended the turn, or the budget is spent."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Tokens generated so far; chunks, where an endpoint reports no usage."""
+        """Tokens generated so far; chunks, if an endpoint reports no usage."""
         ...
 
     def close(self) -> None:
-        """Free what the turn holds. May be called twice, and from another thread."""
+        """Free the turn's resources. May be called twice, and from another thread."""
         ...
 
 
 class Backend(Protocol):
-    """A model that writes."""
+    """A model that generates text."""
 
     @property
     def name(self) -> str:
-        """What logs and errors call it."""
+        """Its name in logs and errors."""
         ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Its special tokens, which no visitor's text may contain (`prompts.neutralise`)."""
+        """Its control tokens, which untrusted text must not contain (`prompts.neutralise`)."""
         ...
 
     @property
     def can_write(self) -> bool:
-        """Whether `Completion.write` works."""
+        """Whether `Completion.write` is supported."""
         ...
 
     def open(
         self, messages: Sequence[Message], sampling: Sampling, stop: threading.Event
     ) -> Completion:
-        """Begin the assistant turn that follows the messages.
+        """Begin the assistant's turn after the messages.
 
         Raises:
             BackendError: The model cannot be loaded or the endpoint cannot be reached.
@@ -135,46 +132,46 @@ class Backend(Protocol):
 
 
 class ScoringSession(Protocol):
-    """One conversation with a judge, in which questions and answers take turns."""
+    """One conversation with a judge, of questions and answers."""
 
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
-        """Return how probable each label is as the answer to a question.
+        """Return the probability of each label as the answer to a question.
 
-        The first question is appended to the last user message of the prefix; each later one opens
-        a user message of its own, after the `answer` to the one before. A question without an
-        answer leaves no trace: the next one takes its place.
+        The first question is appended to the last user message of the prefix; later ones are user
+        messages of their own, after the `answer` to the previous one. The next question replaces a
+        question without an answer.
 
         Args:
             text: The question.
             labels: The possible answers, each one token (`LabelScorer.check_labels`).
 
         Returns:
-            One probability per label, in their order, renormalised over the labels: the sum is 1.
+            One probability per label, in order, renormalised to a sum of 1.
 
         Raises:
-            BackendError: The model or the endpoint failed, or gave no probability for a label.
+            BackendError: The model or the endpoint failed, or returned no probability.
         """
         ...
 
     def answer(self, label: str) -> None:
-        """Let the judge have given this answer to the question asked last."""
+        """Record this answer to the last question."""
         ...
 
     def close(self) -> None:
-        """Free what the conversation holds. May be called twice."""
+        """Free the conversation's resources. May be called twice."""
         ...
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a judge, and the words it may answer with."""
+    """A question to a judge, and the allowed answers."""
 
     text: str
     labels: tuple[str, ...]
 
 
 def with_question(messages: Sequence[Message], text: str) -> list[Message]:
-    """Return the conversation with one more question: the first ends the message before it."""
+    """Return the conversation with a question appended, to a last user message if there is one."""
     last = messages[-1] if messages else None
     if last is not None and last.role == "user":
         return [*messages[:-1], replace(last, content=(*last.content, text))]
@@ -182,12 +179,12 @@ def with_question(messages: Sequence[Message], text: str) -> list[Message]:
 
 
 @dataclass(frozen=True)
-class Interview:
+class CandidateQuestions:
     """Questions about one candidate.
 
     Attributes:
-        chain: Asked one after another; the likeliest label of each stays as its answer.
-        ends: Each asked behind the chain, as if it were the only one there.
+        chain: Asked one after another; the most probable label of each stays as its answer.
+        ends: Each asked after the chain, as if it were the only one there.
     """
 
     chain: tuple[Question, ...]
@@ -196,10 +193,10 @@ class Interview:
 
 @dataclass(frozen=True)
 class Answers:
-    """How probable each label of each question of an interview is.
+    """Label probabilities for each question of a candidate.
 
-    Each sums to 1, or is empty: that question could not be answered, so neither could what comes
-    behind it.
+    Each tuple sums to 1, or is empty: that question could not be answered, and so neither could
+    those after it.
     """
 
     chain: tuple[tuple[float, ...], ...]
@@ -207,28 +204,28 @@ class Answers:
 
 
 class LabelScorer(Protocol):
-    """A model that judges by choosing between words."""
+    """A model that scores words as answers."""
 
     @property
     def name(self) -> str:
-        """What logs and errors call it."""
+        """Its name in logs and errors."""
         ...
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """Its special tokens, which no judged text may contain (`prompts.neutralise`)."""
+        """Its control tokens, which judged text must not contain (`prompts.neutralise`)."""
         ...
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Make sure that every label is one token, and no two are the same token.
+        """Check that every label is one token, and that no two are the same token.
 
         Raises:
-            ConfigError: Some are not; the message names every one of them.
+            ConfigError: Some are not; the message names them.
         """
         ...
 
     def open(self, messages: Sequence[Message]) -> ScoringSession:
-        """Begin a conversation with a prefix that ends before the first question's text."""
+        """Begin a conversation with the messages before the first question."""
         ...
 
     def close(self) -> None:
@@ -237,15 +234,15 @@ class LabelScorer(Protocol):
 
 
 @runtime_checkable
-class InterviewScorer(LabelScorer, Protocol):
+class BatchLabelScorer(LabelScorer, Protocol):
     """A `LabelScorer` that can judge many candidates at once."""
 
-    def interview(
-        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    def score_candidates(
+        self, messages: Sequence[Message], candidates: Sequence[CandidateQuestions]
     ) -> list[Answers | CompeerError]:
-        """Hold interviews that all begin with the same messages.
+        """Score candidates whose questions all follow the same messages.
 
-        The result is what `open`, `ask` and `answer` would give, one candidate after another. What
-        goes wrong with one candidate stands in its place, and does not touch the others.
+        The result is what `open`, `ask` and `answer` would give, one candidate after another. An
+        error of one candidate stands in its place and does not affect the others.
         """
         ...

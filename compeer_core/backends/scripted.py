@@ -1,18 +1,18 @@
 r"""A backend and a label scorer that play a script: for tests, and to replay recorded turns.
 
-Nothing here thinks. A `ScriptedBackend` writes the very text it was given, chunk by chunk and as
-slowly as it was told to, and fails where it was told to. Use it to test what stands on a backend
-(a page, a judge, a trainer), or to show recorded turns on a machine without a model; a page that
-does must say that the turns are recorded. `models.toml` names such a script as `scripted:FILE`.
+A `ScriptedBackend` returns its script's text chunk by chunk, with the delays and failures of the
+script. Use it to test users of a backend (a page, a judge, a trainer), or to show recorded turns
+without a model; such a page must say that the turns are recorded. In `models.toml` a script's source
+is `scripted:FILE`.
 
 A script for a policy, in TOML (or the same in JSON):
 
 ```toml
 name = "recorded"
-can_write = true             # may a strategy be forced (default true)
+can_write = true             # whether a strategy can be forced (default true)
 
 [[turns]]
-when = "exam"                # taken where the seeker's last message contains this; else by its number
+when = "exam"                # used if the seeker's last message contains this; otherwise by number
 text = "<history>...</history>\n<emotion>...</emotion>\n..."
 chunk_characters = 4
 delay_seconds = 0.02         # before each chunk
@@ -42,30 +42,26 @@ from compeer_core.errors import BackendError, ConfigError
 
 FAILURE = "the script ends this turn with a failure"
 SURE = 0.9
-"""Probability of a label that a script gives by its name alone; the others share the rest."""
+"""Probability of an answer given by its label alone; the others share the rest."""
 
 
 class ScriptedTurn(FrozenModel):
-    """One completion to be played.
-
-    A broken completion needs no switch of its own: a turn that is cut off, or that lacks a part, is
-    a `text` that is cut off or lacks it.
-    """
+    """One completion to play. For a truncated or incomplete turn, truncate its `text`."""
 
     text: str
-    """What is written, whole, tags and all."""
+    """The whole text, with tags."""
     when: str = ""
-    """Taken where the last user message contains this (case aside). Empty: taken by number."""
+    """Used if the last user message contains this, ignoring case. Empty: used by number."""
     chunk_characters: int = Field(default=4, ge=1)
     """Characters in a chunk; a chunk counts as one token."""
     delay_seconds: float = Field(default=0.0, ge=0.0)
     """Wait before each chunk."""
     first_delay_seconds: float = Field(default=0.0, ge=0.0)
-    """Wait before the first chunk, on top."""
+    """Additional wait before the first chunk."""
     ending: Literal["finished", "failed", "endless"] = "finished"
-    """What follows the text: the end of the turn, a `BackendError`, or the text again and again.
+    """What follows the text: the end of the turn, a `BackendError`, or endless repetition.
 
-    Only an endless turn is held to `Sampling.max_new_tokens`; a recorded one is played whole."""
+    `Sampling.max_new_tokens` limits only an endless turn; a recorded one is played whole."""
 
 
 class PolicyScript(FrozenModel):
@@ -88,11 +84,11 @@ class JudgeScript(FrozenModel):
 
 @dataclass(frozen=True)
 class ScriptedBackend:
-    """Plays turns (a text alone will do); see the module's docstring.
+    """Plays turns, or plain texts; see the module docstring.
 
-    Which turn is played depends on the conversation only: the first whose `when` fits the last user
-    message, else the n-th of those without `when`, where n counts the replies so far (round and
-    round). Two visitors therefore see the same, and so does one who tries again.
+    The turn depends only on the conversation: the first whose `when` matches the last user message,
+    otherwise the n-th without `when`, where n is the number of replies so far (cyclic). So all
+    visitors see the same, and so does a retry.
     """
 
     turns: Sequence[ScriptedTurn | str]
@@ -102,7 +98,7 @@ class ScriptedBackend:
 
     @classmethod
     def from_file(cls, path: Path) -> "ScriptedBackend":
-        """Read a script. Raises `ConfigError` that names the file and what is wrong in it."""
+        """Read a script. Raises `ConfigError`, which names the file and the fault."""
         script = _read_script(path, PolicyScript)
         return cls(turns=script.turns, name=script.name, can_write=script.can_write)
 
@@ -113,12 +109,12 @@ class ScriptedBackend:
         return ScriptedCompletion(turn, sampling.max_new_tokens, stop, self.can_write)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     def _turn(self, messages: Sequence[Message]) -> ScriptedTurn:
         turns = [ScriptedTurn(text=turn) if isinstance(turn, str) else turn for turn in self.turns]
-        asked = [message.text for message in messages if message.role == "user"]
-        last = asked[-1].casefold() if asked else ""
+        user_texts = [message.text for message in messages if message.role == "user"]
+        last = user_texts[-1].casefold() if user_texts else ""
         for turn in turns:
             if turn.when and turn.when.casefold() in last:
                 return turn
@@ -144,7 +140,7 @@ class ScriptedCompletion:
 
     def generate(self, until: str | None = None) -> Iterator[str]:
         text = self._turn.text
-        end = self._end_of_stretch(until)
+        end = self._end_of_piece(until)
         while not self._ended and not self._closed:
             if self._place == len(text):
                 if self._turn.ending == "failed":
@@ -153,7 +149,7 @@ class ScriptedCompletion:
                     self._ended = True
                     return
                 self._place = 0
-                end = self._end_of_stretch(until)
+                end = self._end_of_piece(until)
             self._wait()
             if self._stop.is_set():
                 return
@@ -167,17 +163,14 @@ class ScriptedCompletion:
                 return
 
     def write(self, text: str) -> None:
-        """Take `text` as written, and go on in the script after the tag that `text` ends with.
-
-        Where the script has no such tag ahead, it goes on where it was.
-        """
+        """Accept `text`, and continue the script after the next tag that `text` ends with, if any."""
         if not self._can_write:
             raise BackendError("this script does not let text be written into a turn")
         written = text.rstrip()
         tag = written[written.rfind("<") :] if written.endswith(">") else ""
-        found = self._turn.text.find(tag, self._place) if tag else -1
-        if found >= 0:
-            self._place = found + len(tag)
+        at = self._turn.text.find(tag, self._place) if tag else -1
+        if at >= 0:
+            self._place = at + len(tag)
 
     @property
     def ended(self) -> bool:
@@ -190,9 +183,9 @@ class ScriptedCompletion:
     def close(self) -> None:
         self._closed = True
 
-    def _end_of_stretch(self, until: str | None) -> int:
-        found = self._turn.text.find(until, self._place) if until else -1
-        return len(self._turn.text) if found < 0 else found + len(until or "")
+    def _end_of_piece(self, until: str | None) -> int:
+        at = self._turn.text.find(until, self._place) if until else -1
+        return len(self._turn.text) if at < 0 else at + len(until or "")
 
     def _wait(self) -> None:
         first = self._turn.first_delay_seconds if self._tokens == 0 else 0.0
@@ -203,16 +196,16 @@ class ScriptedCompletion:
 # --- judging -----------------------------------------------------------------------------------
 
 Answer = str | Mapping[str, float] | Exception
-"""A label (`SURE` of it), a probability for each label (what is left out gets 0; NaN may be
-scripted), or an exception to be raised."""
+"""A label (with probability `SURE`), a probability per label (0 if omitted; may be NaN), or an
+exception to raise."""
 
 
 @dataclass(frozen=True)
 class ScriptedScorer:
     """Answers from a list.
 
-    Every session starts at the top and takes, for each question, the next answer that fits the
-    labels asked for; at the end of the list it starts again. With nothing scripted for the labels asked for, the question fails as a broken model would.
+    Every session starts at the top and uses the next answer that fits the question's labels,
+    cyclically. If none fits, the question fails like a broken model.
     """
 
     answers: Sequence[Answer]
@@ -222,22 +215,22 @@ class ScriptedScorer:
 
     @classmethod
     def from_file(cls, path: Path) -> "ScriptedScorer":
-        """Read a script. Raises `ConfigError` that names the file and what is wrong in it."""
+        """Read a script. Raises `ConfigError`, which names the file and the fault."""
         script = _read_script(path, JudgeScript)
         return cls(answers=script.answers, name=script.name)
 
     def check_labels(self, labels: Sequence[str]) -> None:
-        """Every word will do."""
+        """Accept all labels."""
 
     def open(self, messages: Sequence[Message]) -> "ScriptedScoring":
         return ScriptedScoring(self, tuple(messages))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 class ScriptedScoring:
-    """One scripted judgement; `asked` and `answered` are there for tests to look at."""
+    """One scripted judgement; tests may inspect `asked` and `answered`."""
 
     def __init__(self, scorer: ScriptedScorer, messages: tuple[Message, ...]) -> None:
         self._scorer = scorer
@@ -269,8 +262,8 @@ class ScriptedScoring:
 def _fits(answer: Answer, labels: Sequence[str]) -> bool:
     if isinstance(answer, Exception):
         return True
-    given = {answer} if isinstance(answer, str) else set(answer)
-    return given <= set(labels)
+    answer_labels = {answer} if isinstance(answer, str) else set(answer)
+    return answer_labels <= set(labels)
 
 
 def _probabilities(answer: Answer, labels: Sequence[str]) -> tuple[float, ...]:

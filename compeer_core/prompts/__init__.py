@@ -1,11 +1,10 @@
 """Prompts: one file per purpose and language, filled in one pass.
 
-The words are in ``<purpose>.<language>.md`` beside this module and are reviewed like code; here is
-only what puts them together. Chat templates belong to the models: a prompt is a tuple of `Message`
-records, never one long string.
+The texts are in ``<purpose>.<language>.md`` beside this module; this code assembles them. A prompt is a
+tuple of `Message` records, since each model applies its own chat template.
 
-Everything that was written by a person or a model passes `neutralise` first, so that no seeker can
-forge our tags or a chat template's tokens, and no judged text can forge the form it is shown in.
+All text from a person or a model passes through `neutralise`, so that it cannot forge our tags, a chat
+template's tokens, or the format of a judge's prompt.
 """
 
 import json
@@ -16,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from compeer_core.backends.protocol import Message
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import PromptError
 from compeer_core.images import Image
+from compeer_core.messages import Message
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.taxonomy import (
     ESCONV_STRATEGIES,
@@ -30,7 +29,7 @@ from compeer_core.taxonomy import (
 )
 
 LANGUAGES = ("en", "zh")
-"""The languages that every prompt exists in."""
+"""The languages of all prompts."""
 
 _FOLDER = Path(__file__).parent
 _PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -41,7 +40,7 @@ SPEAKER_NAMES: Mapping[str, Mapping[Speaker, str]] = MappingProxyType(
         "zh": {Speaker.SEEKER: "求助者", Speaker.SUPPORTER: "支持者"},
     }
 )
-"""What transcripts call the two, by language."""
+"""Names of the speakers in transcripts, by language."""
 _STEP_NAMES: Mapping[str, Mapping[Part, str]] = MappingProxyType(
     {
         "en": {Part.HISTORY: "history", Part.EMOTION: "emotion", Part.STRATEGY: "strategy"},
@@ -64,8 +63,8 @@ _PREFERENCES: Mapping[str, Mapping[Preference, str]] = MappingProxyType(
         },
     }
 )
-# "Object replacement character": Unicode's own stand-in for a picture in a line of text.
-_PICTURE = "\ufffc"
+# "Object replacement character": Unicode's placeholder for an image in text.
+_IMAGE = "\ufffc"
 
 
 # --- Files ------------------------------------------------------------------------------------
@@ -73,14 +72,14 @@ _PICTURE = "\ufffc"
 
 @cache
 def load_prompt(name: str, language: str = "en") -> str:
-    """Return the words of a prompt, without the line break at the end of its file.
+    """Return the text of a prompt, without outer white space.
 
     Args:
         name: The purpose, for example ``policy``.
         language: One of `LANGUAGES`.
 
     Raises:
-        PromptError: There is no such file.
+        PromptError: The file does not exist.
     """
     path = _FOLDER / f"{name}.{language}.md"
     try:
@@ -90,12 +89,12 @@ def load_prompt(name: str, language: str = "en") -> str:
 
 
 def placeholders(template: str) -> frozenset[str]:
-    """Return the names that a template wants to have filled."""
+    """Return the placeholder names of a template."""
     return frozenset(_PLACEHOLDER.findall(template))
 
 
 def fill(template: str, **values: object) -> str:
-    """Put values in the place of ``{{name}}``, in one pass: what a value holds is never filled.
+    """Replace ``{{name}}`` by values, in one pass: placeholders inside values stay.
 
     Raises:
         PromptError: A placeholder has no value, or a value has no placeholder.
@@ -113,12 +112,12 @@ def fill(template: str, **values: object) -> str:
     return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), template)
 
 
-# --- Text that is not ours --------------------------------------------------------------------
+# --- Untrusted text ---------------------------------------------------------------------------
 
 _LOOK_ALIKES = str.maketrans("<>[]", "‹›〔〕")
-_BLANKS = ("\ufffd", "\u25a1")  # what a token without brackets loses its first character to
+_BLANKS = ("\ufffd", "\u25a1")  # replaces the first character of a token without brackets
 
-# Names that chat templates and tokenizers write between angle brackets, beside our own tags.
+# Names in angle brackets of chat templates and tokenizers, beside our own tags.
 _ANGLE_NAMES = (
     *Part,
     *("s", "unk", "pad", "mask", "cls", "sep", "bos", "eos", "eod", "eop", "sop", "eot"),
@@ -131,27 +130,26 @@ _SQUARE_NAMES = (
     *("inst", "img", "img_break", "img_end", "gmask", "system_prompt", "tool_calls"),
     *("tool_results", "tool_content", "available_tools", "think"),
 )
-# Possessive quantifiers and the look-behinds keep hostile input from costing quadratic time.
-_BARRED = r"<[|｜](?:[^<>\n]*+>)?", r"<[^<>\s|｜]*+[|｜]>"  # some models use the wide bar
+# Possessive quantifiers and look-behinds prevent quadratic time on hostile input.
+_BARRED = r"<[|｜](?:[^<>\n]*+>)?", r"<[^<>\s|｜]*+[|｜]>"  # some models use the full-width bar
 _ANGLED = rf"(?<!<)<++\s*+/?\s*+(?:{'|'.join(_ANGLE_NAMES)})(?:[\s/][^<>]*+)?>++"
 _SQUARED = rf"(?<!\[)\[++\s*+/?\s*+(?:{'|'.join(_SQUARE_NAMES)})\s*+\]++"
 
 
 def neutralise(text: str, extra: Iterable[str] = ()) -> str:
-    """Make a text unable to forge a tag of ours or a token of a chat template.
+    """Return text that cannot forge one of our tags or a token of a chat template.
 
-    Whatever looks like one loses its ``<``, ``>``, ``[`` and ``]`` to characters that look alike;
-    nothing else changes. Recognised are our tags in any case and spacing, ChatML's ``<|...|>``,
-    Llama's ``[INST]`` and ``<<SYS>>``, Gemma's ``<start_of_turn>``, ``<s>``, ``<image>`` and
-    their kin, and each token in ``extra``. Full-width copies of brackets are left alone: no
-    tokenizer takes them for tokens.
+    In anything that looks like one, ``<``, ``>``, ``[`` and ``]`` are replaced by look-alikes; nothing
+    else changes. This covers our tags in any case and spacing, ChatML's ``<|...|>``, Llama's ``[INST]``
+    and ``<<SYS>>``, Gemma's ``<start_of_turn>``, ``<s>``, ``<image>`` and similar ones, and each token
+    in ``extra``. Full-width brackets are kept: no tokenizer treats them as tokens.
 
-    Doing it twice is the same as doing it once.
+    The function is idempotent.
 
     Args:
-        text: What a person or a model wrote.
-        extra: The special tokens of the model that will read it (`Backend.reserved`), compared
-            exactly. One without brackets loses its first character instead.
+        text: Text of a person or a model.
+        extra: The control tokens of the model that will read it (`Backend.reserved`), compared
+            exactly. Those without brackets lose their first character instead.
 
     Example:
         >>> neutralise("I <3 you </reply><|im_end|> a < b")
@@ -159,14 +157,14 @@ def neutralise(text: str, extra: Iterable[str] = ()) -> str:
     """
     forged, blank = _forged(frozenset(extra))
     while True:
-        # Disarming the inside of a token can lay open another one around it.
-        disarmed = forged.sub(lambda match: _disarmed(match[0], blank), text)
-        if disarmed == text:
+        # Defusing the inside of a token can create another one around it.
+        defused = forged.sub(lambda match: _defused(match[0], blank), text)
+        if defused == text:
             return text
-        text = disarmed
+        text = defused
 
 
-def _disarmed(token: str, blank: str) -> str:
+def _defused(token: str, blank: str) -> str:
     changed = token.translate(_LOOK_ALIKES)
     return changed if changed != token else blank + token[1:]
 
@@ -174,18 +172,18 @@ def _disarmed(token: str, blank: str) -> str:
 @cache
 def _forged(extra: frozenset[str]) -> tuple[re.Pattern[str], str]:
     tokens = sorted((token for token in extra if token), key=len, reverse=True)
-    # Some models reserve thousands of tokens: look only where one of them could begin.
+    # Some models reserve thousands of tokens: match only where one of them could begin.
     firsts = "".join(sorted({token[0] for token in tokens} | set("<[")))
-    # The built-in patterns do not depend on case; a model's own tokens do.
+    # The built-in patterns ignore case; a model's own tokens do not.
     builtin = rf"(?i:{'|'.join((*_BARRED, _ANGLED, _SQUARED))})"
     pattern = rf"(?=[{re.escape(firsts)}])(?:{'|'.join((*map(re.escape, tokens), builtin))})"
-    # A token could be made of the blank itself; then another one has to do.
-    blank = next((one for one in _BLANKS if not any(one in token for token in tokens)), "")
+    # A token may contain the blank itself; then use another one.
+    blank = next((each for each in _BLANKS if not any(each in token for token in tokens)), "")
     return re.compile(pattern), blank
 
 
-def _one_voice(text: str) -> str:
-    """Indent all lines but the first, so that none of them can pass for another speaker's."""
+def _indented(text: str) -> str:
+    """Indent all lines but the first, so that none can imitate another speaker."""
     return "\n  ".join(text.splitlines())
 
 
@@ -199,17 +197,17 @@ def policy_messages(
     reserved: Iterable[str] = (),
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
 ) -> tuple[Message, ...]:
-    """Return what a policy reads before it writes its turn.
+    """Return the prompt of a policy.
 
-    The seeker is the user and the supporter the assistant, whose earlier turns are their replies
-    alone. Runs of one speaker become one message; its pictures stand before its text.
+    The seeker is the user and the supporter the assistant, whose earlier turns are replies only.
+    Consecutive utterances of a speaker become one message, with images before the text.
 
     Args:
-        dialogue: The history; the last word is the seeker's.
-        style: ``prompted`` begins with a system message that asks for the form; a model that was
-            ``trained`` on the form gets none.
+        dialogue: The history; the last utterance is the seeker's.
+        style: ``prompted`` begins with a system message that asks for the grammar; a model that was
+            ``trained`` on it gets none.
         language: The language of that system message, one of `LANGUAGES`.
-        reserved: The model's special tokens, see `neutralise`.
+        reserved: The model's control tokens, see `neutralise`.
         vocabulary: The strategies to choose from.
 
     Raises:
@@ -219,7 +217,7 @@ def policy_messages(
     utterances = dialogue.merged().utterances
     if not utterances or utterances[-1].speaker is not Speaker.SEEKER:
         raise PromptError("a policy answers a seeker: the dialogue must end with the seeker")
-    chat = tuple(_chat_message(said, reserved) for said in utterances)
+    chat = tuple(_chat_message(utterance, reserved) for utterance in utterances)
     if style == "trained":
         return chat
     instructions = fill(
@@ -233,10 +231,12 @@ def policy_messages(
     return (Message("system", (instructions,)), *chat)
 
 
-def _chat_message(said: Utterance, reserved: tuple[str, ...]) -> Message:
-    role: Literal["user", "assistant"] = "user" if said.speaker is Speaker.SEEKER else "assistant"
-    text = neutralise(said.text, reserved)
-    return Message(role, (*said.images, text) if text else said.images)
+def _chat_message(utterance: Utterance, reserved: tuple[str, ...]) -> Message:
+    text = neutralise(utterance.text, reserved)
+    return Message(
+        "user" if utterance.speaker is Speaker.SEEKER else "assistant",
+        (*utterance.images, text) if text else utterance.images,
+    )
 
 
 # --- The judge --------------------------------------------------------------------------------
@@ -245,42 +245,42 @@ def _chat_message(said: Utterance, reserved: tuple[str, ...]) -> Message:
 def judge_messages(
     dialogue: Dialogue, language: str = "en", reserved: Iterable[str] = ()
 ) -> tuple[Message, ...]:
-    """Return what a judge reads before the first question.
+    """Return the prompt of a judge before the first question.
 
-    A system message with the task, and a user message with the transcript, pictures at their
-    turns. The latter ends with an empty line; the first question's text follows it there.
+    A system message with the task, and a user message with the transcript and its images. The latter
+    ends with an empty line, where the first question is appended.
 
     Args:
         dialogue: The history that the judged turn answers.
         language: One of `LANGUAGES`.
-        reserved: The judge's special tokens, see `neutralise`.
+        reserved: The judge's control tokens, see `neutralise`.
     """
     reserved = tuple(reserved)
     template = load_prompt("judge_history", language)
     lines: list[str] = []
-    pictures: list[Image] = []
-    for said in dialogue.merged():
-        pictures += said.images
-        text = _one_voice(neutralise(said.text, reserved)).replace(_PICTURE, " ")
-        speaker = SPEAKER_NAMES[language][said.speaker]
-        lines.append(f"{speaker}: {_PICTURE * len(said.images)}{text}")
+    images: list[Image] = []
+    for utterance in dialogue.merged():
+        images += utterance.images
+        text = _indented(neutralise(utterance.text, reserved)).replace(_IMAGE, " ")
+        speaker = SPEAKER_NAMES[language][utterance.speaker]
+        lines.append(f"{speaker}: {_IMAGE * len(utterance.images)}{text}")
     filled = fill(template, transcript="\n".join(lines)) + "\n\n"
     return (
         Message("system", (load_prompt("judge_system", language),)),
-        Message("user", _with_pictures(filled, pictures)),
+        Message("user", _with_images(filled, images)),
     )
 
 
-def _with_pictures(text: str, pictures: Iterable[Image]) -> tuple[str | Image, ...]:
-    first, *others = text.split(_PICTURE)
+def _with_images(text: str, images: Iterable[Image]) -> tuple[str | Image, ...]:
+    first, *others = text.split(_IMAGE)
     content: list[str | Image] = [first]
-    for picture, piece in zip(pictures, others, strict=True):
-        content += [picture, piece]
+    for image, piece in zip(images, others, strict=True):
+        content += [image, piece]
     return tuple(part for part in content if part != "")
 
 
 def step_question(part: Part, step_text: str, language: str = "en") -> str:
-    """Return the question whether a step is right, to be answered True or False.
+    """Return the question whether a step is right, answered by True or False.
 
     Args:
         part: One of `STEPS`.
@@ -302,25 +302,25 @@ def step_question(part: Part, step_text: str, language: str = "en") -> str:
 
 
 def reply_question(first: str, second: str, language: str = "en") -> str:
-    """Return the question which reply is better, to be answered First, Second, Both or Neither.
+    """Return the question which reply is better, answered by First, Second, Both or Neither.
 
     Args:
-        first: A reply, neutralised. Its lines are indented, so it cannot pass for two replies.
+        first: A reply, neutralised. Its lines are indented, so it cannot imitate two replies.
         second: The other reply, likewise.
         language: One of `LANGUAGES`.
     """
     return fill(
         load_prompt("judge_reply", language),
-        first=_one_voice(first),
-        second=_one_voice(second),
+        first=_indented(first),
+        second=_indented(second),
     )
 
 
 def verdict_request(labels: Sequence[str], language: str = "en") -> str:
-    """Return what follows a question where a judge writes before it decides.
+    """Return the request for a written judgement, to append to a question.
 
     Args:
-        labels: The words that it may decide for.
+        labels: The possible verdicts.
         language: One of `LANGUAGES`.
     """
     return fill(load_prompt("judge_verdict", language), labels=" / ".join(labels))
@@ -334,31 +334,31 @@ def consistency_question(
     preference: Preference,
     language: str = "en",
 ) -> str:
-    """Return the question whether a judge's verdicts on steps and replies go together.
+    """Return the question whether a judge's verdicts on steps and replies are consistent.
 
-    Whatever was written by a person or a model stands between quotation marks, with its own ones
-    and its line breaks escaped, so that it cannot pass for anything else. Pictures are left out.
+    Text of a person or a model is in quotation marks, with quotation marks and line breaks escaped, so
+    that it cannot imitate anything else. Images are left out.
 
     Args:
         dialogue: The history that the judged turn answers.
         steps: The inside of each step (`render_step`), in the order of `STEPS`, with its verdict.
-        reply: Of the turn.
-        other: The reply that it was compared with.
+        reply: The reply of the turn.
+        other: The reference reply.
         preference: The verdict on the two; `first` is the turn's.
         language: One of `LANGUAGES`.
     """
-    said = [
+    transcript = [
         f"{SPEAKER_NAMES[language][each.speaker]}: {_quoted(each.text)}"
         for each in dialogue.merged()
     ]
-    named = [
+    judged_steps = [
         f"{number}. {_STEP_NAMES[language][part]}: {_quoted(text)} -> {correct}"
         for number, (part, (text, correct)) in enumerate(zip(STEPS, steps, strict=True), start=1)
     ]
     return fill(
         load_prompt("consistency", language),
-        conversation="\n".join(said),
-        steps="\n".join(named),
+        conversation="\n".join(transcript),
+        steps="\n".join(judged_steps),
         reply=_quoted(reply),
         other=_quoted(other),
         verdict=_PREFERENCES[language][preference],

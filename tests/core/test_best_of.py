@@ -8,7 +8,7 @@ import pytest
 
 from compeer_core.best_of import gate_formula, rank, weight_formula
 from compeer_core.encoder import Vectors, load_encoder
-from compeer_core.reweighting import Settings, reweighted
+from compeer_core.redundancy import Settings, reweighted
 
 
 class Known:
@@ -21,7 +21,7 @@ class Known:
         return np.array([self.table[text] for text in texts], dtype=np.float32)
 
 
-def test_of_equal_rewards_the_one_that_repeats_nothing_is_first() -> None:
+def test_equal_rewards_rank_the_non_repeating_reply_first() -> None:
     # s_in: a = (1 + 0) / 2, b the same, c = 0.  s_hi: a = b = 1, c = 0.
     # L = 1, tau = 1 / (1 + e^2) = 0.1192;  a: 4 / (1.0596 * 1.1192) = 3.373
     found = rank([4.0, 4.0, 4.0], ["a", "b", "c"], ["h"], Known())
@@ -53,14 +53,14 @@ def test_a_negative_reward_costs_more_for_repeating() -> None:
         ("off", "r' = r = −2"),
     ],
 )
-def test_the_formula_is_that_of_the_form(form: str, expected: str) -> None:
+def test_the_formula_matches_the_form(form: str, expected: str) -> None:
     settings = Settings.model_validate({"form": form})
     found = rank([-2.0, -2.0], ["a", "c"], ["h"], Known(), settings)
 
     assert weight_formula(found.members[0], settings) == expected
 
 
-def test_a_member_without_a_reward_has_no_place_but_is_one_of_the_others() -> None:
+def test_a_member_without_a_reward_has_no_rank_but_counts_as_another_reply() -> None:
     found = rank([1.0, None, 3.0], ["a", "b", "c"], [], Known())
 
     assert found.places == (2, None, 1)
@@ -86,7 +86,7 @@ def test_replies_that_no_encoder_can_read_are_ranked_by_their_rewards_alone() ->
     assert weight_formula(found.members[1], found.settings) == "r' = r = 3"
 
 
-def test_the_numbers_are_those_of_training_with_the_shipped_encoder() -> None:
+def test_rankings_use_the_same_numbers_as_training() -> None:
     encoder = load_encoder()
     replies = ["You are not alone in this.", "What happened at work today?", ""]
     rewards, history = [4.0, 2.0, -4.0], ["I cannot go on like this."]

@@ -66,7 +66,7 @@ def test_a_history_ends_with_the_seeker():
 @pytest.mark.parametrize(
     "wrong", [{"split": "dev"}, {"round": -1}, {"rounds": 0}, {"persona": "p1"}]
 )
-def test_a_case_with_a_value_that_is_none_is_refused(wrong):
+def test_a_case_with_an_invalid_value_is_refused(wrong):
     with pytest.raises(ValidationError):
         case(**wrong)
 
@@ -96,7 +96,7 @@ def test_a_case_becomes_a_dialogue_with_or_without_its_pictures():
 # --- candidates and records ----------------------------------------------------------------------
 
 
-def test_steps_are_judged_of_a_turn_and_by_somebody():
+def test_step_labels_need_a_turn_and_a_source():
     with pytest.raises(ValidationError, match="3 steps are judged of a turn that has none"):
         Candidate(author="m", reply="Why?", steps=(True, True, True), steps_by=RULE)
     for alone in ({"steps": (True, True, True)}, {"steps_by": RULE}):
@@ -106,7 +106,7 @@ def test_steps_are_judged_of_a_turn_and_by_somebody():
         Candidate(author="m", reply="Why?", turn="t", steps=(True, True), steps_by=RULE)
 
 
-def test_a_preference_is_of_two_replies_and_by_somebody():
+def test_a_preference_needs_two_replies_and_a_source():
     two = record(second=WRITTEN, preference=Preference.BOTH, preference_by=PEOPLE)
 
     assert two.candidates == (ORIGINAL, WRITTEN)
@@ -119,7 +119,7 @@ def test_a_preference_is_of_two_replies_and_by_somebody():
             record(second=WRITTEN, **alone)
 
 
-def test_a_row_cannot_be_changed_and_knows_its_keys():
+def test_rows_are_immutable_and_forbid_unknown_keys():
     with pytest.raises(ValidationError, match="frozen"):
         record().preference = Preference.BOTH
     with pytest.raises(ValidationError, match="Extra inputs"):
@@ -128,7 +128,7 @@ def test_a_row_cannot_be_changed_and_knows_its_keys():
         DecidedBy(kind="committee", name="x")
 
 
-def test_variants_are_named_as_the_paper_has_them():
+def test_variants_have_the_papers_names():
     assert [variant.value for variant in Variant] == ["original", "duplicate", "rewrite", "persona"]
     assert record().variant is Variant.ORIGINAL
 
@@ -198,7 +198,7 @@ def records(draw):
 
 
 @given(records())
-def test_a_row_survives_its_line_of_json(row):
+def test_rows_round_trip_through_json(row):
     line = row.model_dump_json()
 
     assert "\n" not in line

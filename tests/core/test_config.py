@@ -36,7 +36,7 @@ def written(tmp_path: Path):
     return write
 
 
-def test_a_file_holds_only_what_differs_from_the_defaults(written):
+def test_a_file_lists_only_differences_from_the_defaults(written):
     stage = load_toml(written('name = "sft"\n[redundancy]\nalpha = 0.25\n'), Stage)
 
     assert stage == Stage(name="sft", redundancy=Redundancy(alpha=0.25, beta=5.0))
@@ -51,13 +51,13 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(written):
 
 
 @pytest.mark.parametrize("value", ["nano", "a b", "hf:Qwen/Qwen2.5-VL", "x\ny = 2", "=", "1\n2"])
-def test_an_override_that_is_no_toml_is_a_string(written, value):
+def test_an_override_that_is_not_toml_is_a_string(written, value):
     assert load_toml(written('name = "sft"'), Stage, [f"name={value}"]).name == value
 
 
 @settings(deadline=None)  # each example writes a file
 @given(value=st.text(alphabet=st.characters(codec="utf-8")))
-def test_no_value_of_an_override_can_set_another_key(tmp_path_factory, value):
+def test_an_override_value_cannot_set_another_key(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("config") / "stage.toml"
     path.write_text('name = "sft"', encoding="utf-8")
 
@@ -69,7 +69,7 @@ def test_no_value_of_an_override_can_set_another_key(tmp_path_factory, value):
         assert stage == Stage(name=stage.name)
 
 
-def test_every_wrong_key_is_named_with_its_place_and_the_nearest_known_one(written):
+def test_every_invalid_key_is_reported_with_path_and_nearest_valid_key(written):
     path = written('nam = "x"\nsteps = "many"\n[redundancy]\naplha = 1\n')
 
     with pytest.raises(ConfigError) as caught:
@@ -95,12 +95,12 @@ def test_the_nearest_key_is_found_inside_lists_and_optional_tables(written, text
         load_toml(written(f'name = "x"\n{text}'), Stage)
 
 
-def test_a_key_like_no_other_comes_with_all_known_ones(written):
+def test_a_key_without_a_near_match_lists_all_valid_keys(written):
     with pytest.raises(ConfigError, match=r"known keys: alpha, beta"):
         load_toml(written('name = "x"\n[redundancy]\nzzz = 1'), Stage)
 
 
-def test_a_long_value_is_cut_in_the_message(written):
+def test_a_long_value_is_truncated_in_the_message(written):
     with pytest.raises(ConfigError) as caught:
         load_toml(written(f'name = "x"\nzzz = "{"long " * 100}"'), Stage)
 
@@ -121,7 +121,7 @@ def test_an_override_that_cannot_be_applied_is_refused(written, override, reason
         load_toml(written('name = "x"'), Stage, [override])
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read"):
         load_toml(tmp_path / "nowhere.toml", Stage)
 
@@ -135,10 +135,10 @@ def test_a_file_that_is_not_toml_is_named(tmp_path, content):
         load_toml(path, Stage)
 
 
-def test_a_config_cannot_be_changed():
+def test_a_config_is_immutable():
     with pytest.raises(ValidationError):
         Redundancy().alpha = 1.0
 
 
-def test_the_line_under_a_field_describes_it():
+def test_the_docstring_under_a_field_becomes_its_description():
     assert Redundancy.model_fields["alpha"].description == "Steepness."

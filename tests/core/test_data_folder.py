@@ -15,7 +15,7 @@ def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
 
 
-def test_a_folder_of_the_environment_takes_the_place_of_the_users(monkeypatch, tmp_path):
+def test_the_environment_can_set_the_data_folder(monkeypatch, tmp_path):
     assert tmp_path / "home" in default_data_folder().parents
 
     monkeypatch.setenv("COMPEER_DATA_DIR", str(tmp_path / "named"))
@@ -26,7 +26,7 @@ def test_a_folder_of_the_environment_takes_the_place_of_the_users(monkeypatch, t
     assert not (tmp_path / "home").exists()
 
 
-def test_a_database_of_the_environment_is_used_by_all_who_name_none(monkeypatch, tmp_path):
+def test_the_environment_sets_the_default_database(monkeypatch, tmp_path):
     url = f"sqlite:///{tmp_path / 'votes.sqlite3'}"
     monkeypatch.setenv("COMPEER_DATABASE_URL", url)
 
@@ -37,7 +37,7 @@ def test_a_database_of_the_environment_is_used_by_all_who_name_none(monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["COMPEER_DATA_DIR", "COMPEER_DATABASE_URL"])
-def test_an_empty_variable_says_nothing(monkeypatch, name):
+def test_an_empty_variable_is_ignored(monkeypatch, name):
     before = default_url()
 
     monkeypatch.setenv(name, "")

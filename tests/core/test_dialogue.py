@@ -56,7 +56,7 @@ def test_speakers_alternate_in_a_merged_dialogue_and_merging_twice_changes_nothi
 
 
 @given(dialogues, utterances)
-def test_adding_leaves_the_dialogue_as_it_was(dialogue, utterance):
+def test_adding_does_not_change_the_original_dialogue(dialogue, utterance):
     before = dialogue.utterances
 
     longer = dialogue.adding(utterance)
@@ -66,7 +66,7 @@ def test_adding_leaves_the_dialogue_as_it_was(dialogue, utterance):
     assert len(longer) == len(dialogue) + 1
 
 
-def test_the_last_seeker_is_found_behind_a_supporter():
+def test_the_last_seeker_utterance_may_precede_the_supporters():
     dialogue = Dialogue.from_messages(
         [
             {"role": "user", "content": "first"},
@@ -79,7 +79,7 @@ def test_the_last_seeker_is_found_behind_a_supporter():
     assert Dialogue((Utterance(SUPPORTER, "hi"),)).last_seeker is None
 
 
-def test_a_dialogue_cannot_be_changed():
+def test_a_dialogue_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Dialogue().id = "x"
 
@@ -108,7 +108,7 @@ def test_messages_of_the_api_become_a_dialogue():
         ("x", "history_malformed"),
     ],
 )
-def test_a_message_of_another_form_is_refused(message, code):
+def test_a_malformed_message_is_refused(message, code):
     with pytest.raises(InputError) as caught:
         Dialogue.from_messages([message])
 
@@ -129,12 +129,12 @@ def test_a_message_of_another_form_is_refused(message, code):
         ("<reply>", "<reply>"),
     ],
 )
-def test_a_message_is_kept_without_what_no_file_can_hold(typed, kept):
+def test_characters_that_cannot_be_stored_are_dropped(typed, kept):
     assert check_message(typed, has_images=False) == kept
 
 
 @pytest.mark.parametrize("typed", ["", " \n\t", "\x00", "\u200b\u2060\ufeff", "\u00a0"])
-def test_a_message_of_nothing_is_refused_unless_a_picture_comes_with_it(typed):
+def test_an_empty_message_is_refused_unless_it_has_an_image(typed):
     with pytest.raises(InputError) as caught:
         check_message(typed, has_images=False)
 
@@ -142,7 +142,7 @@ def test_a_message_of_nothing_is_refused_unless_a_picture_comes_with_it(typed):
     check_message(typed, has_images=True)
 
 
-def test_the_longest_message_passes_and_one_more_character_does_not():
+def test_the_length_limit_is_exact():
     assert len(check_message("x" * MAX_MESSAGE_CHARACTERS + "  ", has_images=False)) == 4000
     with pytest.raises(InputError) as caught:
         check_message("x" * 4001, has_images=True)

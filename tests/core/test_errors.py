@@ -23,7 +23,7 @@ EXAMPLES = (
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_keeps_all_it_says_when_pickled(error):
+def test_errors_round_trip_through_pickle(error):
     copy = pickle.loads(pickle.dumps(error))
 
     assert type(copy) is type(error)
@@ -48,7 +48,7 @@ def test_every_error_of_the_package_is_pickled_above():
         (errors.BackendError, RuntimeError),
     ],
 )
-def test_each_error_is_also_the_builtin_a_stranger_would_expect(error, builtin):
+def test_each_error_inherits_the_matching_builtin(error, builtin):
     assert issubclass(error, errors.CompeerError)
     assert issubclass(error, builtin)
 

@@ -109,7 +109,7 @@ def test_text_and_profiles_of_a_png_are_dropped():
         assert not set(stripped.info)
 
 
-def test_what_is_transparent_is_laid_on_white():
+def test_transparent_images_are_composited_on_white():
     layer = PIL.Image.new("RGBA", (4, 1), (0, 0, 255, 255))
     layer.putpixel((0, 0), (255, 0, 0, 0))
     layer.putpixel((1, 0), (0, 0, 0, 51))  # a fifth of black over white: 255 * 0.8 = 204
@@ -119,7 +119,7 @@ def test_what_is_transparent_is_laid_on_white():
     assert [pixels.getpixel((x, 0)) for x in range(3)] == [WHITE, (204, 204, 204), BLUE]
 
 
-def test_a_palette_with_a_transparent_colour_is_laid_on_white():
+def test_transparent_palette_colours_are_composited_on_white():
     palette = PIL.Image.new("P", (2, 1))
     palette.putpalette([*RED, *BLUE])
     palette.putpixel((1, 0), 1)
@@ -160,7 +160,7 @@ def test_deep_tiffs_are_scaled(dtype):
     assert [pixels.getpixel((x, 0)) for x in range(2)] == [BLACK, WHITE]
 
 
-def test_a_level_that_is_no_number_is_black():
+def test_a_nan_level_becomes_black():
     levels = np.array([[np.nan, 200.0]], dtype=np.float32)
 
     pixels = read_image(encoded(PIL.Image.fromarray(levels), "TIFF")).to_pil()
@@ -169,7 +169,7 @@ def test_a_level_that_is_no_number_is_black():
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_of_an_animation_the_first_frame_counts(kind):
+def test_the_first_frame_of_an_animation_is_used(kind):
     frames = [PIL.Image.new("RGB", (16, 16), colour) for colour in (RED, BLUE)]
     data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=100)
 
@@ -233,19 +233,19 @@ def test_a_web_page_named_png_is_not_a_picture(tmp_path):
         encoded(red_over_blue(), "PPM"),
     ],
 )
-def test_formats_that_are_not_named_are_not_pictures(data):
+def test_unsupported_formats_are_not_images(data):
     assert code_of(data) == "image_not_image"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
-def test_a_picture_that_was_cut_short_cannot_be_read(kind):
+def test_a_truncated_image_cannot_be_read(kind):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     data = encoded(PIL.Image.fromarray(noise), kind)
 
     assert code_of(data[: len(data) * 2 // 3]) in {"image_unreadable", "image_not_image"}
 
 
-def test_a_file_that_is_not_there_cannot_be_read(tmp_path):
+def test_a_missing_file_cannot_be_read(tmp_path):
     with pytest.raises(ImageError) as caught:
         read_image(tmp_path / "nowhere.png")
 
@@ -265,7 +265,7 @@ def test_a_picture_of_a_hundred_megapixels_or_more_is_refused_before_it_is_decod
     assert peak < 5_000_000  # bytes; decoded, the smallest of them has 300 million
 
 
-def test_the_limit_is_on_pixels_and_is_told():
+def test_the_pixel_limit_is_reported():
     data = encoded(red_over_blue((40, 20)))
 
     assert read_image(data, max_pixels=800).width == 40

@@ -28,7 +28,7 @@ def raised(kind=BackendError):
         return error
 
 
-def test_a_trace_has_kinds_and_places_and_no_words():
+def test_a_trace_has_types_and_positions_but_no_messages():
     trace = trace_of(raised())
 
     assert SECRET not in trace

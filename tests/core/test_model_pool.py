@@ -62,7 +62,7 @@ def test_a_path_written_in_two_ways_is_one_checkpoint(qwen_folder, monkeypatch):
     assert first._chat is second._chat
 
 
-def test_threads_that_ask_at_once_load_once(qwen_folder, monkeypatch):
+def test_concurrent_requests_load_once(qwen_folder, monkeypatch):
     pool, loads, backends = ModelPool(), [], []
     load_base = model_pool._load_base
     monkeypatch.setattr(
@@ -122,7 +122,7 @@ def test_an_adapter_is_loaded_once(qwen_folder, adapter_folders):
     assert len(models[0]._chat.adapted.peft_config) == 1
 
 
-def test_the_base_that_an_adapter_names_is_not_looked_for(qwen_folder, adapter_folders, tmp_path):
+def test_the_base_named_by_an_adapter_is_not_searched(qwen_folder, adapter_folders, tmp_path):
     folder = Path(shutil.copytree(adapter_folders[0], tmp_path / "adapter"))
     edit_json(folder / "adapter_config.json", base_model_name_or_path="../base")
     pool = ModelPool()
@@ -166,7 +166,7 @@ def test_large_models_keep_16_bits_and_use_every_core(copy, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [None, "", "auto"])
-def test_the_device_is_cuda_where_there_is_some(name, monkeypatch):
+def test_the_default_device_is_cuda_if_available(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device(name) == torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -174,7 +174,7 @@ def test_the_device_is_cuda_where_there_is_some(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "meta", "mps:7"])
-def test_a_device_that_is_not_here_is_a_wrong_flag(name):
+def test_an_unavailable_device_is_an_invalid_flag(name):
     with pytest.raises(ConfigError, match="device"):
         resolve_device(name)
 
@@ -202,8 +202,8 @@ def test_weights_that_cannot_be_quantized_here_say_what_to_do(copy, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("config.json", "what kind of model"),
-        ("tokenizer.json", "no tokenizer"),
+        ("config.json", "defines the model"),
+        ("tokenizer.json", "defines the tokenizer"),
         ("model.safetensors", "copy the whole checkpoint"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_prepare_pictures_is_named(copy):
     (copy / "processor_config.json").unlink()
     (copy / "preprocessor_config.json").unlink()
 
-    with pytest.raises(CheckpointError, match=r"processor_config.json is missing.*pictures"):
+    with pytest.raises(CheckpointError, match=r"processor_config.json is missing.*images"):
         load(copy)
 
 
@@ -239,12 +239,12 @@ def test_broken_json_is_named(name, copy):
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_weights_that_are_cut_short_are_named(kept, copy):
+def test_truncated_weights_are_named(kept, copy):
     content = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(content[:kept])
 
     with pytest.raises(
-        CheckpointError, match=r"model.safetensors is (cut short|not a safetensors)"
+        CheckpointError, match=r"model.safetensors is (truncated|not a safetensors)"
     ):
         load(copy)
 
@@ -270,7 +270,7 @@ def test_pickled_weights_are_refused(copy):
         load(copy)
 
 
-def test_weights_that_are_not_all_there_are_an_error_not_random_numbers(copy):
+def test_missing_weights_are_an_error_not_random_numbers(copy):
     from safetensors.torch import load_file, save_file
 
     weights = load_file(copy / "model.safetensors")
@@ -297,7 +297,7 @@ def test_a_text_model_is_no_vision_language_model(copy):
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(copy)
 
-    with pytest.raises(CheckpointError, match="is a llama model, which is not a vision-language"):
+    with pytest.raises(CheckpointError, match="is a llama model, not a vision-language"):
         load(copy)
 
 
@@ -322,7 +322,7 @@ def test_a_name_that_the_hub_cannot_give_is_an_error():
         load("nobody/nothing")
 
 
-def test_what_failed_to_load_can_be_loaded_when_it_is_mended(copy):
+def test_a_repaired_checkpoint_can_be_loaded(copy):
     pool = ModelPool()
     content = (copy / "config.json").read_text(encoding="utf-8")
     (copy / "config.json").unlink()

@@ -298,7 +298,7 @@ def test_a_turn_that_takes_too_long_is_ended_and_says_so() -> None:
     record = record_of(turn(slow, deadline_seconds=0.2))
 
     assert record.status == "failed"
-    assert record.error == "the reply took longer than 0.2 seconds and was ended"
+    assert record.error == "the reply took longer than 0.2 seconds and was stopped"
     assert TEXT.startswith(record.raw)
     assert record.judgement is None
     assert time.monotonic() - started < 20

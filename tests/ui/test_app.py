@@ -182,11 +182,11 @@ def test_a_port_of_the_environment_that_is_no_number_is_exit_code_2(monkeypatch,
         ({"SPACE_ID": "a/b"}, ["--database-url", "postgresql://h/n"], False),
     ],
 )
-def test_votes_get_lost_in_a_space_unless_a_place_is_named(monkeypatch, environment, flags, lost):
+def test_votes_are_temporary_in_a_space_unless_a_place_is_named(monkeypatch, environment, flags, lost):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    assert app._votes_get_lost(app._flags().parse_args(flags)) is lost
+    assert app._votes_are_temporary(app._flags().parse_args(flags)) is lost
 
 
 def test_a_password_of_the_environment_is_not_shown_by_help(monkeypatch, capsys):

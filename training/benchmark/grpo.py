@@ -44,8 +44,8 @@ from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
+from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.registry import Quantize, Registry, SourceKind
-from compeer_core.reweighting import Settings as Reweighting
 from compeer_core.unifireward import Judge
 from training.benchmark.made_up_talk import made_up_reference, made_up_turn, made_up_utterances
 from training.benchmark.measure import GIB, machine, summarise

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
+    CandidateQuestions,
     Message,
     with_question,
 )
@@ -71,9 +71,9 @@ class Config(FrozenModel):
     base_history: int = 10
     """The history at which the group sizes are compared."""
     repeats: int = Field(default=5, ge=1)
-    """Rounds for each pair of numbers, after one that is not counted."""
+    """Scheduler for each pair of numbers, after one that is not counted."""
     equality_rounds: int = 250
-    """Rounds of `base_group` candidates on which naive verdicts and ours are compared."""
+    """Scheduler of `base_group` candidates on which naive verdicts and ours are compared."""
     output: Path = results.FOLDER
     """Folder of the results file."""
     name: str = "judging_cpu"
@@ -87,7 +87,7 @@ class Way:
     """A way to judge a round."""
 
     name: str
-    judge: Callable[[Sequence[Message], Sequence[Interview]], list[Answers]]
+    judge: Callable[[Sequence[Message], Sequence[CandidateQuestions]], list[Answers]]
     work: Work
 
 
@@ -160,30 +160,30 @@ def ways_to_judge(
     process, outcome = pair
     works = [Work() for _ in range(5)]
 
-    def naive(messages: Sequence[Message], held: Sequence[Interview]) -> list[Answers]:
+    def naive(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
         return [naively(unified, messages, one, works[0]) for one in held]
 
-    def sessions(messages: Sequence[Message], held: Sequence[Interview]) -> list[Answers]:
+    def sessions(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
         return [in_a_session(unified, messages, one, works[1]) for one in held]
 
-    def ours(messages: Sequence[Message], held: Sequence[Interview]) -> list[Answers]:
+    def ours(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
         _forget(unified)
         return _counted(unified, messages, held, works[2])
 
-    def apart(messages: Sequence[Message], held: Sequence[Interview]) -> list[Answers]:
+    def apart(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
         answers = []
         for one in held:
-            steps = naively(process, messages, Interview((), one.chain), works[3])
-            reply = naively(outcome, messages, Interview((), one.ends), works[3])
+            steps = naively(process, messages, CandidateQuestions((), one.chain), works[3])
+            reply = naively(outcome, messages, CandidateQuestions((), one.ends), works[3])
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
-    def apart_sharing(messages: Sequence[Message], held: Sequence[Interview]) -> list[Answers]:
+    def apart_sharing(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
         # Two models: what the PRM has read is of no use to the ORM.
         _forget(process)
-        steps = _counted(process, messages, [Interview((), one.chain) for one in held], works[4])
+        steps = _counted(process, messages, [CandidateQuestions((), one.chain) for one in held], works[4])
         _forget(outcome)
-        replies = _counted(outcome, messages, [Interview((), one.ends) for one in held], works[4])
+        replies = _counted(outcome, messages, [CandidateQuestions((), one.ends) for one in held], works[4])
         return [Answers(a.ends, b.ends) for a, b in zip(steps, replies, strict=True)]
 
     names = (
@@ -198,7 +198,7 @@ def ways_to_judge(
 
 
 def naively(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
+    scorer: TransformersScorer, messages: Sequence[Message], interview: CandidateQuestions, work: Work
 ) -> Answers:
     """Judge one candidate; everything is read from the beginning for every question."""
     asked = list(messages)
@@ -216,25 +216,25 @@ def naively(
 
 
 def in_a_session(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
+    scorer: TransformersScorer, messages: Sequence[Message], interview: CandidateQuestions, work: Work
 ) -> Answers:
     """Judge one candidate in one conversation that keeps what was read."""
     _forget(scorer)
     session = scorer.open(messages)
-    read = len(session.track.ids)
+    read = len(session.state.ids)
     work.passes += 1
     work.tokens += read
     chain: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
     for place, question in enumerate((*interview.chain, *interview.ends)):
-        before = session.track.ids
+        before = session.state.ids
         given = session.ask(question.text, question.labels)
         shared = next(
-            (n for n, (a, b) in enumerate(zip(before, session.track.ids, strict=False)) if a != b),
-            min(len(before), len(session.track.ids)),
+            (n for n, (a, b) in enumerate(zip(before, session.state.ids, strict=False)) if a != b),
+            min(len(before), len(session.state.ids)),
         )
         work.passes += 1
-        work.tokens += len(session.track.ids) - min(shared, len(session.track.ids) - 1)
+        work.tokens += len(session.state.ids) - min(shared, len(session.state.ids) - 1)
         if place < len(interview.chain):
             chain.append(given)
             session.answer(question.labels[max(range(len(given)), key=given.__getitem__)])
@@ -264,7 +264,7 @@ def measure(ways: Sequence[Way], size: int, length: int, config: Config) -> dict
 
 
 def compare(
-    ways: Sequence[Way], rounds: Iterator[tuple[Sequence[Message], Sequence[Interview]]]
+    ways: Sequence[Way], rounds: Iterator[tuple[Sequence[Message], Sequence[CandidateQuestions]]]
 ) -> Difference:
     """Compare naive verdicts with ours, round by round."""
     naive, ours = (
@@ -288,7 +288,7 @@ def compare(
 
 def round_of(
     config: Config, size: int, length: int | None, number: int
-) -> tuple[Sequence[Message], list[Interview]]:
+) -> tuple[Sequence[Message], list[CandidateQuestions]]:
     """Return what a judge reads before the first question, and the interviews of a round.
 
     Args:
@@ -306,7 +306,7 @@ def round_of(
         steps = tuple(ask_about_step(step) for step in turn.reasoning)
         reference = made_up_reference(rng)
         orders = ((turn.reply, reference), (reference, turn.reply))
-        interviews.append(Interview(steps, tuple(ask_about_replies(*pair) for pair in orders)))
+        interviews.append(CandidateQuestions(steps, tuple(ask_about_replies(*pair) for pair in orders)))
     return judge_messages(Dialogue(tuple(said))), interviews
 
 
@@ -331,17 +331,17 @@ def _pair(registry: Registry, name: str) -> tuple[TransformersScorer, Transforme
 
 def _forget(scorer: TransformersScorer) -> None:
     """Forget earlier rounds. On the owner thread, behind the sessions that are still closing."""
-    scorer.chat.owner.call(scorer.shelf.clear)
+    scorer.chat.owner.call(scorer.state_cache.clear)
 
 
 def _counted(
     scorer: TransformersScorer,
     messages: Sequence[Message],
-    held: Sequence[Interview],
+    held: Sequence[CandidateQuestions],
     work: Work,
 ) -> list[Answers]:
     passes, tokens = scorer.work.passes, scorer.work.tokens
-    found = scorer.interview(messages, held)
+    found = scorer.score_candidates(messages, held)
     work.passes += scorer.work.passes - passes
     work.tokens += scorer.work.tokens - tokens
     answers = []

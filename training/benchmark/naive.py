@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from compeer_core.backends.protocol import Message, Question, ScoringSession, with_question
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
-from compeer_core.backends.transformers_.sequence_state import Track
+from compeer_core.backends.transformers_.sequence_state import SequenceState
 from compeer_core.errors import BackendError
 
 
@@ -29,7 +29,7 @@ def read_anew(
         scorer.check_length(encoded, question.text)
         work.passes += 1
         work.tokens += len(encoded.ids)
-        return scorer.probabilities(Track(encoded, scorer.adapter), question.labels)
+        return scorer.probabilities(SequenceState(encoded, scorer.adapter), question.labels)
 
     return scorer.chat.owner.call(read)
 

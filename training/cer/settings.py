@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from compeer_core.backends.openai.policy import KEY_VARIABLES
+from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind

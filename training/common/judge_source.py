@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from compeer_core.backends.openai.scoring import Verdicts
+from compeer_core.backends.openai.settings import Verdicts
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError

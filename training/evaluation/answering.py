@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_generation import Prompt, Turn, write_turns
+from compeer_core.backends.transformers_.batch_generation import Prompt, Turn, generate_turns
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
 from compeer_core.model_pool import Lease, ModelPool
@@ -114,7 +114,7 @@ class Answerer:
     def _write(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[Turn, ...]]:
         chat = self._lease.chat
         job = functools.partial(
-            write_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
+            generate_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
         )
         turns = []
         for one in chat.owner.call(job):

@@ -40,7 +40,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.judgement import Form
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
-from compeer_core.reweighting import reply_length
+from compeer_core.redundancy import reply_length
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results

@@ -31,7 +31,7 @@ from compeer_core.encoder import SentenceEncoder
 from compeer_core.errors import BackendError
 from compeer_core.judgement import Judgement, Reward, Unscorable
 from compeer_core.reasoning import STEPS, Reading, read
-from compeer_core.reweighting import Group, Reweighted, Settings, reply_length, reweighted_groups
+from compeer_core.redundancy import Group, Reweighted, Settings, reply_length, reweighted_groups
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 from compeer_core.unifireward import Judge
 from training.common.diversity import distinct

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer.grpo_config import GRPOConfig
 
-from compeer_core.backends.transformers_.control_tokens import control_tokens
+from compeer_core.backends.transformers_.tokens import control_tokens
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import BackendError, CheckpointError, ConfigError
@@ -41,7 +41,7 @@ from compeer_core.reasoning import (
     read,
     render,
 )
-from compeer_core.reweighting import Settings as Reweighting
+from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import Judge
 from training.common.interrupts import StopRequest

@@ -33,7 +33,7 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_generation import write_encoded
+from compeer_core.backends.transformers_.batch_generation import generate_encoded
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.errors import BackendError
@@ -171,7 +171,7 @@ class GroupTrainer(GRPOTrainer):
                         "would be trained on; use training.rollouts = 'plain'"
                     )
                 prompts.append(encoded)
-            turns = write_encoded(
+            turns = generate_encoded(
                 chat,
                 None,
                 prompts,

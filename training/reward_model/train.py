@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from compeer_core.backends.transformers_.chat_template import ChatTemplate
-from compeer_core.backends.transformers_.label_tokens import LabelTokens
+from compeer_core.backends.transformers_.tokens import LabelTokens
 from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError

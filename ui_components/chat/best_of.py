@@ -11,7 +11,7 @@ from compeer_core.best_of import (
     weight_formula,
 )
 from compeer_core.reasoning import Part
-from compeer_core.reweighting import Reweighted
+from compeer_core.redundancy import Reweighted
 from ui_components.chat.reply_words import readable, reward_of, signed, status_line
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import BestOf, Session, Turn

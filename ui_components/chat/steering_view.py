@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from compeer_core.contradiction import Contradiction, Reason, contradictions
+from compeer_core.consistency import Contradiction, Reason, contradictions
 from compeer_core.reasoning import LABELS, STEPS, Part, Writer
 from compeer_core.steering import MAX_STEP_CHARACTERS
 from compeer_core.taxonomy import INTENSITIES, Emotion, Sentiment, Stage, StrategyVocabulary

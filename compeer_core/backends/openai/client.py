@@ -1,39 +1,44 @@
-"""What a policy and a judge behind an OpenAI-compatible endpoint have in common.
+"""The connection to an OpenAI-compatible endpoint, on the official `openai` SDK.
 
-Every request is `POST .../chat/completions`. Servers differ in what they accept and in how they
-fail, so an `Exchange`
+The SDK sends `POST .../chat/completions`, retries after 408, 409, 429, 5xx and lost connections,
+obeys `Retry-After` and decodes server-sent events. This module adds what a demo for many visitors
+needs around it:
 
-- leaves out an option that a server rejects (`stream_options`, `seed` ...), and remembers it;
-- tries again after 408, 429, 5xx and lost connections, but only until the first text has come,
-  not more often than `Patience` says, and as late as `Retry-After` asks for.
+- **Servers differ.** A `ChatRequest` drops an option that a server rejects (`stream_options`,
+  `seed` ...), and the `Endpoint` remembers it (`Dialect`).
+- **Time limits follow the text**, not the socket: a server that sends keep-alive comments and no
+  text is given up all the same (`Patience`).
+- **A lost answer** is requested again until its first text has been passed on.
+- **Requests run in the endpoint's own thread**, in an event loop: cancelling one there closes its
+  connection at once, wherever it waits.
+- **Errors carry neither the address nor the server's words**: visitors see them, and servers repeat
+  what they were sent. The log has the address.
 
-A running request lives in an event loop of the endpoint's own thread: cancelling it there closes the
-connection at once, wherever it waits, which a blocking read would not allow.
-
-The key comes from the environment (`COMPEER_API_KEY`, else `OPENAI_API_KEY`) and goes nowhere but
-into the header of the request. Errors carry no address and nothing a server says, since visitors
-see them and servers repeat what they were sent; the log has the address.
+The API key comes from the environment (`COMPEER_API_KEY`, else `OPENAI_API_KEY`) and goes nowhere
+but into the request's header. Importing the SDK takes about a second, so this package is imported
+where an endpoint is used (`settings` does not need it).
 """
 
 import asyncio
 import concurrent.futures
 import logging
 import os
-import random
 import re
-import ssl
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Never, TypeVar
 
-import httpx
+import httpx2
+import openai
+from openai._legacy_response import LegacyAPIResponse
 
+from compeer_core.backends.openai.settings import KEY_VARIABLES, Patience
 from compeer_core.backends.protocol import Message
 from compeer_core.errors import BackendError, ConfigError, EndpointError, Fault
 
@@ -41,98 +46,82 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-KEY_VARIABLES = ("COMPEER_API_KEY", "OPENAI_API_KEY")
-"""Where the key is looked for, the first that is set."""
+NO_KEY = "none"
+"""Given to the SDK, which demands a key, where none is set; it is not sent."""
 
-CAN_BE_LEFT_OUT = ("stream_options", "repetition_penalty", "seed", "top_p", "temperature")
-"""What a request can do without, if the server will not have it."""
+OPTIONAL_FIELDS = ("stream_options", "repetition_penalty", "seed", "top_p", "temperature")
+"""Fields that a request can do without if the server rejects them."""
 
 FEWER_LOGPROBS = 5
-"""What is asked for where a server refuses more; older servers stop there."""
+"""`top_logprobs` for servers that refuse more; older ones stop there."""
 
-NOT_KNOWN = re.compile(
+UNSUPPORTED = re.compile(
     r"unsupported|not support|unknown|unrecogni|unexpected|extra|not permitted|not allowed", re.I
 )
 TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|too long", re.I)
 NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}(not exist|not found)", re.I)
-NOTHING_LEFT = re.compile(r"insufficient_quota|insufficient.{0,10}(credit|balance|fund)", re.I)
-"""What a 429 says that no waiting will cure."""
+QUOTA_SPENT = re.compile(r"insufficient_quota|insufficient.{0,10}(credit|balance|fund)", re.I)
+"""Marks a 429 that no waiting will cure."""
 
-MAX_ERROR_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a request may take in which phase, and how often it is tried."""
-
-    connect_seconds: float = 10.0
-    first_text_seconds: float = 60.0
-    """From a request to its first sign of life."""
-    between_seconds: float = 30.0
-    """From one sign of life to the next."""
-    turn_seconds: float = 300.0
-    """For all of it."""
-    tries: int = 4
-    retry_seconds: float = 30.0
-    """No try begins later than this after the first one."""
-    backoff_seconds: float = 0.5
-    """Before the second try; doubled for each further one, with up to half taken off at random."""
+MAX_ANSWER_BYTES = 1 << 24
+RESEND_SECONDS = 0.2
+"""Pause before a lost answer is requested again."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """In what a server departs from the full request."""
+    """How a server's requests differ from the full protocol."""
 
-    left_out: frozenset[str] = frozenset()
-    """Options it will not have."""
+    dropped: frozenset[str] = frozenset()
+    """Fields that it rejects."""
     renamed_budget: bool = False
-    """It says max_completion_tokens for max_tokens."""
+    """It expects max_completion_tokens instead of max_tokens."""
     fewer_logprobs: bool = False
-    """It tells no more than `FEWER_LOGPROBS` at a place."""
+    """It lists at most `FEWER_LOGPROBS` tokens per position."""
 
-    def speak(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The request in this dialect."""
-        spoken = {name: value for name, value in body.items() if name not in self.left_out}
+    def apply(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the request as this server accepts it."""
+        accepted = {name: value for name, value in body.items() if name not in self.dropped}
         if self.renamed_budget:
-            spoken["max_completion_tokens"] = spoken.pop("max_tokens")
-        if self.fewer_logprobs and "top_logprobs" in spoken:
-            spoken["top_logprobs"] = min(FEWER_LOGPROBS, spoken["top_logprobs"])
-        return spoken
+            accepted["max_completion_tokens"] = accepted.pop("max_tokens")
+        if self.fewer_logprobs and "top_logprobs" in accepted:
+            accepted["top_logprobs"] = min(FEWER_LOGPROBS, accepted["top_logprobs"])
+        return accepted
 
-    def after(self, body: Mapping[str, Any], complaint: str) -> "Dialect | None":
-        """A dialect to try next, or None if there is nothing to learn from a rejection.
+    def after_rejection(self, body: Mapping[str, Any], complaint: str) -> "Dialect | None":
+        """Return the dialect to try next, or None if the rejection teaches nothing.
 
         Args:
             body: The full request.
-            complaint: What the server said to it in this dialect.
+            complaint: The server's answer to it in this dialect.
         """
         if "max_completion_tokens" in complaint and not self.renamed_budget:
             return replace(self, renamed_budget=True)
-        spoken = self.speak(body)
-        if "logprobs" in complaint and spoken.get("top_logprobs", 0) > FEWER_LOGPROBS:
+        sent = self.apply(body)
+        if "logprobs" in complaint and sent.get("top_logprobs", 0) > FEWER_LOGPROBS:
             return replace(self, fewer_logprobs=True)
-        present = [option for option in CAN_BE_LEFT_OUT if option in spoken]
-        named = [option for option in present if option in complaint]
-        if named and NOT_KNOWN.search(complaint):
-            return replace(self, left_out=self.left_out | {named[0]})
-        if "stream_options" in present:  # the likeliest, where the server does not say
-            return replace(self, left_out=self.left_out | {"stream_options"})
+        present = [field for field in OPTIONAL_FIELDS if field in sent]
+        named = [field for field in present if field in complaint]
+        if named and UNSUPPORTED.search(complaint):
+            return replace(self, dropped=self.dropped | {named[0]})
+        if "stream_options" in present:  # the usual suspect if the server names no field
+            return replace(self, dropped=self.dropped | {"stream_options"})
         return None
 
 
 class Endpoint:
-    """One model of one endpoint, the connections to it, and the thread that they live in."""
+    """One model of one endpoint, its SDK client, and the thread that both live in."""
 
     def __init__(self, url: str, model: str, patience: Patience | None = None) -> None:
         """Name an endpoint; nothing is sent yet.
 
         Args:
-            url: The base that chat/completions is below, for example http://localhost:8000/v1.
-            model: The name by which the endpoint knows the model.
+            url: The base URL above chat/completions, for example http://localhost:8000/v1.
+            model: The model's name at the endpoint.
             patience: Time limits.
 
         Raises:
-            ConfigError: The address is none, or holds a password.
+            ConfigError: `url` is not a URL or contains a password, or `model` is empty.
         """
         self.name = model
         self.patience = patience or Patience()
@@ -142,19 +131,16 @@ class Endpoint:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._clients: list[httpx.AsyncClient] = []
-        self._idle: list[httpx.AsyncClient] = []
-        self._tls: ssl.SSLContext | None = None
+        self._client: openai.AsyncOpenAI | None = None
 
     def close(self) -> None:
-        """Cut what still runs, and end the thread. May be called twice."""
+        """Cancel running requests and end the thread. May be called twice."""
         with self._lock:
-            loop, thread, clients = self._loop, self._thread, self._clients
+            loop, thread = self._loop, self._thread
             self._loop = self._thread = None
-            self._clients, self._idle = [], []
         if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_shut_down(clients), loop).result()
+        asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -171,10 +157,10 @@ class Endpoint:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in the endpoint's thread, and wait for it.
+        """Run a coroutine in the endpoint's thread and wait for its result.
 
         Raises:
-            BackendError: `close` was called meanwhile. What the coroutine raises is raised too.
+            BackendError: `close` was called meanwhile. Errors of the coroutine are raised too.
         """
         running = self.start(coroutine)
         try:
@@ -182,52 +168,86 @@ class Endpoint:
         except concurrent.futures.CancelledError as error:
             raise BackendError(f"the model {self.name!r} was closed") from error
         finally:
-            running.cancel()  # where the wait itself was cut short, by Ctrl-C
+            running.cancel()  # if the wait itself was interrupted, by Ctrl-C
 
-    @contextmanager
-    def client(self) -> Iterator[httpx.AsyncClient]:
-        """Lend a client for one request. Only to be called in the endpoint's thread.
+    def client(self) -> openai.AsyncOpenAI:
+        """Return the SDK's client. Call it in the endpoint's thread only."""
+        if self._client is None:
+            self._client = self._new_client()
+        return self._client
 
-        A client keeps its connection for the next request. It serves one request at a time, since
-        a client looks at all of its connections for each: with 64 of them, that alone took 10 ms.
-        As many requests run at a time as are asked for: whoever asks knows what the endpoint takes.
-        """
-        idle = self._idle  # `close` takes another list, and a client goes back where it came from
-        client = idle.pop() if idle else self._new_client()
-        try:
-            yield client
-        finally:
-            idle.append(client)
+    def _new_client(self) -> openai.AsyncOpenAI:
+        keys = (os.environ.get(variable, "").strip() for variable in KEY_VARIABLES)
+        key = next(filter(None, keys), None)
+        base = str(self.address.copy_with(query=None)).removesuffix("/chat/completions")
+        # Every limit but this one is measured on the text, see `Patience`.
+        limits = openai.Timeout(None, connect=self.patience.connect_seconds)
+        return openai.AsyncOpenAI(
+            api_key=key or NO_KEY,
+            base_url=base,
+            default_query=dict(self.address.params),
+            timeout=limits,
+            max_retries=self.patience.tries - 1,
+            http_client=openai.DefaultAsyncHttpxClient(
+                timeout=limits, follow_redirects=False, event_hooks={"response": [self._inspect]}
+            ),
+        )
 
-    def _new_client(self) -> httpx.AsyncClient:
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()  # 10 ms, and the same for all
-        # Every other limit is ours, see `Patience`.
-        limits = httpx.Timeout(None, connect=self.patience.connect_seconds)
-        client = httpx.AsyncClient(timeout=limits, headers=_key_header(), verify=self._tls)
-        self._clients.append(client)
-        return client
+    async def _inspect(self, response: httpx2.Response) -> None:
+        """Limit the size of an answer, and forbid retries that cannot help."""
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _LimitedStream(response.stream, self.name)
+        if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+            await response.aread()
+            is_spent = QUOTA_SPENT.search(response.text) is not None
+            wait_seconds = _retry_after(response.headers.get("retry-after", "")) or 0.0
+            if is_spent or wait_seconds > self.patience.retry_seconds:
+                response.headers["x-should-retry"] = "false"
+
+    async def _shut_down(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
 
-class _TransientError(Exception):
-    """A try failed in a way that may pass."""
+class _LimitedStream(httpx2.AsyncByteStream):
+    """The body of an answer, up to `MAX_ANSWER_BYTES`."""
 
-    def __init__(self, sentence: str, wait_seconds: float | None = None) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-        self.wait_seconds = wait_seconds
+    def __init__(self, stream: httpx2.AsyncByteStream, model: str) -> None:
+        self._stream = stream
+        self._model = model
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received = 0
+        async for block in self._stream:
+            received += len(block)
+            if received > MAX_ANSWER_BYTES:
+                reason = f"sent more than {MAX_ANSWER_BYTES >> 20} MiB"
+                raise EndpointError(f"the model {self._model!r} {reason}", reason)
+            yield block
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
-class Exchange(ABC):
-    """One request until its answer is whole: tries, dialects, time limits.
+class LostAnswerError(Exception):
+    """An answer ended before it was complete; the same request may succeed."""
 
-    It runs in the endpoint's thread. How an answer is read is for the subclass to say.
+
+class ChatRequest(ABC):
+    """One request until its answer is complete: dialects, time limits, lost answers.
+
+    It runs in the endpoint's thread. Subclasses read the answer.
     """
 
     has_begun = False
-    """Part of the answer was handed on: it cannot be taken back, so there is no other try."""
+    """Part of the answer was passed on. It cannot be taken back, so the request is not resent."""
     is_finished = False
-    """The answer is whole, whatever may still come."""
+    """The answer is complete, whatever may still arrive."""
 
     def __init__(
         self, endpoint: Endpoint, body: dict[str, Any], first_seconds: float | None = None
@@ -236,59 +256,46 @@ class Exchange(ABC):
 
         Args:
             endpoint: Where it goes.
-            body: The full request; what the endpoint does not take is left out when it is sent.
-            first_seconds: Another limit for `Patience.first_text_seconds`.
+            body: The full request; fields that the endpoint rejects are dropped when it is sent.
+            first_seconds: Another limit instead of `Patience.first_text_seconds`.
         """
         self._endpoint = endpoint
         self._patience = endpoint.patience
         self._first_seconds = first_seconds or self._patience.first_text_seconds
         self._dialect = endpoint.dialect
         self._body = body
+        self._tries = 0
 
     @abstractmethod
-    async def read(self, response: httpx.Response, limit: asyncio.Timeout) -> None:
-        """Read an answer; `limit` ends the wait for it and may be moved on."""
+    async def read(self, response: LegacyAPIResponse[Any], limit: asyncio.Timeout) -> None:
+        """Read an answer; `limit` ends the wait for it and may be rescheduled."""
 
-    def check_refusal(self, status: int, complaint: str) -> None:  # noqa: B027  # a hook
-        """Look at a refusal before anyone else does. May raise; by default it passes."""
+    def check_refusal(self, complaint: str) -> None:  # noqa: B027  # a hook
+        """Handle a refusal that this kind of request understands, by raising."""
 
     def raise_too_long(self, status: int) -> Never:
-        """The conversation is longer than the model reads."""
+        """Report a conversation that is longer than the model's context."""
         what = f"cannot take a conversation of this length ({status}); begin a new one"
         self.fail(what, fault=Fault.REQUEST)
 
     async def run(self) -> None:
-        """Send the request, again if need be, until it is answered.
+        """Send the request until it is answered.
 
         Raises:
-            EndpointError: It was not.
+            EndpointError: It was not answered.
         """
-        clock = asyncio.get_running_loop().time
-        started = clock()
+        limit = asyncio.timeout(self._first_seconds)
         try:
-            async with asyncio.timeout(self._patience.turn_seconds):
-                for number in range(1, self._patience.tries + 1):
-                    try:
-                        await self._try_once()
-                        return
-                    except _TransientError as problem:
-                        if self.has_begun:
-                            self.fail("lost the connection in mid-reply; try again", cause=problem)
-                        wait = self._wait_before(number + 1, problem)
-                        late = clock() - started + wait > self._patience.retry_seconds
-                        if late or number == self._patience.tries:
-                            tries = "once" if number == 1 else f"{number} times"
-                            what = f"{problem.sentence}, tried {tries}; try again in a minute"
-                            self.fail(
-                                what,
-                                cause=problem,
-                                reason=problem.sentence,
-                                wait_seconds=problem.wait_seconds,
-                            )
-                        logger.info("%s: try %d failed", self._endpoint.address, number)
-                        await asyncio.sleep(wait)
+            async with asyncio.timeout(self._patience.turn_seconds), limit:
+                while not await self._is_answered(limit):
+                    pass  # in another dialect, or after a lost answer
         except TimeoutError as error:
-            self.fail("took too long; try again", cause=error)
+            if self.is_finished:  # only the token count is missing
+                return
+            what = "took too long"
+            if limit.expired():
+                what = "fell silent in mid-reply" if self.has_begun else "did not answer in time"
+            self.fail(f"{what}; try again", cause=error)
 
     def fail(
         self,
@@ -299,7 +306,7 @@ class Exchange(ABC):
         reason: str | None = None,
         wait_seconds: float | None = None,
     ) -> Never:
-        """Give up. `what` goes on from the model's name."""
+        """Give up. `what` completes the sentence that begins with the model's name."""
         logger.warning("%s: %s", self._endpoint.address, what)
         raise EndpointError(
             f"the model {self._endpoint.name!r} {what}",
@@ -308,78 +315,96 @@ class Exchange(ABC):
             wait_seconds,
         ) from cause
 
-    def try_again(self, sentence: str, wait_seconds: float | None = None) -> Never:
-        """End this try: the same request may well succeed later."""
-        raise _TransientError(sentence, wait_seconds)
-
-    def _wait_before(self, number: int, problem: _TransientError) -> float:
-        backoff = self._patience.backoff_seconds * 2.0 ** (number - 2) * random.uniform(0.5, 1.0)
-        return max(backoff, problem.wait_seconds or 0.0)
-
-    async def _try_once(self) -> None:
-        limit = asyncio.timeout(self._first_seconds)
+    async def _is_answered(self, limit: asyncio.Timeout) -> bool:
+        tries = self._tries
         try:
-            async with limit:
-                await self._request(limit)
-        except TimeoutError as error:
-            if self.is_finished:  # only the count of tokens is missing
-                return
-            if not limit.expired():
-                raise
-            what = (
-                "fell silent in mid-reply" if self.has_begun else "did not begin to answer in time"
-            )
-            self.fail(f"{what}; try again", cause=error)
-        except httpx.TransportError as error:
-            if self.is_finished:
-                return
-            raise _TransientError("cannot be reached") from error
-        except httpx.HTTPError as error:
-            self.fail("answered with something that is not HTTP", cause=error)
-
-    async def _request(self, limit: asyncio.Timeout) -> None:
-        with self._endpoint.client() as client:
-            while not await self._is_answered(client, limit):
-                pass  # in another dialect
-
-    async def _is_answered(self, client: httpx.AsyncClient, limit: asyncio.Timeout) -> bool:
-        endpoint = self._endpoint
-        body = self._dialect.speak(self._body)
-        async with client.stream("POST", endpoint.address, json=body) as response:
-            if response.status_code == httpx.codes.OK:
-                if self._dialect != endpoint.dialect:
-                    logger.warning("%s is spoken to with %s", endpoint.address, self._dialect)
-                    endpoint.dialect = self._dialect
-                self._check_kind(response)
-                await self.read(response, limit)
-                return True
-            complaint = await _beginning(response)
-            is_plain = TOO_LONG.search(complaint) or NO_MODEL.search(complaint)
-            if response.status_code not in {400, 422} or is_plain:
-                self._refused(response, complaint)
-            following = self._dialect.after(self._body, complaint)
-            if following is None:
-                self._refused(response, complaint)
-            self._dialect = following
+            await self._send(limit)
+        except openai.APIStatusError as error:
+            self._tries += _tries_of(error)
+            dialect = self._next_dialect(error)
+            if dialect is None:
+                self._refused(error)
+            self._dialect, self._tries = dialect, 0
             return False
+        except openai.APIConnectionError as error:
+            self._tries = tries + _tries_of(error)
+            await self._wait_to_resend("cannot be reached", error)
+        except LostAnswerError as error:
+            await self._wait_to_resend(str(error), error)
+        except openai.APIError as error:
+            self.fail_with_reported_error(error)
+        else:
+            return True
+        return self.is_finished
 
-    def _check_kind(self, response: httpx.Response) -> None:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip()
-        if kind == "text/html":
+    async def _send(self, limit: asyncio.Timeout) -> None:
+        endpoint = self._endpoint
+        body = self._dialect.apply(self._body)
+        client = endpoint.client()
+        if self._tries:
+            client = client.with_options(max_retries=self._patience.tries - self._tries - 1)
+        response = await client.chat.completions.with_raw_response.create(
+            model=body.pop("model"),
+            messages=body.pop("messages"),
+            stream=body.pop("stream"),
+            extra_body=body,  # as it is: servers take fields that the SDK does not name
+            extra_headers={"Authorization": openai.omit} if client.api_key == NO_KEY else None,
+        )
+        self._tries += 1 + response.retries_taken
+        if self._dialect != endpoint.dialect:
+            logger.warning("%s: requests now use %s", endpoint.address, self._dialect)
+            endpoint.dialect = self._dialect
+        if content_type(response) == "text/html":
+            await response.http_response.aclose()
             what = "answered with a web page; check the URL up to /v1"
             self.fail(what, fault=Fault.SETTINGS)
+        await self.read(response, limit)
 
-    def _refused(self, response: httpx.Response, complaint: str) -> Never:
-        status = response.status_code
-        if status == 402 or (status == 429 and NOTHING_LEFT.search(complaint)):
-            self.fail(f"says that nothing is left to pay with ({status})", fault=Fault.SETTINGS)
-        if status in {408, 429} or status >= 500:
-            sentence = "has too much to do" if status == 429 else "has a fault"
-            wait = _retry_after(response.headers.get("retry-after", ""))
-            self.try_again(f"{sentence} ({status})", wait)
+    def fail_with_reported_error(self, cause: BaseException | None = None) -> Never:
+        """Give up after the server put an error into its answer."""
+        where = " in mid-reply" if self.has_begun else ""
+        self.fail(f"reported an error{where}", cause=cause)
+
+    async def _wait_to_resend(self, sentence: str, cause: BaseException) -> None:
+        if self.is_finished:
+            return
+        if self.has_begun:
+            self.fail("lost the connection in mid-reply; try again", cause=cause)
+        if self._tries >= self._patience.tries:
+            self._fail_for_now(sentence, cause)
+        await asyncio.sleep(RESEND_SECONDS)
+
+    def _fail_for_now(
+        self, sentence: str, cause: BaseException, wait_seconds: float | None = None
+    ) -> Never:
+        tries = "once" if self._tries == 1 else f"{self._tries} times"
+        self.fail(
+            f"{sentence}, tried {tries}; try again in a minute",
+            cause=cause,
+            reason=sentence,
+            wait_seconds=wait_seconds,
+        )
+
+    def _next_dialect(self, error: openai.APIStatusError) -> Dialect | None:
+        """Return the dialect to try after a refusal, if another one may help."""
+        complaint = error.response.text
+        is_clear = TOO_LONG.search(complaint) or NO_MODEL.search(complaint)
+        if error.status_code not in {400, 422} or is_clear:
+            return None
+        return self._dialect.after_rejection(self._body, complaint)
+
+    def _refused(self, error: openai.APIStatusError) -> Never:
+        status, complaint = error.status_code, error.response.text
+        if status == 402 or (status == 429 and QUOTA_SPENT.search(complaint)):
+            what = f"refuses the request because the account's credit is spent ({status})"
+            self.fail(what, fault=Fault.SETTINGS)
+        if status in {408, 409, 429} or status >= 500:
+            sentence = "is overloaded" if status == 429 else "has a fault"
+            wait_seconds = _retry_after(error.response.headers.get("retry-after", ""))
+            self._fail_for_now(f"{sentence} ({status})", error, wait_seconds)
         if status == 413 or TOO_LONG.search(complaint):
             self.raise_too_long(status)
-        self.check_refusal(status, complaint)
+        self.check_refusal(complaint)
         if status in {401, 403}:
             what = f"does not accept the key ({status}); set {' or '.join(KEY_VARIABLES)}"
             self.fail(what, fault=Fault.SETTINGS)
@@ -389,11 +414,33 @@ class Exchange(ABC):
         self.fail(f"rejects the request ({status})", fault=Fault.REQUEST)
 
 
-# --- the parts of a request ----------------------------------------------------------------------
+def content_type(response: LegacyAPIResponse[Any]) -> str:
+    """Return the media type of an answer, without parameters."""
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip()
+
+
+def is_error(content: Any) -> bool:
+    """Return whether a server's JSON is an error, or not even an object."""
+    return (
+        not isinstance(content, dict)
+        or bool(content.get("error"))
+        or content.get("object") == "error"
+    )
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a string, nothing, or a list of parts.
+
+    Raises:
+        AttributeError, TypeError: It is something else.
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content or ())
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages in the form of the protocol, pictures as data URLs."""
+    """Return messages as the protocol has them, images as data URLs."""
     return [_message(message) for message in messages]
 
 
@@ -409,16 +456,16 @@ def _message(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": parts}
 
 
-def _address(url: str, model: str) -> httpx.URL:
+def _address(url: str, model: str) -> httpx2.URL:
     try:
-        address = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        address = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
         raise ConfigError(f"{url!r} is not a URL ({error})") from error
     if address.scheme not in {"http", "https"} or not address.host:
         raise ConfigError(f"{url!r} is not a URL; write http://HOST:PORT/v1#MODEL")
     if address.userinfo:
         raise ConfigError(
-            f"the URL at {address.host} holds a password; put the key into {KEY_VARIABLES[0]}"
+            f"the URL at {address.host} contains a password; put the key into {KEY_VARIABLES[0]}"
         )
     if not model:
         raise ConfigError(f"{url!r} names no model; write {url}#MODEL")
@@ -426,14 +473,13 @@ def _address(url: str, model: str) -> httpx.URL:
     return address.copy_with(path=f"{path}/chat/completions", fragment=None)
 
 
-def _key_header() -> dict[str, str]:
-    keys = (os.environ.get(variable, "").strip() for variable in KEY_VARIABLES)
-    key = next(filter(None, keys), None)
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+def _tries_of(error: openai.APIStatusError | openai.APIConnectionError) -> int:
+    """Return how often the SDK sent the request that failed."""
+    return 1 + int(error.request.headers.get("x-stainless-retry-count", 0))
 
 
 def _retry_after(value: str) -> float | None:
-    """Seconds to wait by a Retry-After header, which holds seconds or a date."""
+    """Return the seconds to wait by a Retry-After header, which has seconds or a date."""
     with suppress(ValueError):
         return max(0.0, float(value))
     with suppress(ValueError):
@@ -441,22 +487,3 @@ def _retry_after(value: str) -> float | None:
         aware = date if date.tzinfo else date.replace(tzinfo=UTC)
         return max(0.0, (aware - datetime.now(UTC)).total_seconds())
     return None
-
-
-async def _beginning(response: httpx.Response) -> str:
-    """The beginning of an error's body."""
-    body = b""
-    async for block in response.aiter_bytes():
-        body += block
-        if len(body) > MAX_ERROR_BYTES:
-            break
-    return body[:MAX_ERROR_BYTES].decode(errors="replace")
-
-
-async def _shut_down(clients: Sequence[httpx.AsyncClient]) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    for client in clients:
-        await client.aclose()

@@ -1,8 +1,8 @@
 """A policy behind an OpenAI-compatible endpoint: vLLM, SGLang, llama.cpp, Ollama, or hosted.
 
-One request per turn with `stream: true`, read as server-sent events. What goes for every request
-(tries, time limits, the key, what errors say) is in `compeer_core.backends.openai.client`. A stream that
-ends without saying so is taken for what it is: broken.
+One streamed request per turn. `compeer_core.backends.openai.client` has what all requests share:
+retries, time limits, the key, error messages. A stream that ends without a finish reason counts as
+broken.
 """
 
 import asyncio
@@ -14,31 +14,32 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from openai import AsyncStream
+from openai._legacy_response import LegacyAPIResponse
 
 from compeer_core.backends.feed import TextFeed
 from compeer_core.backends.openai.client import (
-    KEY_VARIABLES,
+    ChatRequest,
     Endpoint,
-    Exchange,
-    Patience,
+    LostAnswerError,
     chat_messages,
+    content_type,
+    is_error,
+    text_of,
 )
+from compeer_core.backends.openai.settings import KEY_VARIABLES, Patience
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.errors import BackendError
+from compeer_core.errors import BackendError, Fault
 
 __all__ = ["KEY_VARIABLES", "OpenAIBackend", "OpenAICompletion", "Patience"]
 
-LOOK_AT_STOP_SECONDS = 0.02
+STOP_POLL_SECONDS = 0.02
 USAGE_SECONDS = 2.0
-"""How long the count of tokens is waited for after the last text."""
-LAST_BYTES_SECONDS = 0.2
-"""How long the end of the body is waited for after the mark that the stream is done."""
-MAX_LINE_BYTES = 1 << 20
+"""How long to wait for the token count after the last text."""
 
 
 class OpenAIBackend(Endpoint):
-    """One model of one endpoint, as a writer."""
+    """A policy: one model of one endpoint."""
 
     reserved: tuple[str, ...] = ()
     can_write = False
@@ -60,17 +61,17 @@ class OpenAICompletion:
         stop: threading.Event,
     ) -> None:
         self._stop = stop
-        self._exchange = _StreamedExchange(backend, body, sampling.max_new_tokens)
+        self._request = _StreamedRequest(backend, body, sampling.max_new_tokens)
         self._feed = TextFeed(self._arriving())
         self._ended = False
-        self._running = backend.start(self._exchange.run())
-        self._running.add_done_callback(self._exchange.finish)
+        self._running = backend.start(self._request.run())
+        self._running.add_done_callback(self._request.finish)
 
     def generate(self, until: str | None = None) -> Iterator[str]:
         return self._feed.take(until)
 
     def write(self, text: str) -> None:
-        raise BackendError("a model behind an endpoint does not let text be written into its turn")
+        raise BackendError("text cannot be written into the turn of a model behind an endpoint")
 
     @property
     def ended(self) -> bool:
@@ -78,7 +79,7 @@ class OpenAICompletion:
 
     @property
     def tokens(self) -> int:
-        return self._exchange.tokens
+        return self._request.tokens
 
     def close(self) -> None:
         self._running.cancel()
@@ -86,27 +87,27 @@ class OpenAICompletion:
     def _arriving(self) -> Iterator[str]:
         while not self._stop.is_set():
             try:
-                arrived = self._exchange.arrivals.get(timeout=LOOK_AT_STOP_SECONDS)
+                arrival = self._request.arrivals.get(timeout=STOP_POLL_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(arrived, str):
-                yield arrived
+            if isinstance(arrival, str):
+                yield arrival
                 continue
             self._ended = True
-            if arrived.error is not None:
-                raise arrived.error
+            if arrival.error is not None:
+                raise arrival.error
             return
         self.close()
 
 
 @dataclass(frozen=True)
 class _End:
-    """The last thing to arrive."""
+    """The last item to arrive."""
 
     error: BaseException | None = None
 
 
-class _StreamedExchange(Exchange):
+class _StreamedRequest(ChatRequest):
     """A turn that arrives in chunks."""
 
     def __init__(self, backend: OpenAIBackend, body: dict[str, Any], budget: int) -> None:
@@ -121,98 +122,66 @@ class _StreamedExchange(Exchange):
         return self._chunks if self._usage is None else self._usage
 
     def finish(self, running: "Future[None]") -> None:
-        """Tell the reader that nothing more will come, and why."""
+        """Tell the reader that nothing more will arrive, and why."""
         self.arrivals.put(_End(None if running.cancelled() else running.exception()))
 
-    async def read(self, response: httpx.Response, limit: asyncio.Timeout) -> None:
+    async def read(self, response: LegacyAPIResponse[Any], limit: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
-        done = False
-        async for data in self._events(response):
-            if done:
-                continue
-            if data == "[DONE]":
-                # Only the end of the body is left. Who reads it may use the connection again.
-                done = self.is_finished = True
-                limit.reschedule(clock() + LAST_BYTES_SECONDS)
-                continue
-            self._take(data)
-            wait = USAGE_SECONDS if self.is_finished else self._patience.between_seconds
-            limit.reschedule(clock() + wait)
-            if self._chunks >= self._budget:  # a server that knows no budget
-                self.is_finished = True
-                return
-        if not self.is_finished:
-            self.try_again("ended its answer before it was complete")
-
-    async def _events(self, response: httpx.Response) -> AsyncIterator[str]:
-        """The data of each server-sent event; see the HTML standard, "Server-sent events"."""
-        data: list[str] = []
-        async for line in self._lines(response):
-            if not line:
-                if data:
-                    yield "\n".join(data)
-                data = []
-            elif line.startswith("data:"):
-                data.append(line[5:].removeprefix(" "))
-            elif line.startswith("{"):  # some servers put a bare error into the stream
-                yield line
-        if data:
-            yield "\n".join(data)
-
-    async def _lines(self, response: httpx.Response) -> AsyncIterator[str]:
-        # Not httpx's aiter_lines: it also splits at U+2028, which may stand within a JSON string.
-        rest = b""
-        async for block in response.aiter_bytes():
-            *lines, rest = (rest + block).split(b"\n")
-            if len(rest) > MAX_LINE_BYTES:
-                self.fail("sent a line without end")
-            for line in lines:
-                yield self._decoded(line)
-        if rest:
-            yield self._decoded(rest)
-
-    def _decoded(self, line: bytes) -> str:
         try:
-            return line.removesuffix(b"\r").decode()
+            async for chunk in _chunks(response):
+                self._add(chunk)
+                wait = USAGE_SECONDS if self.is_finished else self._patience.between_seconds
+                limit.reschedule(clock() + wait)
+                if self._chunks >= self._budget:  # the server ignores max_tokens
+                    self.is_finished = True
+                    return
         except UnicodeDecodeError as error:
             self.fail("sent text that is not UTF-8", cause=error)
-
-    def _take(self, data: str) -> None:
-        """Take in one chunk of the completion."""
-        try:
-            chunk = json.loads(data)
         except ValueError as error:
             self.fail("sent something that is not JSON", cause=error)
-        if not isinstance(chunk, dict) or chunk.get("error") or chunk.get("object") == "error":
-            self.fail("reported an error in mid-reply" if self._chunks else "reported an error")
+        if not self.is_finished:
+            raise LostAnswerError("ended its answer before it was complete")
+
+    def _add(self, chunk: Any) -> None:
+        if is_error(chunk):
+            self.fail_with_reported_error()
         usage = chunk.get("usage")
         if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
             self._usage = usage["completion_tokens"]
         choices = chunk.get("choices")
         if not choices:
             return
-        text, reason = self._choice(choices)
+        text, finish_reason = self._read_choice(choices)
         if text:
             self._chunks += 1
             self.has_begun = True
             self.arrivals.put(text)
-        if reason == "content_filter" and not self._chunks:
-            self.fail("withheld its reply (content filter)")
-        self.is_finished = self.is_finished or reason is not None
+        if finish_reason == "content_filter" and not self._chunks:
+            self.fail("withheld its reply (content filter)", fault=Fault.REQUEST)
+        self.is_finished = self.is_finished or finish_reason is not None
 
-    def _choice(self, choices: Any) -> tuple[str, str | None]:
-        """The new text, and why the turn ended, if it did."""
+    def _read_choice(self, choices: Any) -> tuple[str, str | None]:
+        """Return the new text and the finish reason, if any."""
         try:
             choice = choices[0]
             # A server that does not stream sends the whole message in one piece.
-            said = choice.get("delta") or choice.get("message") or {}
-            content = said.get("content") or ""
-            reason = choice.get("finish_reason")
-            if isinstance(content, str):
-                return content, reason
-            return "".join(part.get("text") or "" for part in content), reason
+            message = choice.get("delta") or choice.get("message") or {}
+            return text_of(message.get("content")), choice.get("finish_reason")
         except (AttributeError, LookupError, TypeError) as error:
             self.fail("sent a chunk in an unknown form", cause=error)
+
+
+async def _chunks(response: LegacyAPIResponse[Any]) -> AsyncIterator[Any]:
+    """Yield the JSON of each chunk, or of the one answer of a server that does not stream.
+
+    The JSON is taken as it is: the SDK's `ChatCompletionChunk` would accept malformed chunks.
+    """
+    if content_type(response) == "application/json":
+        yield json.loads(await response.http_response.aread())
+        return
+    async with response.parse(to=AsyncStream[object]) as stream:
+        async for chunk in stream:
+            yield chunk
 
 
 def _request(model: str, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:

@@ -1,22 +1,21 @@
-"""Turns that a model in this process writes many at a time, each as if it were alone.
+"""Generate many turns in batches, each as if it were alone.
 
-The demo's visitors come and go, and each turn stops and goes on by itself
-(`compeer_core.backends.transformers_.scheduler`). A pipeline and a policy in training have thousands to
-write that nobody waits for, and a batch costs hardly more time than one row: what takes the time is
-reading the weights, and the steps between them. So
+The demo's turns come and go one by one (`compeer_core.backends.transformers_.scheduler`). A data
+pipeline and GRPO need thousands of turns at once, and a batch takes hardly longer than one row,
+since reading the weights dominates. So
 
 1. each prompt is read once, however many turns are drawn from it;
 2. its cache is repeated for each of them and joined with those of the other prompts, padded on the
-   left and masked, so that no row sees another one. The joined cache has room for what will be
-   written: a cache that grows by copying itself costs more than the attention over it;
-3. rows that have ended are taken out of the batch, and what is left goes on faster.
+   left and masked. The joined cache has room for the new tokens: a cache that grows by copying
+   costs more than the attention over it;
+3. finished rows are removed from the batch, so the rest runs faster.
 
-Caches of another kind than the plain one (a sliding window, a recurrent state) are not joined; then
-the turns of one prompt are a batch, which needs no padding.
+Caches that cannot be joined (a sliding window, a recurrent state) are batched per prompt, which
+needs no padding.
 
-A row draws from a generator of its own. Together with batches that are cut the same way each time,
-the same questions give the same texts, to the last bit, however often the work was interrupted. In
-a batch of another size they may differ where two words are equally likely up to rounding.
+Each row draws from its own generator. With batches that are cut the same way each time, the same
+requests give the same texts, to the last bit, however often the work was interrupted. In a batch of
+another size texts may differ where two tokens are equally probable up to rounding.
 """
 
 import threading
@@ -31,55 +30,55 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_.kv_cache import is_plain, joined
 from compeer_core.backends.transformers_.model import ChatModel
-from compeer_core.backends.transformers_.sequence_state import Encoded, Track
-from compeer_core.backends.transformers_.text_decoder import TextDecoder
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
+from compeer_core.backends.transformers_.tokens import TextDecoder
 from compeer_core.errors import BackendError, InputError
 
-LIKELIEST = 256
-"""Tokens among which top-p is looked for first: to sort all of a vocabulary takes longer than the
-forward pass of a small model, and nearly all of the probability lies on a few."""
+TOP_P_CANDIDATES = 256
+"""Tokens that top-p considers first: sorting the whole vocabulary takes longer than the forward pass
+of a small model, and nearly all probability lies on a few tokens."""
 ENDED_SHARE = 1 / 8
-"""The batch is made smaller once this share of its rows has ended; each time copies the cache."""
+"""The batch shrinks once this share of its rows has ended; each time copies the cache."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What turns are written after."""
+    """A conversation to continue."""
 
     messages: Sequence[Message]
     seeds: tuple[int, ...]
-    """One turn is drawn from each."""
+    """One turn is generated for each."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What was written."""
+    """A generated turn."""
 
     text: str
     ids: tuple[int, ...]
-    """The tokens that were generated, the one that ended the turn included."""
+    """The generated tokens, with the one that ended the turn."""
     ended: bool
-    """Whether the model ended it; else the budget was spent, or it was stopped."""
+    """Whether the model ended it; otherwise the budget was spent, or it was stopped."""
 
 
-def write_turns(
+def generate_turns(
     chat: ChatModel,
     adapter: str | None,
     prompts: Sequence[Prompt],
     sampling: Sampling,
     stop: threading.Event,
 ) -> list[tuple[Turn, ...] | InputError | BackendError]:
-    """Write the turns of all prompts. Runs on the model's owner thread.
+    """Generate the turns of all prompts. Runs on the model's owner thread.
 
     Args:
         chat: The model.
-        adapter: The LoRA adapter to put in force, or None.
+        adapter: The LoRA adapter to activate, or None.
         prompts: Conversations that are too long lose their oldest turns.
-        sampling: For all rows; its seed is not looked at.
-        stop: Set it to end early; what is returned then is half written.
+        sampling: For all rows; its seed is ignored.
+        stop: Set it to end early; the returned turns are then incomplete.
 
     Returns:
-        In the order of the prompts: a turn for each seed, or the error of a conversation that the
+        For each prompt, in order: a turn for each seed, or the error of a conversation that the
         model cannot read.
     """
     written: list[tuple[Turn, ...] | InputError | BackendError] = []
@@ -93,13 +92,13 @@ def write_turns(
             written.append(())
             readable.append((place, encoded))
     seeds = [prompts[place].seeds for place, _ in readable]
-    turns = write_encoded(chat, adapter, [e for _, e in readable], seeds, sampling, stop)
+    turns = generate_encoded(chat, adapter, [e for _, e in readable], seeds, sampling, stop)
     for (place, _), of_prompt in zip(readable, turns, strict=True):
         written[place] = of_prompt
     return written
 
 
-def write_encoded(
+def generate_encoded(
     chat: ChatModel,
     adapter: str | None,
     prompts: Sequence[Encoded],
@@ -107,13 +106,13 @@ def write_encoded(
     sampling: Sampling,
     stop: threading.Event,
 ) -> list[tuple[Turn, ...]]:
-    """Write the turns of prompts that are tokens already; see `write_turns`.
+    """Generate the turns of encoded prompts; see `generate_turns`.
 
     Args:
         chat: The model.
-        adapter: The LoRA adapter to put in force, or None.
-        prompts: Each must leave the model room for a token.
-        seeds: For each prompt, one for each turn.
+        adapter: The LoRA adapter to activate, or None.
+        prompts: Each must leave room for a token in the context.
+        seeds: For each prompt, one per turn.
         sampling: For all rows.
         stop: Set it to end early.
     """
@@ -125,14 +124,14 @@ def write_encoded(
         one_batch = all(is_plain(head.cache) for head in heads)
         for batch in [heads] if one_batch else [[head] for head in heads]:
             if batch:
-                _Batch(chat, batch, sampling).write(stop)
+                _Batch(chat, batch, sampling).generate(stop)
     rows = iter(row for head in heads for row in head.rows)
     return [tuple(_turn(chat, next(rows)) for _ in of_prompt) for of_prompt in seeds]
 
 
 @dataclass
 class _Row:
-    """One turn under way."""
+    """One turn while it is generated."""
 
     seed: int
     budget: int
@@ -141,31 +140,31 @@ class _Row:
 
 @dataclass
 class _Head:
-    """A prompt that has been read."""
+    """A prompt that the model has read."""
 
     encoded: Encoded
     cache: Any
     position: int
-    """Of the first token behind it."""
+    """Position of the first new token."""
     logits: torch.Tensor
-    """Of that token, shape (1, vocabulary)."""
+    """Logits of that token, shape (1, vocabulary)."""
     rows: list[_Row]
 
 
 def _read(
     chat: ChatModel, adapter: str | None, encoded: Encoded, seeds: Sequence[int], sampling: Sampling
 ) -> _Head:
-    track = Track(encoded, adapter)
-    logits = chat.run(track, 1, logits=True).logits[0]
+    state = SequenceState(encoded, adapter)
+    logits = chat.run(state, 1, logits=True).logits[0]
     budget = sampling.max_new_tokens
     if chat.limit is not None:
         budget = min(budget, chat.limit - len(encoded.ids))
     rows = [_Row(seed, budget) for seed in seeds]
-    return _Head(encoded, track.cache, len(encoded.ids) + track.offset, logits, rows)
+    return _Head(encoded, state.cache, len(encoded.ids) + state.offset, logits, rows)
 
 
 class _Batch:
-    """Rows that are written together."""
+    """Rows that are generated together."""
 
     def __init__(self, chat: ChatModel, heads: Sequence[_Head], sampling: Sampling) -> None:
         self._chat = chat
@@ -176,8 +175,7 @@ class _Batch:
         copies = [len(head.rows) for head in heads]
         device, dtype = chat.model.device, chat.model.dtype
         gaps = [self._length - len(head.encoded.ids) for head in heads]
-        # What the padding says is masked, but a repetition penalty looks at it: so it repeats the
-        # prompt's own first token.
+        # Padding is masked, but the repetition penalty sees it: it repeats the prompt's first token.
         self._ids = _repeated(
             torch.tensor(
                 [
@@ -205,14 +203,14 @@ class _Batch:
             self._cache.batch_repeat_interleave(copies[0])
         self._ends = torch.tensor(sorted(chat.end_tokens), device=device)
         self._budgets = torch.tensor([row.budget for row in self._rows], device=device)
-        self._choice = RowChoice(sampling, [row.seed for row in self._rows], chat.placeholder)
+        self._sampler = BatchSampler(sampling, [row.seed for row in self._rows], chat.placeholder)
 
-    def write(self, stop: threading.Event) -> None:
-        """Write until every row has ended. What was written is in the rows."""
+    def generate(self, stop: threading.Event) -> None:
+        """Generate until every row has ended; the tokens are in the rows."""
         running = torch.ones(len(self._rows), dtype=torch.bool, device=self._ids.device)
         while not stop.is_set():
             at = self._length + self._written
-            tokens = self._choice(self._ids[:, :at], self._logits)
+            tokens = self._sampler(self._ids[:, :at], self._logits)
             self._ids[:, at] = tokens
             self._written += 1
             for row, token, runs in zip(self._rows, tokens.tolist(), running.tolist(), strict=True):
@@ -228,18 +226,18 @@ class _Batch:
             self._step(at)
 
     def _keep(self, places: torch.Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with these rows only."""
         self._cache.batch_select_indices(places)
         self._ids, self._positions = self._ids[places], self._positions[places]
         self._budgets = self._budgets[places]
         if self._mask is not None:
             self._mask = self._mask[places]
-        kept = places.tolist()
-        self._rows = [self._rows[place] for place in kept]
-        self._choice.keep(kept)
+        rows = places.tolist()
+        self._rows = [self._rows[row] for row in rows]
+        self._sampler.keep(rows)
 
     def _step(self, at: int) -> None:
-        """Read the tokens that stand at `at`."""
+        """Read the tokens at index `at`."""
         positions = self._positions + (at - self._length)
         outputs = self._chat.model(
             input_ids=self._ids[:, at : at + 1],
@@ -264,12 +262,11 @@ def _turn(chat: ChatModel, row: _Row) -> Turn:
     return Turn(text, tuple(row.ids), ended)
 
 
-class RowChoice:
-    """Chooses each row's next token: temperature, top-p, repetition penalty, and seeds.
+class BatchSampler:
+    """Draws each row's next token: temperature, top-p, repetition penalty, seeds.
 
-    Each row takes one number from its own generator for each token, and reads off the token whose
-    share of the probability holds it, from the likeliest on. So what a row draws does not depend on
-    the rows beside it.
+    Each row takes one number per token from its own generator and maps it to a token through the
+    cumulative distribution, most probable first. So a row's draw does not depend on other rows.
     """
 
     def __init__(self, sampling: Sampling, seeds: Sequence[int], placeholder: int | None) -> None:
@@ -281,18 +278,18 @@ class RowChoice:
         self._generators = [np.random.default_rng(seed) for seed in seeds]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone."""
+        """Continue with these rows only."""
         self._generators = [self._generators[row] for row in rows]
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the tokens, shape (rows,).
 
         Args:
-            ids: What stands before them, shape (rows, length).
-            logits: Shape (rows, vocabulary); is changed.
+            ids: The tokens before, shape (rows, length).
+            logits: Shape (rows, vocabulary); modified.
         """
         if self._placeholder is not None:
-            # A picture that the model invents could not be shown to it when it reads on.
+            # An image that the model invents could not be given to it as input.
             logits[:, self._placeholder] = -torch.inf
         if self._penalty is not None:
             logits = self._penalty(ids, logits)
@@ -303,16 +300,16 @@ class RowChoice:
     def _drawn(self, probabilities: torch.Tensor) -> torch.Tensor:
         top_p = self._sampling.top_p
         size = probabilities.shape[1]
-        likeliest, tokens = probabilities.topk(min(LIKELIEST, size))
-        reached = likeliest.cumsum(-1)
-        if size > LIKELIEST and bool((reached[:, -1] < top_p).any()):
-            likeliest, tokens = probabilities.sort(descending=True, stable=True)
-            reached = likeliest.cumsum(-1)
-        # The smallest set that holds top_p: tokens before which less than that has been reached.
-        kept = reached - likeliest < top_p
-        total = torch.where(kept, likeliest, 0.0).sum(-1, keepdim=True)
+        top, tokens = probabilities.topk(min(TOP_P_CANDIDATES, size))
+        reached = top.cumsum(-1)
+        if size > TOP_P_CANDIDATES and bool((reached[:, -1] < top_p).any()):
+            top, tokens = probabilities.sort(descending=True, stable=True)
+            reached = top.cumsum(-1)
+        # The smallest set with probability top_p: tokens before which less than that is reached.
+        in_top_p = reached - top < top_p
+        total = torch.where(in_top_p, top, 0.0).sum(-1, keepdim=True)
         numbers = [generator.random() for generator in self._generators]
         target = torch.tensor(numbers, device=total.device)[:, None] * total
         place = torch.searchsorted(reached, target.to(reached.dtype), right=True)
-        last = kept.sum(-1, keepdim=True) - 1
+        last = in_top_p.sum(-1, keepdim=True) - 1
         return tokens.gather(1, torch.minimum(place, last)).flatten()

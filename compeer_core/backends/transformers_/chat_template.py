@@ -1,8 +1,7 @@
-"""What a checkpoint's chat template takes, found out by trying.
+"""Adapt conversations to what a checkpoint's chat template accepts.
 
-Templates differ in what they accept, and none declares it: messages of blocks or of plain text,
-with a system message or without. So a template is tried with short messages when its model is
-loaded, and conversations are then put in the form that it takes.
+Templates accept content as blocks or as plain text, with a system message or without, and none
+declares which. So each template is tried with short messages when its model is loaded.
 """
 
 from collections.abc import Sequence
@@ -18,21 +17,21 @@ from compeer_core.images import Image
 PROBE = "words to try the template with"
 
 TEMPLATE_ERRORS = (TemplateError, KeyError, TypeError, ValueError)
-"""What a chat template fails with on messages that it was not written for."""
+"""Errors that a chat template raises on messages it does not support."""
 
 
 class ChatTemplate:
     """The chat template of one checkpoint.
 
     Attributes:
-        has_images: Whether the processor can prepare pictures.
+        has_images: Whether the processor can prepare images.
     """
 
     def __init__(self, name: str, processor: Any) -> None:
-        """Learn what a template takes.
+        """Find out what a template accepts.
 
         Args:
-            name: What errors call the model.
+            name: The model's name in error messages.
             processor: The model's processor, which applies the template.
 
         Raises:
@@ -43,11 +42,11 @@ class ChatTemplate:
         self._processor = processor
         if not getattr(processor, "chat_template", None):
             raise CheckpointError(
-                f"{name}: there is no chat template (chat_template.jinja); COMPEER talks in "
-                "messages and needs an instruction-tuned checkpoint, or a template put beside it"
+                f"{name}: there is no chat template (chat_template.jinja); use an instruction-tuned "
+                "checkpoint, or add a template to its folder"
             )
         question = Message("user", (PROBE,))
-        # Newer templates take blocks of text and pictures; text-only ones would print the list.
+        # Newer templates accept blocks of text and images; text-only ones would print the list.
         self._content_is_text = False
         text = self.tried([question])
         if PROBE not in text or "'type'" in text:
@@ -58,36 +57,36 @@ class ChatTemplate:
                 f"{name}: the chat template cannot render one user message; "
                 "check chat_template.jinja"
             )
-        self._takes_system = PROBE in self.tried(
+        self._accepts_system = PROBE in self.tried(
             [Message("system", (PROBE,)), Message("user", ("Hi",))]
         )
 
     def render(self, messages: Sequence[Message], *, reply: bool) -> str:
-        """Return the conversation as text, each picture one placeholder.
+        """Return the conversation as text, with one placeholder per image.
 
         Args:
             messages: The conversation.
             reply: Whether the text ends where an assistant's turn begins.
 
         Raises:
-            BackendError: The template does not take such a conversation, or no pictures.
+            BackendError: The template does not accept the conversation, or its images.
         """
-        if not self._takes_system:
+        if not self._accepts_system:
             messages = _without_system(messages)
         if any(isinstance(part, Image) for message in messages for part in message.content) and (
             not self.has_images or self._content_is_text
         ):
-            raise BackendError(f"{self._name} cannot see pictures; send the message without one")
+            raise BackendError(f"{self._name} cannot see images; send the message without one")
         try:
             return self._apply(messages, reply=reply)
         except TEMPLATE_ERRORS as error:
             roles = ", ".join(message.role for message in messages)
             raise BackendError(
-                f"{self._name}: the chat template does not take these messages ({roles}): {error}"
+                f"{self._name}: the chat template does not accept these messages ({roles}): {error}"
             ) from error
 
     def tried(self, messages: Sequence[Message], *, reply: bool = True) -> str:
-        """What the template makes of the messages, or nothing if it does not take them."""
+        """Return the rendered messages, or an empty text if the template rejects them."""
         try:
             return self._apply(messages, reply=reply)
         except TEMPLATE_ERRORS:
@@ -113,7 +112,7 @@ class ChatTemplate:
 
 
 def _joined(content: Sequence[str | Image]) -> list[str | Image]:
-    """Runs of texts become one text, so that templates put nothing between them."""
+    """Join consecutive texts, so that templates put nothing between them."""
     joined: list[str | Image] = []
     for part in content:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -124,7 +123,7 @@ def _joined(content: Sequence[str | Image]) -> list[str | Image]:
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """The same conversation with the system's text in front of the first user message."""
+    """Return the conversation with the system text in front of the first user message."""
     words = "\n\n".join(message.text for message in messages if message.role == "system")
     others = [message for message in messages if message.role != "system"]
     if not words:

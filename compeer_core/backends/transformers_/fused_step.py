@@ -1,20 +1,20 @@
-"""The forward pass for one new token per row, on a processor: that of transformers, with less to do.
+"""A faster forward pass on CPU for one new token per row.
 
 A small model in 32 bits spends its time on reading weights, on hundreds of small operations, and on
-copying its cache. For one token per row, which is nearly all that writing is, this pass
+copying its cache. For one token per row, which is nearly all of decoding, this pass
 
-1. multiplies by the weights of query, key and value at once, and by those of gate and up at once;
-2. keeps these weights (and the output layer's) with one row for each *input*: MKL multiplies a
-   single vector by such a matrix up to twice as fast. The modules' own weights are views of
-   them, so nothing is held twice, and whatever looks at the modules sees what it always saw;
-3. adds residuals inside of the product, and does without the modules in between;
-4. writes into a cache that has room, where transformers copies the whole cache for every token;
-5. joins the LoRA matrices of an adapter in the same way as the weights.
+1. fuses the products with query, key and value, and those with gate and up;
+2. stores these weights (and the output layer's) with one row per *input*: MKL multiplies a single
+   vector by such a matrix up to twice as fast. The modules' own weights are views of them, so
+   nothing is stored twice and the modules look unchanged;
+3. adds residuals inside the product, and skips the modules in between;
+4. writes into a preallocated cache, where transformers copies the whole cache for every token;
+5. fuses the LoRA matrices of an adapter in the same way.
 
-It gives the logits of transformers up to rounding. Whatever it does not know, it leaves to
-transformers: several tokens at a time, training, rows with different adapters, adapters that are
-merged or are more than two matrices, other caches. It looks at the adapters again at every step, so they
-may come, go, and be switched at any time; of the norms it keeps a scaled copy, made when it is loaded.
+The logits are those of transformers up to rounding. Every other case is left to transformers:
+several tokens at a time, training, rows with different adapters, adapters that are merged or have
+more than two matrices, other caches. The adapters are checked at every step, so they may be added,
+removed and switched at any time; the norms are scaled copies, made at load time.
 """
 
 import math
@@ -34,24 +34,24 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLTextModel,
 )
 
-from compeer_core.backends.transformers_.kv_cache import RoomyLayer
+from compeer_core.backends.transformers_.kv_cache import PreallocatedLayer
 
 ROOM = 64
-"""Tokens that a cache gets room for whenever it is full."""
+"""Tokens by which a full cache grows."""
 PLANS = 8
-"""Adapters whose joined matrices are kept."""
+"""Most adapters whose fused matrices are stored."""
 
 
 def speed_up(model: Any) -> None:
-    """Make single-token steps of a loaded model faster, if it is one that this module knows.
+    """Speed up single-token steps of a loaded model, if it is a Qwen2.5-VL in 32 bits on CPU.
 
-    That is a Qwen2.5-VL in 32 bits on a processor. Its weights get another layout in memory; moving
-    or converting the model afterwards gives it transformers' own steps back.
+    Its weights get another memory layout. Moving or converting the model afterwards restores
+    transformers' own forward pass.
     """
     if type(model) is not Qwen2_5_VLForConditionalGeneration:
         return
     text = model.model.language_model
-    if type(text) is not Qwen2_5_VLTextModel or not _is_known(text):
+    if type(text) is not Qwen2_5_VLTextModel or not _is_supported_model(text):
         return
     if type(model.lm_head) is nn.Linear:
         _store_by_input([model.lm_head])
@@ -59,7 +59,7 @@ def speed_up(model: Any) -> None:
     cast(FusedTextModel, text).fuse()
 
 
-def _is_known(text: Qwen2_5_VLTextModel) -> bool:
+def _is_supported_model(text: Qwen2_5_VLTextModel) -> bool:
     config = text.config
     return (
         config._attn_implementation == "sdpa"
@@ -84,7 +84,7 @@ GROUPS = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""The projections of a layer. Those of one group read the same vector."""
+"""The projections of a layer; those of one group have the same input."""
 
 
 def _parent(layer: Any, group: str) -> nn.Module:
@@ -93,7 +93,7 @@ def _parent(layer: Any, group: str) -> nn.Module:
 
 
 def _store_by_input(projections: Sequence[nn.Linear]) -> torch.Tensor:
-    """Lay the weights side by side, shape (inputs, all outputs), and make each one a view of it."""
+    """Concatenate the weights to (inputs, all outputs), and make each one a view of the result."""
     columns = [projection.weight.data.t() for projection in projections]
     whole = torch.cat(columns, dim=1).contiguous()
     begin = 0
@@ -108,7 +108,7 @@ def _store_by_input(projections: Sequence[nn.Linear]) -> torch.Tensor:
 
 
 class _Norm:
-    """Root mean square normalisation, without squares that are written to memory.
+    """Root mean square normalisation that writes no squares to memory.
 
     With the length |x| of a vector of n numbers, x / sqrt(|x|^2 / n + eps) is
     x * sqrt(n) / hypot(|x|, sqrt(n * eps)).
@@ -144,7 +144,7 @@ def _fused(layer: Any) -> _Layer:
     parts = bias.split([projection.out_features for projection in three])
     for projection, part in zip(three, parts, strict=True):
         projection.bias.data = part
-    # Few outputs from many inputs: here the usual layout is the faster one.
+    # With few outputs and many inputs the usual layout is faster.
     return _Layer(
         norm_before_attention=_Norm(layer.input_layernorm),
         qkv=_store_by_input(three),
@@ -165,7 +165,7 @@ class _Pair:
 
     down: torch.Tensor
     up: torch.Tensor
-    """For several projections block-diagonal."""
+    """Block-diagonal for several projections."""
     scale: float
 
     def add_to(self, result: torch.Tensor, states: torch.Tensor) -> None:
@@ -174,26 +174,26 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Part:
-    """A module as it stood in its parent when a plan was made."""
+    """A module in its parent, at the time the plan was made."""
 
     siblings: dict[str, Any]
     name: str
     module: Any
     is_lora: bool = False
     matrix: nn.Module | None = None
-    """The plan's own LoRA matrix A in it, if it has one."""
+    """Its LoRA matrix A in the plan, if any."""
     matrix_b: nn.Module | None = None
     scale: float = 1.0
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the projections add with one adapter, or with none.
+    """The fused LoRA matrices of one adapter, or of none.
 
     Attributes:
-        active: As peft names it; None if adapters are disabled or there are none.
-        parts: All modules that a step stands in for.
-        pairs: For each layer, those of its groups that the adapter changes.
+        active: peft's name of it; None if adapters are disabled or there are none.
+        parts: All modules that the step replaces.
+        pairs: For each layer, the groups that the adapter changes.
     """
 
     active: list[str] | None
@@ -201,7 +201,7 @@ class _Plan:
     pairs: list[dict[str, _Pair]]
 
     def exists(self) -> bool:
-        """Whether all modules are still those of which it was made."""
+        """Whether all modules are still those that it was made from."""
         for part in self.parts:
             if part.siblings[part.name] is not part.module:
                 return False
@@ -216,10 +216,10 @@ class _Plan:
                     return False
         return True
 
-    def is_in_force(self) -> bool:
+    def is_active(self) -> bool:
         for part in self.parts:
             module = part.module
-            # Hooks tell a module, among others, that each row has an adapter of its own.
+            # Hooks are set, for example, if each row has its own adapter.
             if module._forward_pre_hooks or module._forward_hooks:
                 return False
             if part.is_lora:
@@ -234,12 +234,12 @@ class _Plan:
 
 
 def _is_lora(module: Any) -> bool:
-    lora = sys.modules.get("peft.tuners.lora.layer")  # whoever has an adapter has imported it
+    lora = sys.modules.get("peft.tuners.lora.layer")  # an adapter exists only if it is imported
     return lora is not None and type(module) is lora.Linear
 
 
 def _plan(text: "FusedTextModel") -> _Plan | None:
-    """Join the matrices of the adapter in force; None if these modules are not understood."""
+    """Fuse the matrices of the active adapter; None if the modules are not supported."""
     wrapped: list[Any] = [module for module in text.modules() if _is_lora(module)]
     active: list[str] | None = None
     if wrapped and not wrapped[0]._disable_adapters:
@@ -255,7 +255,7 @@ def _plan(text: "FusedTextModel") -> _Plan | None:
         for group, names in GROUPS.items():
             siblings = _parent(layer, group)._modules
             of_group = [_part(siblings, name, active) for name in names]
-            if not all(_is_understood(part, active) for part in of_group):
+            if not all(_is_supported(part, active) for part in of_group):
                 return None
             parts += of_group
             if len({part.scale for part in of_group if part.matrix is not None}) > 1:
@@ -269,7 +269,7 @@ def _plan(text: "FusedTextModel") -> _Plan | None:
     ):
         return None
     plan = _Plan(None if active is None else list(active), parts, pairs)
-    return plan if plan.is_in_force() else None
+    return plan if plan.is_active() else None
 
 
 def _part(siblings: dict[str, nn.Module | None], name: str, active: list[str] | None) -> _Part:
@@ -283,8 +283,8 @@ def _part(siblings: dict[str, nn.Module | None], name: str, active: list[str] | 
     return _Part(siblings, name, module, True, matrix, matrix_b, scale)
 
 
-def _is_understood(part: _Part, active: list[str] | None) -> bool:
-    """Whether a projection is a plain one, or has plain LoRA matrices beside it."""
+def _is_supported(part: _Part, active: list[str] | None) -> bool:
+    """Whether a projection is plain, or plain with plain LoRA matrices."""
     if not part.is_lora:
         return type(part.module) is nn.Linear
     if type(part.module.base_layer) is not nn.Linear:
@@ -299,7 +299,7 @@ def _is_understood(part: _Part, active: list[str] | None) -> bool:
 
 
 def _joined_pair(group: Sequence[_Part], adapter: str) -> _Pair:
-    """Join the matrices of one group; those of the modules become views of the joined ones."""
+    """Fuse the matrices of one group; those of the modules become views of the fused ones."""
     changed = [part for part in group if part.matrix is not None]
     down = _store_by_input([cast(nn.Linear, part.matrix) for part in changed])
     outputs = [part.module.out_features for part in group]
@@ -320,16 +320,16 @@ def _joined_pair(group: Sequence[_Part], adapter: str) -> _Pair:
 
 
 class FusedTextModel(Qwen2_5_VLTextModel):
-    """A language model whose single-token steps are those of this module."""
+    """A language model with the fused single-token step."""
 
     def fuse(self) -> None:
-        """Lay out the weights. Called once, on a model that `speed_up` has found to be known."""
+        """Fuse the weights. Called once, by `speed_up` on a supported model."""
         self._layers = [_fused(layer) for layer in self.layers]
         self._last_norm = _Norm(self.norm)
         self._plans: list[_Plan] = []
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move or convert the model. What was fused is lost, so the class becomes the plain one."""
+        """Move or convert the model; this loses the fusion, so the class becomes the plain one."""
         del self._layers, self._last_norm, self._plans
         self.__class__ = Qwen2_5_VLTextModel  # type: ignore[assignment]
         return self._apply(fn, recurse)
@@ -344,7 +344,7 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As transformers' own; see there."""
+        """Like transformers' own method; see there."""
         if (
             inputs_embeds is not None
             and inputs_embeds.shape[1] == 1
@@ -362,11 +362,11 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         ):
             held = int(past_key_values.get_seq_length())
             mask = _mask(attention_mask, held + 1)
-            plan = self._plan_in_force() if mask is not UNKNOWN else None
+            plan = self._active_plan() if mask is not UNKNOWN else None
             if plan is not None:
                 if position_ids is None:
                     position_ids = torch.full((3, len(inputs_embeds), 1), held)
-                positions = position_ids[-3:]  # before those there may be a row of plain places
+                positions = position_ids[-3:]  # a row of plain positions may come first
                 layers = past_key_values.layers
                 states = self._step(inputs_embeds, positions, mask, layers, plan)
                 return BaseModelOutputWithPast(
@@ -382,17 +382,17 @@ class FusedTextModel(Qwen2_5_VLTextModel):
             **kwargs,
         )
 
-    def _plan_in_force(self) -> _Plan | None:
+    def _active_plan(self) -> _Plan | None:
         for place, plan in enumerate(self._plans):
-            if plan.is_in_force():
+            if plan.is_active():
                 if place:
                     self._plans.insert(0, self._plans.pop(place))
                 return plan
-        with torch.inference_mode(False):  # what becomes a weight must stay changeable
+        with torch.inference_mode(False):  # a weight must not be an inference tensor
             made = _plan(self)
         if made is not None:
-            kept = [plan for plan in self._plans if plan.exists()]
-            self._plans = [made, *kept][:PLANS]
+            existing = [plan for plan in self._plans if plan.exists()]
+            self._plans = [made, *existing][:PLANS]
         return made
 
     def _step(
@@ -409,23 +409,23 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         size = width // heads
         rotated = (heads + key_heads) * size
         cos, sin = self.rotary_emb(embedded, positions)
-        sin[..., : size // 2].neg_()  # so that it can turn halves that were merely swapped
+        sin[..., : size // 2].neg_()  # for halves that are swapped without a sign
         states = embedded[:, 0]
         for layer, pairs, memory in zip(self._layers, plan.pairs, cache, strict=True):
             normed = layer.norm_before_attention(states)
             qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
             if pair := pairs.get("qkv"):
                 pair.add_to(qkv, normed)
-            unturned = qkv[:, :rotated].view(rows, heads + key_heads, size)
-            turned = torch.addcmul(unturned * cos, unturned.roll(size // 2, -1), sin)
+            unrotated = qkv[:, :rotated].view(rows, heads + key_heads, size)
+            rotated_heads = torch.addcmul(unrotated * cos, unrotated.roll(size // 2, -1), sin)
             keys, values = _appended(
                 memory,
-                turned[:, heads:, None],
+                rotated_heads[:, heads:, None],
                 qkv[:, rotated:].view(rows, key_heads, 1, size),
             )
-            # The heads that share a key are taken for places of one head: nothing is repeated.
-            asked = turned[:, :heads].view(rows, key_heads, heads // key_heads, size)
-            read = scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+            # Heads that share a key become positions of one head, so keys need no repetition.
+            query = rotated_heads[:, :heads].view(rows, key_heads, heads // key_heads, size)
+            read = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             read = read.reshape(rows, width)
             states = torch.addmm(states, read, layer.out)
             if pair := pairs.get("out"):
@@ -443,11 +443,11 @@ class FusedTextModel(Qwen2_5_VLTextModel):
 
 
 UNKNOWN = object()
-"""Stands for a mask that only transformers understands."""
+"""A mask that only transformers can handle."""
 
 
 def _mask(given: Any, length: int) -> Any:
-    """The mask for scaled_dot_product_attention, None if all is seen, or UNKNOWN."""
+    """Return the mask for scaled_dot_product_attention, None for no mask, or UNKNOWN."""
     if isinstance(given, dict):
         given = given.get("full_attention", UNKNOWN)
     if given is None or (torch.is_tensor(given) and given.ndim == 4):
@@ -459,12 +459,12 @@ def _mask(given: Any, length: int) -> Any:
 
 
 def _is_writable(cache: Any) -> bool:
-    """Whether a step can add to a cache: its layers are plain, or have been joined for a batch."""
+    """Whether a step can append to a cache: its layers are plain, or joined for a batch."""
     return (
         type(cache) is DynamicCache
         and not cache.offloading
         and bool(cache.layers)
-        and all(type(layer) in {DynamicLayer, RoomyLayer} for layer in cache.layers)
+        and all(type(layer) in {DynamicLayer, PreallocatedLayer} for layer in cache.layers)
         and cache.get_seq_length() > 0
     )
 
@@ -472,17 +472,17 @@ def _is_writable(cache: Any) -> bool:
 def _appended(
     layer: Any, keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a token to a layer of a cache, as its `update` does, but into memory that has room.
+    """Append a token to a cache layer like its `update`, but into preallocated memory.
 
-    `layer.keys` and `layer.values` stay all that anybody has to know: they are the beginning of
-    that memory, and as soon as they are not (somebody has replaced them), new memory is taken.
+    `layer.keys` and `layer.values` are views of the start of that memory. If other code has
+    replaced them, new memory is allocated.
     """
-    if isinstance(layer, RoomyLayer):
+    if isinstance(layer, PreallocatedLayer):
         return layer.update(keys, values)
     held = layer.keys.shape[2]
     room = getattr(layer, "room", None)
     if room is None or not _begins(layer.keys, room[0]) or not _begins(layer.values, room[1]):
-        room = layer.room = (_roomy(layer.keys), _roomy(layer.values))
+        room = layer.room = (_preallocated(layer.keys), _preallocated(layer.values))
     room[0][:, :, held : held + 1] = keys
     room[1][:, :, held : held + 1] = values
     layer.keys = room[0][:, :, : held + 1]
@@ -491,7 +491,7 @@ def _appended(
 
 
 def _begins(states: torch.Tensor, memory: torch.Tensor) -> bool:
-    """Whether states are the beginning of memory that has room for one more."""
+    """Whether states are the start of memory that has room for one more."""
     return (
         states.data_ptr() == memory.data_ptr()
         and states.stride() == memory.stride()
@@ -500,7 +500,7 @@ def _begins(states: torch.Tensor, memory: torch.Tensor) -> bool:
     )
 
 
-def _roomy(states: torch.Tensor) -> torch.Tensor:
+def _preallocated(states: torch.Tensor) -> torch.Tensor:
     rows, heads, held, size = states.shape
     memory = states.new_empty((rows, heads, held + ROOM, size))
     memory[:, :, :held] = states

@@ -1,13 +1,13 @@
-"""Turns that a model writes, token by token, for several visitors at the same time.
+"""Turns that a model generates token by token, for several visitors at the same time.
 
-Here is what belongs to one turn: its parts, its text, its budget, how it is stopped. Which turn gets
-the next token, and how several get theirs in one pass, is the business of `rounds`.
+This module has what belongs to one turn: parts, text, budget, stopping. `scheduler` decides which
+turn gets the next token, and batches them.
 
-A turn that is alone is written by `model.generate`, with two pieces of ours plugged in: a stopping
-criterion that sees every token at once (it decodes, streams, and finds the end of a part) and, for
-sampling, `Choice`. `generate` costs about 1 ms to enter and 0.8 ms a token beside the forward pass
-of COMPEER-nano (7 ms on one busy core); that did not justify a decoding loop of our own. What it
-calls for each token is ours where that pays: see `fused_step`.
+A turn that is alone runs `model.generate` with two plug-ins: a stopping criterion that sees every
+token at once (it decodes, streams, and finds the end of a part) and, for sampling, `Sampler`.
+`generate` costs about 1 ms per call and 0.8 ms per token beside the forward pass of COMPEER-nano
+(7 ms on one busy core), too little to justify a decoding loop of our own. `fused_step` replaces the
+forward pass where that pays.
 """
 
 import queue
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_.sampler import Choice
-from compeer_core.backends.transformers_.scheduler import Rounds
-from compeer_core.backends.transformers_.sequence_state import Track
-from compeer_core.backends.transformers_.text_decoder import TextDecoder
+from compeer_core.backends.transformers_.sampler import Sampler
+from compeer_core.backends.transformers_.scheduler import Scheduler
+from compeer_core.backends.transformers_.sequence_state import SequenceState
+from compeer_core.backends.transformers_.tokens import TextDecoder
 from compeer_core.errors import BackendError, CompeerError
 
 
 @dataclass(eq=False)
 class _Part:
-    """One call of `generate`: what it waits for, and the way back to the caller.
+    """One call of `generate`: its end marker, and the queue back to the caller.
 
-    It is what `rounds` writes. The queue takes all that a turn may say, so a caller who does not
-    read holds up nobody.
+    It is the row that the scheduler generates. The queue is unbounded, so a caller that does not
+    read delays no other turn.
     """
 
     turn: "TransformersCompletion"
@@ -40,12 +40,12 @@ class _Part:
     alone: bool = False
 
     @property
-    def track(self) -> Track:
-        return self.turn.track
+    def state(self) -> SequenceState:
+        return self.turn.state
 
     @property
-    def choice(self) -> Choice:
-        return self.turn.choice
+    def sampler(self) -> Sampler:
+        return self.turn.sampler
 
     @property
     def left(self) -> int:
@@ -67,28 +67,27 @@ class _Part:
 
 
 class TransformersCompletion:
-    """One turn while it is written. See `compeer_core.backends.protocol.Completion`.
+    """One turn while it is generated. See `compeer_core.backends.protocol.Completion`.
 
     Attributes:
-        track: What the model has read of it, and what it shall read next.
-        choice: How its next token is chosen.
-        dropped_turns: Messages at the beginning of the conversation that the model does not see,
-            because the conversation is longer than it can read.
+        state: Its tokens and cache.
+        sampler: Draws its next token.
+        dropped_turns: Oldest messages left out because the conversation exceeds the context.
     """
 
     def __init__(
         self,
-        rounds: Rounds,
-        track: Track,
+        scheduler: Scheduler,
+        state: SequenceState,
         sampling: Sampling,
         stop: threading.Event,
         dropped_turns: int,
     ) -> None:
-        chat = rounds.chat
-        self._rounds = rounds
+        chat = scheduler.chat
+        self._scheduler = scheduler
         self._chat = chat
-        self.track = track
-        self.choice = Choice(sampling, chat.placeholder, chat.model.device)
+        self.state = state
+        self.sampler = Sampler(sampling, chat.placeholder, chat.model.device)
         self._stop = stop
         self._budget = sampling.max_new_tokens
         self._decoder = TextDecoder(chat.tokenizer, chat.hidden)
@@ -116,14 +115,14 @@ class TransformersCompletion:
         if part.finished or self._ended:
             part.texts.put(None)
         else:
-            self._rounds.add(part)
+            self._scheduler.add(part)
         try:
             while (text := part.texts.get()) is not None:
                 if isinstance(text, Exception):
                     raise text
                 yield text
         finally:
-            part.cancelled = True  # whoever stops listening stops the model
+            part.cancelled = True  # a caller that stops reading stops the model
 
     def write(self, text: str) -> None:
         if self._closed:
@@ -137,28 +136,28 @@ class TransformersCompletion:
         self._ended = True
         self._carried = ""
 
-        # The round that may be running ends at its next token; the cache goes after it.
+        # A running slice ends at its next token; the cache is freed after it.
         try:
-            self._chat.owner.submit(self.track.reset)
+            self._chat.owner.submit(self.state.reset)
         except BackendError:
-            self.track.reset()
+            self.state.reset()
 
     # --- on the owner thread -------------------------------------------------------------------
 
     @property
     def is_halted(self) -> bool:
-        """Whether no more tokens are wanted."""
+        """Whether generation has to stop."""
         given_up = self._closed or self._chat.owner.closed
         return given_up or self._ended or self._stop.is_set()
 
     @property
     def left(self) -> int:
-        """Tokens that the budget still allows."""
+        """Tokens left in the budget."""
         return self._budget - self._tokens
 
     def take(self, part: _Part, token: int) -> None:
         """Add a token to the turn."""
-        self.track.ids.append(token)
+        self.state.ids.append(token)
         self._tokens += 1
         if token in self._chat.end_tokens:
             self._ended = True
@@ -168,16 +167,16 @@ class TransformersCompletion:
             self._ended = True
 
     def give_up(self) -> None:
-        """Let the turn be over, after a failure."""
+        """End the turn after a failure."""
         self._ended = True
 
     @property
     def _full(self) -> bool:
         limit = self._chat.limit
-        return limit is not None and len(self.track.ids) >= limit
+        return limit is not None and len(self.state.ids) >= limit
 
     def _show(self, part: _Part, text: str) -> None:
-        """Pass text on, and keep what follows the end of the part for the next one."""
+        """Pass text on, and hold back what follows the end of the part for the next one."""
         if not text:
             return
         if part.until is not None:
@@ -192,14 +191,14 @@ class TransformersCompletion:
 
     def _write(self, text: str) -> None:
         if self._carried:
-            # The last token said more than the caller has seen. Take it back, and write the part
-            # of it that was seen together with the new text.
+            # The last token has more text than the caller has seen. Remove it, and tokenize its
+            # visible part together with the new text.
             count, shown = self._decoder.group
             text = shown[: len(shown) - len(self._carried)] + text
-            self.track.truncate(len(self.track.ids) - count)
+            self.state.truncate(len(self.state.ids) - count)
             self._carried = ""
-        self.track.ids += self._chat.continuation(text)
-        self._decoder.restart(self.track.ids[-1:])
+        self.state.ids += self._chat.continuation(text)
+        self._decoder.restart(self.state.ids[-1:])
         if self._full:
             self._ended = True
 
@@ -210,12 +209,12 @@ class TransformersBackend:
     can_write = True
 
     def __init__(
-        self, name: str, rounds: Rounds, adapter: str | None, release: Callable[[], None]
+        self, name: str, scheduler: Scheduler, adapter: str | None, release: Callable[[], None]
     ) -> None:
         self.name = name
-        self.reserved = rounds.chat.reserved
-        self._rounds = rounds
-        self._chat = rounds.chat
+        self.reserved = scheduler.chat.reserved
+        self._scheduler = scheduler
+        self._chat = scheduler.chat
         self._adapter = adapter
         self._release = release
 
@@ -224,12 +223,12 @@ class TransformersBackend:
     ) -> TransformersCompletion:
         def begin() -> TransformersCompletion:
             encoded, dropped = self._chat.encode_fitting(messages, sampling.max_new_tokens)
-            track = Track(encoded, self._adapter)
-            self._rounds.tracks.add(track)
-            return TransformersCompletion(self._rounds, track, sampling, stop, dropped)
+            state = SequenceState(encoded, self._adapter)
+            self._scheduler.states.add(state)
+            return TransformersCompletion(self._scheduler, state, sampling, stop, dropped)
 
         return self._chat.owner.call(begin)
 
     def close(self) -> None:
-        """Let go of the model. May be called twice."""
+        """Release the model. May be called twice."""
         self._release()

@@ -1,8 +1,8 @@
-"""Key-value caches of several rows in one, so that one forward pass serves them all.
+"""Join the key-value caches of several rows, so that one forward pass serves them all.
 
-Rows of different lengths are padded on the left; what the padding holds has to be masked. The
-joined cache has room for what will be written: a cache that grows by copying itself costs more than
-the attention over it. Only plain caches can be joined, not a sliding window or a recurrent state.
+Rows of different lengths are padded on the left; the padding has to be masked. A joined cache has
+room for new tokens: a cache that grows by copying costs more than the attention over it. Only plain
+caches can be joined, not a sliding window or a recurrent state.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from transformers.cache_utils import DynamicLayer
 
 
 def is_plain(cache: Any) -> bool:
-    """Whether a cache is one that `joined` can put beside others."""
+    """Return whether `joined` can join this cache with others."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def joined(caches: Sequence[Any], copies: Sequence[int], room: int) -> Any:
-    """Put plain caches of one row each into one, padded on the left, each as often as is said."""
+    """Join plain caches of one row each, padded on the left, each repeated `copies` times."""
     whole = DynamicCache()
     for number in range(len(caches[0].layers)):
         layers = [cache.layers[number] for cache in caches]
@@ -34,18 +34,18 @@ def joined(caches: Sequence[Any], copies: Sequence[int], room: int) -> Any:
                 values[begin : begin + count, :, length - part.shape[2] : length] = part
                 begin += count
             memory.append(values)
-        whole.layers.append(RoomyLayer(memory[0], memory[1], length))
+        whole.layers.append(PreallocatedLayer(memory[0], memory[1], length))
     return whole
 
 
-def hand_back(whole: Any, row: int, padding: int, cache: Any) -> None:
-    """Give a row's own cache all that its row of a joined cache has read by now.
+def restore_cache(whole: Any, row: int, padding: int, cache: Any) -> None:
+    """Copy a row of a joined cache back into the row's own cache.
 
     Args:
         whole: The joined cache.
-        row: The row's place in it.
-        padding: How many places before the row's first token are padding.
-        cache: The cache that the row brought along.
+        row: The row's index in it.
+        padding: Padded positions before the row's first token.
+        cache: The row's own cache.
     """
     for own, layer in zip(cache.layers, whole.layers, strict=True):
         own.keys = layer.keys[row : row + 1, :, padding:].clone()
@@ -64,8 +64,8 @@ def beginning(cache: Any, length: int) -> Any:
     return copied
 
 
-class RoomyLayer(DynamicLayer):
-    """Keys and values of a layer, in memory that has room for what will be added."""
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values of a layer, in memory with room for new tokens."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:
         super().__init__()

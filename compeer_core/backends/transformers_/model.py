@@ -1,8 +1,8 @@
-"""One set of weights, and the way between a conversation and its tokens.
+"""One set of weights, with its chat template, processor and tokenizer.
 
-Policies and judges stand on the same `ChatModel`, each with a LoRA adapter of its own or none. It
-turns messages into tokens (with what its chat template, processor and tokenizer do), leaves out old
-turns that a model cannot read any more, and runs the weights from where a `Track` stands.
+Policies and judges share a `ChatModel`, each with its own LoRA adapter or none. It encodes messages
+as tokens, leaves out the oldest turns if they exceed the context, and runs the weights on a
+`SequenceState`.
 """
 
 import contextlib
@@ -22,10 +22,9 @@ from transformers import (
 
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import PROBE, ChatTemplate
-from compeer_core.backends.transformers_.control_tokens import control_tokens
-from compeer_core.backends.transformers_.label_tokens import LabelTokens
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
-from compeer_core.backends.transformers_.sequence_state import Encoded, Track
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
+from compeer_core.backends.transformers_.tokens import LabelTokens, control_tokens
 from compeer_core.errors import BackendError, ImageError, InputError
 from compeer_core.images import Image
 from compeer_core.reasoning import TAGS
@@ -34,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 
 class ChatModel:
-    """One set of weights, the chat template that belongs to it, and its owner thread.
+    """One set of weights, its chat template, and its owner thread.
 
     Attributes:
-        name: The folder's or the hub's name.
-        owner: The thread on which all methods run, here and in the template.
+        name: Folder name or Hub ID.
+        owner: The thread that runs all methods, here and in the template.
         reserved: The tokenizer's `control_tokens`.
-        limit: Tokens that the model can read and write in one conversation; None if unlimited.
-        hidden: Tokens that are not text: the special ones, unless they are tags of our grammar.
+        limit: Context length in tokens; None if unlimited.
+        hidden: Tokens that are not text: the special ones, except tags of our grammar.
         end_tokens: Those that end an assistant's turn.
-        placeholder: The token that stands where a picture is.
-        label_tokens: Finds the tokens of labels.
-        adapted: The peft model around the weights, once there are adapters.
+        placeholder: The token that represents an image.
+        label_tokens: Returns the tokens of labels.
+        adapted: The peft model around the weights, once adapters are loaded.
     """
 
     def __init__(self, name: str, model: Any, processor: Any, owner: OwnerThread) -> None:
-        """Take a loaded model. Call this on the owner thread.
+        """Wrap a loaded model. Call this on the owner thread.
 
         Raises:
             CheckpointError: There is no chat template, or it cannot be used.
@@ -75,14 +74,14 @@ class ChatModel:
         )
         self.placeholder: int | None = getattr(processor, "image_token_id", None)
         self.end_tokens = self._end_tokens()
-        # The checkpoint's own sampling habits (top_k = 1, penalties) would be merged into ours.
+        # The checkpoint's own sampling settings (top_k = 1, penalties) would be merged into ours.
         model.generation_config = GenerationConfig()
 
     def _end_tokens(self) -> frozenset[int]:
-        """The tokens that end a turn.
+        """Return the tokens that end a turn.
 
-        Those are what the checkpoint says, what its template writes behind an answer, and what can
-        never stand inside one: the beginning of the next message, of a text, or padding.
+        These are the checkpoint's own, what its template writes after an answer, and what can never
+        be inside one: the beginning of the next message or of a text, and padding.
         """
         declared = self.model.generation_config.eos_token_id
         declared = declared if isinstance(declared, list) else [declared]
@@ -105,10 +104,10 @@ class ChatModel:
         return ids
 
     def continuation(self, text: str) -> list[int]:
-        """Return the tokens of text that stands behind other text.
+        """Return the tokens of text that follows other text.
 
-        Some tokenizers put a space in front of whatever they are given; behind a line break, whose
-        tokens are then taken away, they do not.
+        Some tokenizers put a space in front of their input, but not after a line break, whose tokens
+        are then removed.
         """
         before = self._tokens("\n")
         tokens = self._tokens("\n" + text)
@@ -119,25 +118,25 @@ class ChatModel:
     def encode(
         self, messages: Sequence[Message], *, reply: bool = True, like: Encoded | None = None
     ) -> Encoded:
-        """Turn a conversation into what the model takes.
+        """Encode a conversation as input of the model.
 
         Args:
             messages: The conversation.
             reply: Whether it ends where an assistant's turn begins.
-            like: An earlier state of the same conversation: its pictures are not prepared again.
+            like: An earlier encoding of the same conversation, whose images are reused.
 
         Raises:
             BackendError: See `ChatTemplate.render`.
-            ImageError: A picture has a shape that the model cannot take.
+            ImageError: An image has a shape that the model does not accept.
         """
         text = self.template.render(messages, reply=reply)
-        # The text that stands for one picture; a processor puts as many tokens as it needs there.
+        # The text of one image; the processor replaces it with as many tokens as it needs.
         placeholder = getattr(self.processor, "image_token", None) or ""
         if like is not None and like.fixed is not None and text.startswith(like.fixed_text):
             rest = text[len(like.fixed_text) :]
             if not placeholder or placeholder not in rest:
                 return replace(like, ids=(*like.ids[: like.fixed], *self._tokens(rest)))
-        pictures = [
+        images = [
             part.to_pil()
             for message in messages
             for part in message.content
@@ -147,23 +146,23 @@ class ChatModel:
         arguments: dict[str, Any] = {"text": [text], "return_tensors": "pt"}
         if start is not None and text.startswith(start):
             arguments["add_special_tokens"] = False
-        if pictures:
-            arguments["images"] = [pictures]
+        if images:
+            arguments["images"] = [images]
         try:
             inputs = dict(self.processor(**arguments))
         except ValueError as error:
-            if not pictures:
+            if not images:
                 raise BackendError(f"{self.name} cannot read the messages: {error}") from error
             raise ImageError(
-                f"{self.name} cannot take this picture: {error}", "image_unreadable"
+                f"{self.name} cannot read this image: {error}", "image_unreadable"
             ) from error
         ids = tuple(inputs.pop("input_ids")[0].tolist())
         inputs.pop("attention_mask", None)
-        # Behind the last placeholder, a token of its own, text is tokenised by itself.
-        at = text.rfind(placeholder) if pictures and placeholder else -1
+        # Text after the last placeholder, which is a token of its own, is tokenized separately.
+        at = text.rfind(placeholder) if images and placeholder else -1
         begin = at + len(placeholder) if at >= 0 else 0
         tail = self._tokens(text[begin:])
-        certain = ids[len(ids) - len(tail) :] == tuple(tail) and (at >= 0 or not pictures)
+        certain = ids[len(ids) - len(tail) :] == tuple(tail) and (at >= 0 or not images)
         return Encoded(
             ids=ids,
             inputs={key: value for key, value in inputs.items() if torch.is_tensor(value)},
@@ -172,17 +171,17 @@ class ChatModel:
         )
 
     def encode_fitting(self, messages: Sequence[Message], budget: int) -> tuple[Encoded, int]:
-        """Encode a conversation, without its oldest turns if it is too long for the model.
+        """Encode a conversation, without its oldest turns if it exceeds the context.
 
-        A system message and the last message always stay. What is left begins with a user message,
-        since templates and models expect that.
+        System message and last message always stay. The rest begins with a user message, since
+        templates and models expect that.
 
         Args:
             messages: The conversation.
-            budget: Tokens to leave room for; at most half of the model's limit is.
+            budget: New tokens to leave room for; capped at half of the context length.
 
         Returns:
-            What was encoded, and the number of messages left out.
+            The encoding, and the number of messages left out.
 
         Raises:
             InputError: The last message alone is too long (code "message_too_long", with ``limit``
@@ -195,14 +194,14 @@ class ChatModel:
         if starts[0] > 0:
             with contextlib.suppress(BackendError):
                 self.template.render(messages, reply=True)
-                starts.insert(0, 0)  # the template lets an assistant speak first
+                starts.insert(0, 0)  # the template accepts an assistant's message first
         encoded = self.encode([*system, *turns[starts[0] :]])
         if self.limit is None:
             return encoded, starts[0]
         room = self.limit - min(budget, self.limit // 2)
         if len(encoded.ids) <= room:
             return encoded, starts[0]
-        # The more turns are left out, the fewer tokens: look for the longest that fits by halving.
+        # Binary search: the more turns are left out, the fewer tokens.
         low, high = 1, len(starts) - 1
         best: tuple[Encoded, int] | None = None
         while low <= high:
@@ -218,8 +217,8 @@ class ChatModel:
             if error.values["limit"] > 0:
                 raise error
             raise BackendError(
-                f"{self.name} reads at most {room} tokens here, and what it is told beside the "
-                "message has more; use a model with a longer context"
+                f"{self.name} reads at most {room} tokens here, and its instructions alone are "
+                "longer; use a model with a longer context"
             )
         logger.info(
             "%s: %d old messages left out, the conversation is too long", self.name, best[1]
@@ -227,15 +226,14 @@ class ChatModel:
         return best
 
     def too_long(self, text: str, length: int, room: int) -> InputError:
-        """The error for a conversation that is too long.
+        """Return the error for a conversation that is too long.
 
-        People count in characters, so the limit it names is as large a share of the last text as
-        of its tokens.
+        Its limit is in characters, for people: the same share of the last text as of its tokens.
 
         Args:
-            text: The text that was given last.
+            text: The last text.
             length: Tokens of the whole conversation.
-            room: Tokens that it may have.
+            room: Tokens that fit.
         """
         tokens = max(1, len(self._tokens(text)))
         fitting = max(0, len(text) * (room - (length - tokens)) // tokens)
@@ -248,12 +246,12 @@ class ChatModel:
     # --- the weights ---------------------------------------------------------------------------
 
     def adopt(self, adapted: Any) -> None:
-        """Take the peft model around these weights, after an adapter was added to it."""
+        """Set the peft model around these weights, after an adapter was added to it."""
         self.adapted = adapted
-        self._active = ""  # the name of no adapter: the next run puts its own in force
+        self._active = ""  # no adapter's name, so that the next run activates its own
 
     def activate(self, adapter: str | None) -> None:
-        """Make an adapter the one in force, or none of them."""
+        """Activate an adapter, or disable all."""
         if adapter == self._active or self.adapted is None:
             return
         if adapter is None:
@@ -265,41 +263,40 @@ class ChatModel:
 
     def run(
         self,
-        track: Track,
+        state: SequenceState,
         max_new_tokens: int,
         processors: Sequence[LogitsProcessor] = (),
         criteria: Sequence[StoppingCriteria] = (),
         *,
         logits: bool = False,
     ) -> Any:
-        """Generate from where a track stands, and leave its new state in it.
+        """Generate from a state, and update its cache.
 
-        The tokens in `track.ids` are the track's own business: a criterion of the caller's adds
-        what is generated, or nobody does.
+        `state.ids` is not updated: a criterion of the caller may append the new tokens.
 
         Args:
-            track: The conversation; its adapter is put in force.
-            max_new_tokens: Tokens to generate at most.
-            processors: What changes or chooses among the logits; without any, the likeliest wins.
-            criteria: What may end it earlier.
-            logits: Whether the output holds the logits of each new token.
+            state: The conversation; its adapter is activated.
+            max_new_tokens: Most tokens to generate.
+            processors: Logits processors; without any, decoding is greedy.
+            criteria: Stopping criteria.
+            logits: Whether to return the logits of each new token.
         """
-        self.activate(track.adapter)
-        # At least one token has to be left to read: its logits are where the model continues.
-        track.forget(track.read - (len(track.ids) - 1))
+        self.activate(state.adapter)
+        # At least one token must be left to read: the next one comes from its logits.
+        state.forget(state.read - (len(state.ids) - 1))
         device = self.model.device
-        ids = torch.tensor([track.ids], device=device)
+        ids = torch.tensor([state.ids], device=device)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if track.cache is None:
+        if state.cache is None:
             inputs |= {
-                key: self._placed(key, value, ids) for key, value in track.encoded.inputs.items()
+                key: self._placed(key, value, ids) for key, value in state.encoded.inputs.items()
             }
         else:
-            inputs["past_key_values"] = track.cache
-        offsets = track.offsets or [None] * len(self._offset_modules)
+            inputs["past_key_values"] = state.cache
+        offsets = state.offsets or [None] * len(self._offset_modules)
         for module, offset in zip(self._offset_modules, offsets, strict=True):
             module.rope_deltas = offset
-        # Ends of turns are found by a criterion, and sampling is a processor: see `writing`.
+        # A criterion finds the end of a turn, and a processor samples: see `generation`.
         config = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=False,
@@ -313,14 +310,14 @@ class ChatModel:
                 logits_processor=LogitsProcessorList(processors),
                 stopping_criteria=StoppingCriteriaList(criteria),
             )
-        track.cache = outputs.past_key_values
-        track.offsets = [module.rope_deltas for module in self._offset_modules]
+        state.cache = outputs.past_key_values
+        state.offsets = [module.rope_deltas for module in self._offset_modules]
         return outputs
 
     def _placed(self, key: str, value: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """An input on the model's device, in its precision, as long as the tokens are now."""
+        """Return an input on the model's device, in its dtype, padded to the current tokens."""
         if key.endswith("token_type_ids"):
-            longer = value.new_zeros((1, ids.shape[1]))  # 0 is text, and all that was added is text
+            longer = value.new_zeros((1, ids.shape[1]))  # 0 is text, as are all added tokens
             shared = min(value.shape[1], ids.shape[1])
             longer[:, :shared] = value[:, :shared]
             value = longer
@@ -334,10 +331,10 @@ class ChatModel:
         return bool(self._offset_modules)
 
     def warm_up(self) -> None:
-        """Write two tokens, so that the first visitor does not pay for what is set up on first use.
+        """Generate two tokens, so that the first visitor does not wait for one-time set-up.
 
-        A model that cannot be used in the way of this module fails here, with whatever error.
+        A model that this module cannot run fails here, with any error.
         """
-        track = Track(self.encode([Message("user", ("Hello",))]), None)
+        state = SequenceState(self.encode([Message("user", ("Hello",))]), None)
         for _ in range(2):  # once from the beginning, once from a cache
-            track.ids.append(int(self.run(track, 1).sequences[0, -1]))
+            state.ids.append(int(self.run(state, 1).sequences[0, -1]))

@@ -1,8 +1,8 @@
 """The one thread that runs a set of weights, so that visitors can share them.
 
-Everything that touches torch is a job on this thread, in the order of arrival: a model's adapter,
-its cache and its position offsets are changed by one job at a time. The thread also knows whether
-somebody waits, which is when the turns that are being written give way (see `rounds`).
+Everything that uses torch is a job on this thread, in order of arrival: one job at a time changes a
+model's adapter, cache and position offsets. Turns that are being generated give way when another
+job waits (see `scheduler`).
 """
 
 import threading
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class OwnerThread:
-    """The one thread that runs a set of weights: jobs in the order in which they came."""
+    """Runs jobs one after another, in order of arrival."""
 
     def __init__(self, name: str) -> None:
         self.closed = False
@@ -25,8 +25,8 @@ class OwnerThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     @property
-    def somebody_waits(self) -> bool:
-        """Whether a job has come that has not been begun."""
+    def has_waiting_job(self) -> bool:
+        """Whether a job is queued that has not begun."""
         return self._waiting > 0
 
     def submit(self, job: Callable[[], Result]) -> "Future[Result]":
@@ -49,7 +49,7 @@ class OwnerThread:
         return self.submit(job).result()
 
     def close(self) -> None:
-        """End the turns that are being written, and the thread with them. May be called twice."""
+        """End running turns and the thread. May be called twice."""
         self.closed = True
         self._executor.shutdown(wait=False)
 

@@ -1,10 +1,10 @@
-"""Weights that lie on disk in blocks of 4 and 8 bits, as GGUF files have them.
+"""Checkpoints with weights in blocks of 4 and 8 bits, as in GGUF files.
 
-The base of COMPEER-small came as a GGUF file. Its matrices are stored as the blocks they came in, so nothing
-is rounded a second time and the file is a third of what bf16 would take. `packed.safetensors` holds a matrix of
-`name` as bytes under `name:q4_1` or `name:q8_0`, one row of blocks for each row of the matrix; whatever else
-a model has lies there under its own name. `load_model` is what all of the project loads checkpoints with:
-a folder without `packed.safetensors` is left to transformers.
+The base of COMPEER-small comes from a GGUF file. Its matrices stay in their original blocks, so
+nothing is rounded twice and the file is a third of its size in bf16. `packed.safetensors` stores the
+matrix `name` as bytes under `name:q4_1` or `name:q8_0`, one row of blocks per row of the matrix, and
+all other tensors under their own names. The whole project loads checkpoints with `load_model`, which
+leaves folders without `packed.safetensors` to transformers.
 
 Block formats: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and ggml-common.h.
 """
@@ -26,16 +26,16 @@ from transformers import (
 from compeer_core.errors import CheckpointError
 
 PACKED = "packed.safetensors"
-"""The file of packed weights in a checkpoint's folder."""
+"""The file of packed weights in a checkpoint folder."""
 
 BLOCK = 32
-"""Weights in a block, neighbours of one row."""
+"""Consecutive weights of a row in one block."""
 BYTES = {"q4_1": 20, "q8_0": 34}
 """Bytes of a block: one or two 16-bit floats, then the weights."""
 
 
 def unpacked(blocks: Tensor, kind: str) -> Tensor:
-    """Return the matrix that blocks stand for.
+    """Return the matrix that blocks encode.
 
     A weight is `scale * q + minimum` (q4_1, q in 0 to 15) or `scale * q` (q8_0, q in -128 to 127).
 
@@ -47,13 +47,15 @@ def unpacked(blocks: Tensor, kind: str) -> Tensor:
         Floats of 32 bits, shape (rows, columns).
 
     Raises:
-        ValueError: There is no such kind, or the bytes are no whole number of its blocks.
+        ValueError: The kind is unknown, or the bytes are not a whole number of its blocks.
     """
     if kind not in BYTES:
-        raise ValueError(f"{kind}: no such kind of blocks; they are {', '.join(BYTES)}")
+        raise ValueError(f"{kind}: unknown kind of blocks; the known kinds are {', '.join(BYTES)}")
     rows, length = blocks.shape
     if length % BYTES[kind]:
-        raise ValueError(f"rows of {length} bytes are no whole blocks of {BYTES[kind]} ({kind})")
+        raise ValueError(
+            f"rows of {length} bytes are not whole blocks of {BYTES[kind]} bytes ({kind})"
+        )
     parts = blocks.contiguous().view(-1, BYTES[kind])
     scale = parts[:, :2].contiguous().view(torch.float16).float()
     if kind == "q8_0":
@@ -84,8 +86,8 @@ def save_packed(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write `packed.safetensors` under a temporary name, then rename it.
 
     Args:
-        folder: Of the checkpoint; it must be there.
-        tensors: As the file has them: bytes under `name:kind`, other tensors under their names.
+        folder: The checkpoint folder; must exist.
+        tensors: In the file's form: bytes under `name:kind`, other tensors under their names.
     """
     fresh = folder / f"{PACKED}.new"
     save_file({name: t.contiguous() for name, t in tensors.items()}, fresh, {"format": "pt"})
@@ -93,7 +95,7 @@ def save_packed(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_packed(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of `packed.safetensors` as the file has them.
+    """Return the tensors of `packed.safetensors` in the file's form.
 
     Raises:
         CheckpointError: The file is damaged.
@@ -106,7 +108,7 @@ def read_packed(folder: Path) -> dict[str, Tensor]:
 
 
 def weights_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a model's weights by name, unpacked and all of one type."""
+    """Return a model's weights by name, unpacked, in one dtype."""
     weights = {}
     for name, tensor in tensors.items():
         plain, _, kind = name.partition(":")
@@ -115,15 +117,15 @@ def weights_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, T
 
 
 def load_model(source: Path | str, dtype: torch.dtype | str, **options: Any) -> Any:
-    """Load a vision-language model; code that comes with a checkpoint is never run.
+    """Load a vision-language model. Code in a checkpoint is never executed.
 
     Args:
-        source: Folder of a checkpoint, packed or not, or a name on the hub.
+        source: A checkpoint folder, packed or not, or a Hub ID.
         dtype: Of the weights; "auto" is the checkpoint's own, and bf16 for packed ones.
-        options: Passed on to `from_pretrained`.
+        options: Passed to `from_pretrained`.
 
     Returns:
-        What `from_pretrained` returns: the model, or with `output_loading_info` a pair.
+        The result of `from_pretrained`: the model, or a pair with `output_loading_info`.
     """
     if not (Path(source) / PACKED).is_file():
         return AutoModelForImageTextToText.from_pretrained(

@@ -1,7 +1,6 @@
-"""How the next token of a turn is chosen: sampling as one logits processor.
+"""Sampling of a turn's next token, as one logits processor.
 
-It draws from a random generator of the turn's own, so that a seed gives the same turn whoever else
-is served.
+It draws from the turn's own random generator, so a seed gives the same turn whatever else is served.
 """
 
 import torch
@@ -15,12 +14,12 @@ from transformers import (
 from compeer_core.backends.protocol import Sampling
 
 
-class Choice(LogitsProcessor):
-    """Chooses the next token and leaves no other: temperature, top-p, penalty, and a seed.
+class Sampler(LogitsProcessor):
+    """Draws the next token and masks all others: temperature, top-p, repetition penalty, seed.
 
-    The steps are the library's own, in the order in which `generate` has them. They are one
-    processor here because the draw comes from a generator that belongs to the turn, and because
-    `generate` looks at the signature of every processor again for every token.
+    The steps are the library's, in the order of `generate`. They form one processor because the
+    draw uses the turn's own generator, and because `generate` inspects the signature of every
+    processor for every token.
     """
 
     def __init__(self, sampling: Sampling, placeholder: int | None, device: torch.device) -> None:
@@ -39,11 +38,11 @@ class Choice(LogitsProcessor):
         if sampling.seed is None:
             self._generator.seed()
         else:
-            self._generator.manual_seed(sampling.seed % 2**63)  # torch takes no larger ones
+            self._generator.manual_seed(sampling.seed % 2**63)  # torch accepts no larger ones
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self._placeholder is not None:
-            # A picture that the model invents could not be shown to it when it reads on.
+            # An image that the model invents could not be given to it as input.
             scores[:, self._placeholder] = -torch.inf
         for step in self._chain:
             scores = step(input_ids, scores)

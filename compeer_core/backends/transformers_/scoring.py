@@ -1,7 +1,7 @@
-"""Probabilities of labels, read from one position: how a judge in this process judges.
+"""Label probabilities, read from one position: how a judge in this process judges.
 
-Each label is one token, so a single forward pass tells how likely each of them is, and nothing that
-a judge writes has to be parsed.
+Each label is one token, so one forward pass gives the probability of each, and no text has to be
+parsed.
 """
 
 import logging
@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from compeer_core.backends.protocol import Answers, Interview, Message, with_question
-from compeer_core.backends.transformers_.error_text import brief
+from compeer_core.backends.protocol import Answers, CandidateQuestions, Message, with_question
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.prefix_scoring import (
     NotAChainError,
     Plan,
     Work,
-    answer_all,
-    plan_interview,
+    plan_candidate,
+    score_plans,
 )
-from compeer_core.backends.transformers_.sequence_state import Encoded, Shelf, Track
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState, StateCache
 from compeer_core.errors import BackendError, CompeerError
-from compeer_core.logs import trace_of
+from compeer_core.logs import brief, trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,64 +28,65 @@ logger = logging.getLogger(__name__)
 class TransformersScoringSession:
     """One conversation with a judge. See `compeer_core.backends.protocol.ScoringSession`.
 
-    A question that was not answered is withdrawn by the next one, so that two wordings of a
-    question (or two orders of the candidates) can be tried on the same history.
+    A question without an answer is replaced by the next one, so two wordings of a question (or two
+    orders of the replies) can be tried on the same history.
 
-    Each question costs one forward pass over the tokens that are new: the whole conversation is
-    rendered by the chat template and turned into tokens again, and the cache is kept as far as they
-    are the same. So the model always sees exactly what the template writes, also where a template
-    changes earlier turns.
+    Each question costs one forward pass over the new tokens: the chat template renders the whole
+    conversation again, and the cache of the common prefix is reused. So the model always reads
+    exactly what the template writes, even if a template changes earlier turns.
     """
 
     def __init__(
-        self, scorer: "TransformersScorer", messages: Sequence[Message], track: Track
+        self, scorer: "TransformersScorer", messages: Sequence[Message], state: SequenceState
     ) -> None:
         self._scorer = scorer
         self._chat = scorer.chat
         self._messages = list(messages)
-        self.track = track
-        self._asked: list[Message] | None = None
+        self.state = state
+        self._question: list[Message] | None = None
         self._failure: BackendError | None = None
 
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         return self._chat.owner.call(lambda: self._ask(text, labels))
 
     def answer(self, label: str) -> None:
-        if self._asked is None:
-            raise BackendError(f"{self._scorer.name}: nothing was asked")
-        self._messages = [*self._asked, Message("assistant", (label,))]
-        self._asked = None
+        if self._question is None:
+            raise BackendError(f"{self._scorer.name}: there is no question to answer")
+        self._messages = [*self._question, Message("assistant", (label,))]
+        self._question = None
 
     def close(self) -> None:
-        track, self.track = self.track, Track(self.track.encoded, self.track.adapter)
+        state, self.state = self.state, SequenceState(self.state.encoded, self.state.adapter)
         try:
-            self._chat.owner.submit(lambda: self._scorer.shelf.put(track))
+            self._chat.owner.submit(lambda: self._scorer.state_cache.put(state))
         except BackendError:
-            track.reset()
+            state.reset()
 
     def read_prefix(self) -> None:
-        """Let the model read what is known before the first question. Runs on the owner thread."""
+        """Read the messages before the first question. Runs on the owner thread."""
         try:
-            self._chat.run(self.track, 1)
-        except Exception as error:  # noqa: BLE001  (the first question meets it again)
-            logger.warning("%s failed while it read: %s", self._scorer.name, trace_of(error))
-            self.track.reset()
+            self._chat.run(self.state, 1)
+        except Exception as error:  # noqa: BLE001  (the first question raises it again)
+            logger.warning(
+                "%s failed while reading the conversation: %s", self._scorer.name, trace_of(error)
+            )
+            self.state.reset()
 
     def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         self._scorer.label_tokens(labels)
         asked = with_question(self._messages, text)
         try:
-            encoded = self._chat.encode(asked, like=self.track.encoded)
+            encoded = self._chat.encode(asked, like=self.state.encoded)
             self._scorer.check_length(encoded, text)
-            self.track.become(encoded)
-            found = self._scorer.probabilities(self.track, labels)
+            self.state.set_prompt(encoded)
+            probabilities = self._scorer.probabilities(self.state, labels)
         except CompeerError:
             raise
         except Exception as error:
-            self.track.reset()
+            self.state.reset()
             raise BackendError(f"{self._scorer.name} failed: {brief(error)}") from error
-        self._asked = asked
-        return found
+        self._question = asked
+        return probabilities
 
 
 class TransformersScorer:
@@ -100,31 +100,31 @@ class TransformersScorer:
         self.chat = chat
         self.adapter = adapter
         self._release = release
-        self.shelf = Shelf()
+        self.state_cache = StateCache()
         self.work = Work()
-        """What interviews have cost so far."""
+        """Cost of `score_candidates` so far."""
 
     def check_labels(self, labels: Sequence[str]) -> None:
         self.chat.owner.call(lambda: self.label_tokens(labels))
 
     def label_tokens(self, labels: Sequence[str]) -> tuple[int, ...]:
-        """Return the token with which an assistant's turn begins that is this label.
+        """Return the token of each label at the beginning of an assistant's turn.
 
         Runs on the owner thread. Raises as `check_labels` does.
         """
         return self.chat.label_tokens(labels)
 
-    def probabilities(self, track: Track, labels: Sequence[str]) -> tuple[float, ...]:
-        """Return how probable each label is behind what a track holds. Runs on the owner thread."""
+    def probabilities(self, state: SequenceState, labels: Sequence[str]) -> tuple[float, ...]:
+        """Return the probability of each label after a state. Runs on the owner thread."""
         tokens = list(self.label_tokens(labels))
-        outputs = self.chat.run(track, 1, logits=True)
+        outputs = self.chat.run(state, 1, logits=True)
         return tuple(torch.softmax(outputs.logits[0][0, tokens].float(), dim=-1).tolist())
 
     def check_length(self, encoded: Encoded, text: str) -> None:
-        """Make sure that the model can read a conversation whose last text is this one.
+        """Check that a conversation that ends with `text` fits into the context.
 
         Raises:
-            InputError: It cannot (code "message_too_long").
+            InputError: It does not (code "message_too_long").
         """
         limit = self.chat.limit
         if limit is not None and len(encoded.ids) >= limit:
@@ -132,40 +132,40 @@ class TransformersScorer:
 
     def open(self, messages: Sequence[Message]) -> TransformersScoringSession:
         def begin() -> TransformersScoringSession:
-            # Read ahead: the first question is appended to these tokens, and few of them change.
+            # Read ahead: the first question continues these tokens, and few of them change.
             encoded = self.chat.encode(messages, reply=False)
             self.check_length(encoded, messages[-1].text if messages else "")
             return TransformersScoringSession(
-                self, messages, self.shelf.take(encoded, self.adapter)
+                self, messages, self.state_cache.take(encoded, self.adapter)
             )
 
         session = self.chat.owner.call(begin)
         self.chat.owner.submit(session.read_prefix)
         return session
 
-    def interview(
-        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    def score_candidates(
+        self, messages: Sequence[Message], candidates: Sequence[CandidateQuestions]
     ) -> list[Answers | CompeerError]:
-        """See `compeer_core.backends.protocol.InterviewScorer`; how: `interviews`."""
-        if not interviews:
+        """See `compeer_core.backends.protocol.BatchLabelScorer` and `prefix_scoring`."""
+        if not candidates:
             return []
-        done = self.chat.owner.call(lambda: self._interviewed(messages, interviews))
+        done = self.chat.owner.call(lambda: self._score_on_owner_thread(messages, candidates))
         return [
-            self._asked_naively(messages, interviews[number]) if result is None else result
+            self._score_one_by_one(messages, candidates[number]) if result is None else result
             for number, result in enumerate(done)
         ]
 
-    def _interviewed(
-        self, messages: Sequence[Message], interviews: Sequence[Interview]
+    def _score_on_owner_thread(
+        self, messages: Sequence[Message], candidates: Sequence[CandidateQuestions]
     ) -> list[Answers | CompeerError | None]:
-        """Runs on the owner thread. None stands for an interview that has to be held naively."""
-        results: list[Answers | CompeerError | None] = [None] * len(interviews)
+        """Runs on the owner thread. None stands for a candidate that has to be scored question by question."""
+        results: list[Answers | CompeerError | None] = [None] * len(candidates)
         plans: dict[int, Plan] = {}
         encoded: Encoded | None = None
-        for number, interview in enumerate(interviews):
+        for number, candidate in enumerate(candidates):
             try:
-                plan, trunk = plan_interview(
-                    self.chat, messages, interview, self.label_tokens, like=encoded
+                plan, trunk = plan_candidate(
+                    self.chat, messages, candidate, self.label_tokens, like=encoded
                 )
                 encoded = encoded or trunk
                 self.check_length(trunk, messages[-1].text if messages else "")
@@ -176,24 +176,24 @@ class TransformersScorer:
             else:
                 plans[number] = plan
         if plans and encoded is not None:
-            track = self.shelf.take(encoded, self.adapter)
-            self._answer(plans, encoded, track, results)
-            self.shelf.put(track)
+            state = self.state_cache.take(encoded, self.adapter)
+            self._score_plans(plans, encoded, state, results)
+            self.state_cache.put(state)
         return results
 
-    def _answer(
+    def _score_plans(
         self,
         plans: Mapping[int, Plan],
         encoded: Encoded,
-        track: Track,
+        state: SequenceState,
         results: list[Answers | CompeerError | None],
     ) -> None:
-        """Answer the plans, in halves where all at once fail: a failure is then one candidate's."""
+        """Score the plans, in halves if all at once fail, to isolate the faulty candidate."""
         drafts = {number: list(plan.tokens) for number, plan in plans.items()}
         try:
-            answers = answer_all(self.chat, list(plans.values()), encoded, track, self.work)
-        except Exception as error:  # noqa: BLE001  (told to the candidate)
-            track.reset()
+            answers = score_plans(self.chat, list(plans.values()), encoded, state, self.work)
+        except Exception as error:  # noqa: BLE001  (stored for the candidate)
+            state.reset()
             if len(plans) == 1:
                 [number] = plans
                 failure = BackendError(f"{self.name} failed: {brief(error)}")
@@ -205,23 +205,23 @@ class TransformersScorer:
                 plan.tokens[:] = drafts[number]
             numbers = list(plans)
             for half in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
-                self._answer({n: plans[n] for n in half}, encoded, track, results)
+                self._score_plans({n: plans[n] for n in half}, encoded, state, results)
             return
         for number, answer in zip(plans, answers, strict=True):
             results[number] = answer
 
-    def _asked_naively(
-        self, messages: Sequence[Message], interview: Interview
+    def _score_one_by_one(
+        self, messages: Sequence[Message], candidate: CandidateQuestions
     ) -> Answers | CompeerError:
         try:
             session = self.open(messages)
             try:
                 chain = []
-                for asked in interview.chain:
+                for asked in candidate.chain:
                     chain.append(session.ask(asked.text, asked.labels))
                     likeliest = max(range(len(asked.labels)), key=chain[-1].__getitem__)
                     session.answer(asked.labels[likeliest])
-                ends = [session.ask(asked.text, asked.labels) for asked in interview.ends]
+                ends = [session.ask(asked.text, asked.labels) for asked in candidate.ends]
             finally:
                 session.close()
         except CompeerError as error:
@@ -229,6 +229,6 @@ class TransformersScorer:
         return Answers(tuple(chain), tuple(ends))
 
     def close(self) -> None:
-        """Let go of the model. May be called twice."""
-        self.shelf.clear()
+        """Release the model. May be called twice."""
+        self.state_cache.clear()
         self._release()

@@ -234,5 +234,5 @@ def test_a_packed_file_that_is_cut_short_is_named(base, tmp_path):
     whole = (base / packed_weights.PACKED).read_bytes()
     (folder / packed_weights.PACKED).write_bytes(whole[:-100])
 
-    with pytest.raises(CheckpointError, match=r"packed\.safetensors is cut short"):
+    with pytest.raises(CheckpointError, match=r"packed\.safetensors is truncated"):
         load_label_scorer(str(folder), pool=ModelPool())

@@ -224,7 +224,7 @@ GOOD = (seeker("My cat is gone"), supporter("Since when?"))
         (dialogue("b", GOOD[0], supporter("Oh.", emotion="Glee")), "emotion: Input should be"),
         (dialogue("b", GOOD[0], supporter("Oh.", intensity=6)), "must lie between 1 and 5, got 6"),
         (dialogue("b", GOOD[0], supporter(" ")), "the text of <reply> must not be empty"),
-        (dialogue("b", GOOD[0], supporter("<reply>")), "must not hold the tag <reply>"),
+        (dialogue("b", GOOD[0], supporter("<reply>")), "must not contain the tag <reply>"),
         (dialogue("b", seeker("hi", "glad"), GOOD[1]), "no class of faces; they are angry, "),
         (dialogue("b", *GOOD, GOOD[0]), "user and assistant must take turns"),
         (dialogue("b", *GOOD[::-1]), "user and assistant must take turns"),

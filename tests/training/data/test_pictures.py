@@ -86,8 +86,8 @@ def test_a_folder_of_corpora_may_itself_be_a_link(data_dir, tmp_path):
     ("content", "problem"),
     [
         (None, "no such file"),
-        (b"not a picture", "the file is not a picture"),
-        (png()[:-24], "the picture cannot be read"),
+        (b"not a picture", "the file is not an image"),
+        (png()[:-24], "the image cannot be read"),
     ],
 )
 def test_a_picture_that_cannot_be_shown_is_named_or_noted(data_dir, content, problem):

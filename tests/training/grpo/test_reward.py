@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compeer_core.errors import BackendError
-from compeer_core.reweighting import Settings
+from compeer_core.redundancy import Settings
 from tests.training.grpo.world import WordEncoder, judge, record, turn
 from training.common import processes
 from training.data.histories import History

@@ -4,7 +4,7 @@ import pytest
 
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
-from compeer_core.reweighting import Settings as Reweighting
+from compeer_core.redundancy import Settings as Reweighting
 from training.common.judge_source import JudgeSource
 from training.grpo.settings import GRPOSettings
 from training.grpo.train import Config

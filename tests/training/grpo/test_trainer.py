@@ -9,7 +9,7 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.batch_generation import Prompt, write_turns
+from compeer_core.backends.transformers_.batch_generation import Prompt, generate_turns
 from training.grpo.trainer import GroupTrainer, _runs
 
 pytestmark = [
@@ -154,7 +154,7 @@ def test_completions_are_those_that_the_demo_would_write_from_the_same_seeds(tra
     ]
     with one._for_generation() as chat:
         sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=12)
-        turns = write_turns(chat, None, prompts, sampling, threading.Event())
+        turns = generate_turns(chat, None, prompts, sampling, threading.Event())
 
     written = [turn.ids for of_prompt in turns for turn in of_prompt]
     for place, ids in enumerate(written):

@@ -176,7 +176,7 @@ def reserved_tokens(settings: GeneratorSettings) -> tuple[str, ...]:
     """
     if not settings.in_process:
         return ()
-    from compeer_core.backends.transformers_.control_tokens import control_tokens
+    from compeer_core.backends.transformers_.tokens import control_tokens
     from compeer_core.processing import load_processor
 
     processor = load_processor(settings.where.location)
@@ -238,7 +238,7 @@ class _Batches:
             for messages, of_messages in places.items()
         ]
         outcomes = chat.owner.call(
-            lambda: batches.write_turns(chat, adapter, rows, self._settings.sampling, stop)
+            lambda: batches.generate_turns(chat, adapter, rows, self._settings.sampling, stop)
         )
         written: dict[int, Written | CompeerError] = {}
         for of_messages, outcome in zip(places.values(), outcomes, strict=True):

@@ -12,7 +12,7 @@ from compeer_core.backends.openai.client import Endpoint as Client
 from compeer_core.backends.openai.client import Patience
 from compeer_core.backends.openai.policy import OpenAIBackend
 
-HASTY = Patience(tries=3, backoff_seconds=0.01)
+HASTY = Patience(tries=3)
 
 
 class Reply:
@@ -34,6 +34,8 @@ class Reply:
 
     def refuse(self, status: int, text: str = "", **headers: str) -> None:
         body = json.dumps({"error": {"message": text}}).encode()
+        if "Retry_After" not in headers:
+            headers["retry-after-ms"] = "1"  # the SDK would wait half a second
         self.head(status, Content_Type="application/json", Content_Length=str(len(body)), **headers)
         self.raw(body)
 
@@ -114,7 +116,7 @@ def serving() -> Iterator[Endpoint]:
             asked = json.loads(body)
             with state.lock:
                 state.bodies.append(asked)
-                state.headers.append(dict(self.headers.items()))
+                state.headers.append({name.title(): value for name, value in self.headers.items()})
                 state.paths.append(self.path)
                 script = state.scripts[min(len(state.bodies), len(state.scripts)) - 1]
             try:

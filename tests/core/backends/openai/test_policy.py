@@ -134,7 +134,7 @@ def test_our_own_key_wins_and_none_is_sent_where_none_is_set(
     assert endpoint.headers[1]["Authorization"] == "Bearer ours"
 
 
-def test_a_letter_that_is_split_across_packets_arrives_whole(endpoint: Endpoint) -> None:
+def test_a_character_split_across_packets_arrives_whole(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         line = 'data: {"choices":[{"delta":{"content":"我很\u2028难过 😢"}}]}\r\n\r\n'.encode()
@@ -147,7 +147,7 @@ def test_a_letter_that_is_split_across_packets_arrives_whole(endpoint: Endpoint)
     assert text_of(backend) == "我很\u2028难过 😢"
 
 
-def test_a_server_that_does_not_stream_is_read_all_the_same(endpoint: Endpoint) -> None:
+def test_an_answer_that_is_not_streamed_is_accepted(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         content = {"choices": [{"message": {"content": "whole"}, "finish_reason": "stop"}]}
         body = json.dumps(content).encode()
@@ -177,7 +177,7 @@ def test_comments_empty_chunks_and_thinking_are_no_text(endpoint: Endpoint) -> N
     assert completion.tokens == 2
 
 
-def test_a_server_without_a_budget_is_held_to_ours(endpoint: Endpoint) -> None:
+def test_the_budget_is_enforced_if_the_server_ignores_it(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         while True:
@@ -215,7 +215,7 @@ def test_a_stream_that_ends_after_the_finish_reason_needs_no_done(endpoint: Endp
         ("Unrecognized request argument supplied: repetition_penalty", {"repetition_penalty"}),
     ],
 )
-def test_what_a_server_rejects_is_left_out_from_then_on(
+def test_a_rejected_field_is_dropped_from_then_on(
     endpoint: Endpoint, complaint: str, gone: set[str]
 ) -> None:
     def script(reply: Reply) -> None:
@@ -233,7 +233,7 @@ def test_what_a_server_rejects_is_left_out_from_then_on(
     assert endpoint.bodies[0].keys() - endpoint.bodies[-1].keys() == gone
 
 
-def test_the_newer_name_of_the_budget_is_learnt(endpoint: Endpoint) -> None:
+def test_the_newer_budget_field_is_learned(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         if "max_tokens" in endpoint.bodies[-1]:
             reply.refuse(400, "'max_tokens' is not supported, use 'max_completion_tokens' instead.")
@@ -246,7 +246,7 @@ def test_the_newer_name_of_the_budget_is_learnt(endpoint: Endpoint) -> None:
     assert [body.get("max_completion_tokens") for body in endpoint.bodies] == [None, 512, 512]
 
 
-def test_a_bad_value_is_an_error_and_teaches_nothing(endpoint: Endpoint) -> None:
+def test_an_invalid_value_is_an_error_and_changes_no_dialect(endpoint: Endpoint) -> None:
     backend = endpoint(refuses(400, "temperature must be at most 2")).backend()
     before = backend.dialect
 
@@ -267,14 +267,16 @@ def test_a_conversation_that_is_too_long_is_told_apart(endpoint: Endpoint) -> No
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_passing_fault_before_the_first_text_passes(endpoint: Endpoint, status: int) -> None:
+def test_a_temporary_fault_before_the_first_text_is_retried(
+    endpoint: Endpoint, status: int
+) -> None:
     backend = endpoint(refuses(status), refuses(status), says("at last")).backend()
 
     assert text_of(backend) == "at last"
     assert len(endpoint.bodies) == 3
 
 
-def test_a_lasting_fault_ends_after_some_tries(endpoint: Endpoint) -> None:
+def test_a_permanent_fault_ends_after_some_tries(endpoint: Endpoint) -> None:
     backend = endpoint(refuses(500)).backend()
 
     assert (
@@ -284,7 +286,7 @@ def test_a_lasting_fault_ends_after_some_tries(endpoint: Endpoint) -> None:
     assert len(endpoint.bodies) == 3
 
 
-def test_retry_after_is_waited_for(endpoint: Endpoint) -> None:
+def test_retry_after_is_obeyed(endpoint: Endpoint) -> None:
     backend = endpoint(refuses(429, Retry_After="0.3"), says("now")).backend()
     started = time.monotonic()
 
@@ -297,7 +299,7 @@ def test_a_retry_after_beyond_our_patience_is_an_error_at_once(endpoint: Endpoin
     backend = endpoint(refuses(429, Retry_After=later), says("late")).backend()
     started = time.monotonic()
 
-    assert "has too much to do (429), tried once" in error_of(backend)
+    assert "is overloaded (429), tried once" in error_of(backend)
     assert time.monotonic() - started < 20
 
 
@@ -311,7 +313,7 @@ def test_a_connection_lost_before_the_first_text_is_tried_again(endpoint: Endpoi
     assert text_of(backend) == "third"
 
 
-def test_an_endpoint_that_is_not_there_is_an_error(endpoint: Endpoint) -> None:
+def test_an_unreachable_endpoint_is_an_error(endpoint: Endpoint) -> None:
     backend = OpenAIBackend("http://127.0.0.1:1/v1", "tiny", HASTY)
 
     assert (
@@ -341,7 +343,7 @@ def test_an_endpoint_that_is_not_there_is_an_error(endpoint: Endpoint) -> None:
         (500, "", Fault.PASSING),
     ],
 )
-def test_an_error_says_what_it_means_for_other_requests(
+def test_an_error_tells_what_it_implies_for_other_requests(
     endpoint: Endpoint, status: int, complaint: str, fault: Fault
 ) -> None:
     backend = endpoint(refuses(status, complaint)).backend(Patience(tries=1))
@@ -353,14 +355,14 @@ def test_an_error_says_what_it_means_for_other_requests(
     assert str(status) in caught.value.reason
 
 
-def test_an_error_says_how_long_the_endpoint_wants_to_be_left_alone(endpoint: Endpoint) -> None:
+def test_an_error_has_the_wait_of_retry_after(endpoint: Endpoint) -> None:
     backend = endpoint(refuses(429, Retry_After="7")).backend(Patience(tries=1))
 
     with pytest.raises(EndpointError) as caught:
         list(opened(backend).generate())
 
     assert caught.value.wait_seconds == 7
-    assert caught.value.reason == "has too much to do (429)"
+    assert caught.value.reason == "is overloaded (429)"
 
 
 @pytest.mark.parametrize(
@@ -388,14 +390,18 @@ def test_a_refusal_is_not_tried_again(endpoint: Endpoint, status: int, part: str
         (b"data: {broken\n\n", "not JSON"),
         (b"data: [1]\n\n", "reported an error in mid-reply"),
         (b'data: {"error": {"message": "CUDA"}}\n\n', "reported an error in mid-reply"),
-        (b'{"object": "error", "message": "CUDA"}\n', "reported an error in mid-reply"),
+        (b'data: {"object": "error", "message": "CUDA"}\n\n', "reported an error in mid-reply"),
         (b'data: {"choices": 5}\n\n', "unknown form"),
         (b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', "unknown form"),
         (b'data: {"choices": [{"delta": "\xff"}]}\n\n', "not UTF-8"),
-        (b"x" * (1 << 20) + b"yz", "a line without end"),
+        (b"x" * (1 << 20), "sent more than 1 MiB"),
     ],
 )
-def test_a_broken_stream_keeps_what_came_before(endpoint: Endpoint, data: bytes, part: str) -> None:
+def test_a_broken_stream_keeps_what_came_before(
+    endpoint: Endpoint, data: bytes, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compeer_core.backends.openai.client.MAX_ANSWER_BYTES", 1 << 20)
+
     def script(reply: Reply) -> None:
         reply.stream()
         reply.say("half")
@@ -412,11 +418,20 @@ def test_a_broken_stream_keeps_what_came_before(endpoint: Endpoint, data: bytes,
     assert len(endpoint.bodies) == 1
 
 
+BARE_ERROR = b'{"object": "error", "message": "CUDA"}\n'
+"""Some servers put an error into the stream without "data:", then end it."""
+
+
 @pytest.mark.parametrize("politely", [True, False])
-def test_a_reply_that_is_cut_off_is_not_taken_for_whole(endpoint: Endpoint, politely: bool) -> None:
+@pytest.mark.parametrize("data", [b"", BARE_ERROR])
+def test_a_reply_that_is_cut_off_is_not_taken_for_complete(
+    endpoint: Endpoint, politely: bool, data: bytes
+) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         reply.say("half")
+        if data:
+            reply.block(data)
         if politely:
             reply.raw(b"0\r\n\r\n")
         else:
@@ -431,7 +446,7 @@ def test_a_reply_that_is_cut_off_is_not_taken_for_whole(endpoint: Endpoint, poli
     assert len(endpoint.bodies) == 1
 
 
-def test_lines_that_are_no_events_are_passed_over(endpoint: Endpoint) -> None:
+def test_lines_that_are_not_events_are_ignored(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         reply.block(b"garbage\n\n")
@@ -459,7 +474,7 @@ def test_a_reply_that_was_withheld_is_an_error(endpoint: Endpoint) -> None:
     assert "withheld" in error_of(backend)
 
 
-def test_a_server_that_does_not_begin_is_given_up(endpoint: Endpoint) -> None:
+def test_a_server_without_text_times_out(endpoint: Endpoint) -> None:
     release = threading.Event()
 
     def script(reply: Reply) -> None:
@@ -470,12 +485,12 @@ def test_a_server_that_does_not_begin_is_given_up(endpoint: Endpoint) -> None:
     backend = endpoint(script).backend(Patience(first_text_seconds=0.2))
     started = time.monotonic()
 
-    assert "did not begin to answer in time" in error_of(backend)
+    assert "did not answer in time" in error_of(backend)
     assert 0.2 <= time.monotonic() - started < 20
     release.set()
 
 
-def test_a_server_that_falls_silent_is_given_up(endpoint: Endpoint) -> None:
+def test_a_server_that_falls_silent_times_out(endpoint: Endpoint) -> None:
     release = threading.Event()
 
     def script(reply: Reply) -> None:
@@ -489,7 +504,7 @@ def test_a_server_that_falls_silent_is_given_up(endpoint: Endpoint) -> None:
     release.set()
 
 
-def test_a_turn_has_an_end(endpoint: Endpoint) -> None:
+def test_a_turn_has_a_time_limit(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         while True:
@@ -501,7 +516,7 @@ def test_a_turn_has_an_end(endpoint: Endpoint) -> None:
     assert "took too long" in error_of(backend)
 
 
-def test_a_count_of_tokens_that_never_comes_does_no_harm(
+def test_a_missing_token_count_does_not_block(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("compeer_core.backends.openai.policy.USAGE_SECONDS", 0.1)
@@ -636,7 +651,7 @@ def test_neither_key_nor_conversation_is_logged(
         ("ftp://host/v1", "m", "is not a URL"),
         ("http://", "m", "is not a URL"),
         ("http://host:port/v1", "m", "is not a URL"),
-        ("http://user:hidden@host/v1", "m", "holds a password"),
+        ("http://user:hidden@host/v1", "m", "contains a password"),
         ("http://host/v1", "", "names no model"),
     ],
 )

@@ -14,8 +14,8 @@ from compeer_core.backends.openai.client import Patience
 from compeer_core.backends.openai.scoring import OpenAIScorer
 from compeer_core.backends.protocol import (
     Answers,
-    Interview,
-    InterviewScorer,
+    BatchLabelScorer,
+    CandidateQuestions,
     Message,
     Question,
 )
@@ -110,7 +110,7 @@ def error_of(scorer: OpenAIScorer, question: Question = IS_IT_SO) -> BackendErro
 def test_probabilities_are_those_of_the_labels(endpoint: Endpoint) -> None:
     scorer = scorer_at(endpoint(tells({"True": 0.45, " true": 0.15, "False": 0.2, "I": 0.1})))
 
-    assert isinstance(scorer, InterviewScorer)
+    assert isinstance(scorer, BatchLabelScorer)
     assert scorer.ask(HISTORY, IS_IT_SO) == pytest.approx((0.75, 0.25))
 
 
@@ -161,15 +161,15 @@ def test_the_conversation_grows_by_answered_questions_only(endpoint: Endpoint) -
 def test_an_answer_to_nothing_is_an_error(endpoint: Endpoint) -> None:
     session = scorer_at(endpoint(tells({"True": 0.9, "False": 0.1}), refuses(400))).open(HISTORY)
 
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
     session.ask("One?", VERDICTS)
     session.answer("True")
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
     with pytest.raises(BackendError):
         session.ask("Two?", VERDICTS)
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
 
 
@@ -193,7 +193,7 @@ def test_an_answer_that_is_no_verdict_is_an_error(
 ) -> None:
     error = error_of(scorer_at(endpoint(tells(probabilities))))
 
-    assert str(error) == "the model 'tiny' gave no verdict that can be read"
+    assert str(error) == "the model 'tiny' gave no readable verdict"
     assert isinstance(error, EndpointError)
     assert error.fault is Fault.REQUEST
     assert len(endpoint.bodies) == 1
@@ -204,7 +204,7 @@ def test_labels_with_a_common_beginning_cannot_be_read_where_the_server_splits_t
 ) -> None:
     scorer = scorer_at(endpoint(tells({"F": 0.6, "Fi": 0.3})))
 
-    assert "no verdict" in str(error_of(scorer, Question("?", ("First", "False"))))
+    assert "no readable verdict" in str(error_of(scorer, Question("?", ("First", "False"))))
     # Among labels that differ in their first letters the same token is a verdict.
     assert scorer.ask(HISTORY, IS_IT_SO)[1] > 0.5
 
@@ -249,7 +249,7 @@ def test_where_logprobs_are_refused_the_verdict_is_parsed_from_then_on(
     assert asked == [(0.0, 1.0)] * 3
     assert scorer.verdicts == "parsed"
     assert sum("logprobs" in body for body in endpoint.bodies) <= 2
-    assert sum("tells no log-probabilities" in text for text in caplog.messages) == 1
+    assert sum("returns no log-probabilities" in text for text in caplog.messages) == 1
 
 
 def test_a_server_that_tells_only_five_is_asked_for_five(endpoint: Endpoint) -> None:
@@ -276,7 +276,7 @@ def test_a_refusal_for_another_reason_changes_nothing(endpoint: Endpoint) -> Non
     assert scorer.verdicts == "logprobs"
 
 
-def test_the_newer_name_of_the_budget_is_learnt(endpoint: Endpoint) -> None:
+def test_the_newer_budget_field_is_learned(endpoint: Endpoint) -> None:
     def script(reply: Reply) -> None:
         if "max_tokens" in reply.body:
             reply.refuse(400, "'max_tokens' is not supported, use 'max_completion_tokens' instead.")
@@ -301,7 +301,7 @@ def test_a_passing_fault_passes(endpoint: Endpoint, status: int) -> None:
     assert scorer.ask(HISTORY, IS_IT_SO) == pytest.approx((0.8, 0.2))
 
 
-def test_retry_after_is_waited_for(endpoint: Endpoint) -> None:
+def test_retry_after_is_obeyed(endpoint: Endpoint) -> None:
     scorer = scorer_at(endpoint(refuses(429, Retry_After="0.3"), tells({"True": 1.0})))
     started = time.monotonic()
     scorer.ask(HISTORY, IS_IT_SO)
@@ -321,7 +321,7 @@ def half(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("script", [lose, half, lambda reply: reply.cut()])
-def test_half_an_answer_is_asked_for_again(endpoint: Endpoint, script: Script) -> None:
+def test_a_partial_answer_is_requested_again(endpoint: Endpoint, script: Script) -> None:
     scorer = scorer_at(endpoint(script, tells({"True": 0.8, "False": 0.2})))
 
     assert scorer.ask(HISTORY, IS_IT_SO) == pytest.approx((0.8, 0.2))
@@ -350,7 +350,7 @@ def test_half_an_answer_is_asked_for_again(endpoint: Endpoint, script: Script) -
         {"choices": [{"message": {"content": ""}, "logprobs": {"content": []}}]},
     ],
 )
-def test_a_malformed_answer_is_an_error_of_ours(endpoint: Endpoint, content: Any) -> None:
+def test_a_malformed_answer_is_a_backend_error(endpoint: Endpoint, content: Any) -> None:
     error = error_of(scorer_at(endpoint(lambda reply: reply.answer(content))))
 
     assert str(error).startswith("the model 'tiny' ")
@@ -376,7 +376,7 @@ def test_a_server_that_does_not_answer_is_given_up(endpoint: Endpoint) -> None:
     release.set()
 
 
-def test_a_conversation_that_is_too_long_is_the_askers_to_shorten(endpoint: Endpoint) -> None:
+def test_a_conversation_that_is_too_long_is_an_input_error(endpoint: Endpoint) -> None:
     complaint = "This model's maximum context length is 4096 tokens (logprobs)"
     scorer = scorer_at(endpoint(refuses(400, complaint)))
 
@@ -446,7 +446,7 @@ def test_a_written_verdict_is_asked_for_and_only_the_verdict_stays(
 def test_a_judgement_without_a_verdict_is_an_error(endpoint: Endpoint, script: Script) -> None:
     error = error_of(scorer_at(endpoint(script), verdicts="parsed"))
 
-    assert "gave no verdict that can be read" in str(error)
+    assert "gave no readable verdict" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -499,23 +499,23 @@ def test_a_judged_text_cannot_forge_a_verdict(endpoint: Endpoint) -> None:
 # --- many candidates -----------------------------------------------------------------------------
 
 
-def test_an_interview_is_what_a_session_would_have_given(endpoint: Endpoint) -> None:
+def test_batch_scores_equal_those_of_a_session(endpoint: Endpoint) -> None:
     scorer = scorer_at(endpoint(judges))
     questions = [Question(f"Is {n} so?", VERDICTS) for n in range(3)]
     ends = (Question("Replies 1", PREFERENCES), Question("Replies 2", PREFERENCES))
-    interviews = [Interview(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
+    candidates = [CandidateQuestions(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
 
-    answered = scorer.interview(HISTORY, interviews)
+    answered = scorer.score_candidates(HISTORY, candidates)
 
-    for interview, answers in zip(interviews, answered, strict=True):
+    for candidate, answers in zip(candidates, answered, strict=True):
         session = scorer.open(HISTORY)
         assert isinstance(answers, Answers)
-        for question, given in zip(interview.chain, answers.chain, strict=True):
+        for question, given in zip(candidate.chain, answers.chain, strict=True):
             assert session.ask(question.text, question.labels) == given
             session.answer(question.labels[max(range(2), key=given.__getitem__)])
-        for question, given in zip(interview.ends, answers.ends, strict=True):
+        for question, given in zip(candidate.ends, answers.ends, strict=True):
             assert session.ask(question.text, question.labels) == given
-    assert scorer.interview(HISTORY, []) == []
+    assert scorer.score_candidates(HISTORY, []) == []
 
 
 @pytest.mark.parametrize("verdicts", ["logprobs", "parsed"])
@@ -629,10 +629,11 @@ def test_no_more_requests_run_at_once_than_allowed(endpoint: Endpoint) -> None:
             running -= 1
         judges(reply)
 
-    scorer = scorer_at(endpoint(script), Patience(), most_at_once=3)
-    interviews = [Interview((Question(f"{n}?", VERDICTS),), ()) for n in range(8)]
+    scorer = scorer_at(endpoint(script), Patience(), max_concurrent=3)
+    candidates = [CandidateQuestions((Question(f"{n}?", VERDICTS),), ()) for n in range(8)]
     threads = [
-        threading.Thread(target=scorer.interview, args=(HISTORY, interviews)) for _ in range(2)
+        threading.Thread(target=scorer.score_candidates, args=(HISTORY, candidates))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()

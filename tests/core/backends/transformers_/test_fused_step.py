@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText, DynamicCache
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_ import fused_step
 from compeer_core.backends.transformers_.fused_step import FusedTextModel, speed_up
-from compeer_core.backends.transformers_.kv_cache import hand_back, joined
+from compeer_core.backends.transformers_.kv_cache import joined, restore_cache
 from compeer_core.processing import load_processor
 
 pytestmark = pytest.mark.usefixtures("one_core")
@@ -255,7 +255,7 @@ def test_a_copied_cache_is_a_cache_of_its_own(plain, fused):
             whole = joined([cache, cache], [1, 1], 8)
             for tokens, memory in (([[120], [121]], copied), ([[122], [123]], whole)):
                 model(input_ids=torch.tensor(tokens), past_key_values=memory, use_cache=True)
-            hand_back(whole, 1, 0, cache)
+            restore_cache(whole, 1, 0, cache)
             ends.append(
                 torch.cat(
                     [

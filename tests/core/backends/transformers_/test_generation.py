@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText
 
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_ import scheduler as rounds
-from compeer_core.backends.transformers_.control_tokens import control_tokens
-from compeer_core.backends.transformers_.sequence_state import Track
-from compeer_core.backends.transformers_.text_decoder import TextDecoder
+from compeer_core.backends.transformers_ import scheduler as scheduler
+from compeer_core.backends.transformers_.sequence_state import SequenceState
+from compeer_core.backends.transformers_.tokens import TextDecoder, control_tokens
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import (
     BackendError,
@@ -346,7 +345,7 @@ def test_interleaved_turns_and_a_judge_disturb_nobody(qwen_folder, adapter_folde
 
 
 def test_turns_of_many_threads_at_once_are_those_of_each_alone(qwen, monkeypatch, picture):
-    monkeypatch.setattr(rounds, "SLICE_SECONDS", 0.0)  # give way after every token
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # give way after every token
     messages = [[user(f"Message {n} ", *([picture(n)] if n % 2 else []))] for n in range(6)]
     sampling = [Sampling(temperature=0.9, seed=n, max_new_tokens=20) for n in range(6)]
     alone = [text_of(opened(qwen, m, s)) for m, s in zip(messages, sampling, strict=True)]
@@ -365,7 +364,7 @@ def test_turns_of_many_threads_at_once_are_those_of_each_alone(qwen, monkeypatch
 
 
 def test_a_long_turn_gives_way_to_a_new_one(qwen, monkeypatch):
-    monkeypatch.setattr(rounds, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     long = opened(qwen, [user("A")], Sampling(temperature=0, max_new_tokens=400))
     texts = long.generate()
     next(texts)
@@ -435,7 +434,7 @@ def test_sampling_draws_as_often_as_the_probabilities_say(plain_qwen, qwen):
             qwen, messages, Sampling(temperature=2, top_p=0.5, seed=seed, max_new_tokens=1)
         )
         text_of(completion)
-        counts[completion.track.ids[-1]] += 1  # a KeyError is a token that top-p forbids
+        counts[completion.state.ids[-1]] += 1  # a KeyError is a token that top-p forbids
 
     assert kept > 1
     for token, probability in zip(allowed, expected, strict=True):
@@ -447,7 +446,7 @@ def test_a_repetition_penalty_forbids_what_it_is_strong_enough_for(qwen):
     completion = opened(qwen, [user("Hi")], strong)
     text_of(completion)
 
-    new = completion.track.ids[-completion.tokens :]
+    new = completion.state.ids[-completion.tokens :]
     assert len(set(new)) == len(new)
 
 
@@ -522,7 +521,7 @@ def test_what_a_model_runs_into_is_a_backend_error_and_others_go_on(qwen, monkey
     completion = opened(qwen, [user("Hi")])
     with monkeypatch.context() as patch:
         patch.setattr(qwen._chat.model, "generate", lambda **_: 1 / 0)
-        with pytest.raises(BackendError, match=r"tiny-qwen failed while it wrote.*ZeroDivision"):
+        with pytest.raises(BackendError, match=r"tiny-qwen failed while generating.*ZeroDivision"):
             text_of(completion)
 
     assert completion.ended
@@ -541,7 +540,7 @@ def test_the_model_continues_what_was_written_for_it(kind, request, picture):
     completion = opened(backend, messages)
     begun = text_of(completion, text_of(opened(backend, messages))[5])
     completion.write(forced)
-    ids = list(completion.track.ids)
+    ids = list(completion.state.ids)
     continued = text_of(completion)
 
     inputs = dict(plain.inputs(messages))
@@ -553,7 +552,7 @@ def test_the_model_continues_what_was_written_for_it(kind, request, picture):
         types = torch.zeros_like(inputs["input_ids"])
         types[:, : len(prompt)] = inputs["mm_token_type_ids"]
         inputs["mm_token_type_ids"] = types
-    left = 32 - (completion.tokens - len(completion.track.ids[len(ids) :]))
+    left = 32 - (completion.tokens - len(completion.state.ids[len(ids) :]))
     whole = plain.generate(**inputs, max_new_tokens=left)[0].tolist()
     assert begun
     assert continued == shown(plain.tokenizer, whole[len(ids) :])
@@ -569,7 +568,7 @@ def test_text_that_nobody_has_seen_is_taken_back_before_something_is_written(qwe
     completion.write("<reply>")
 
     tokenizer = qwen._chat.tokenizer
-    generated = completion.track.ids[len(completion.track.encoded.ids) :]
+    generated = completion.state.ids[len(completion.state.encoded.ids) :]
     assert shown(tokenizer, generated) == seen + "<reply>"
     assert text_of(completion)
 
@@ -637,7 +636,7 @@ def test_a_budget_beyond_the_models_limit_still_leaves_half_for_reading(qwen):
     text_of(completion)
 
     assert completion.ended
-    assert len(completion.track.ids) == 512
+    assert len(completion.state.ids) == 512
 
 
 def test_a_picture_of_an_impossible_shape_is_the_visitors_mistake(qwen, picture):
@@ -650,7 +649,7 @@ def test_a_picture_of_an_impossible_shape_is_the_visitors_mistake(qwen, picture)
 def test_a_model_without_an_image_tower_says_so(qwen, picture, monkeypatch):
     monkeypatch.setattr(qwen._chat.template, "has_images", False)
 
-    with pytest.raises(BackendError, match="cannot see pictures"):
+    with pytest.raises(BackendError, match="cannot see images"):
         opened(qwen, [user("Look ", picture(1))])
     assert text_of(opened(qwen, [user("Look")]))
 
@@ -692,8 +691,8 @@ def test_a_template_for_plain_text_gets_plain_text(tmp_path, picture):
 
     completion = opened(backend, [user("I feel ", "sad")])
 
-    assert backend._chat.tokenizer.decode(completion.track.encoded.ids) == "I feel sad\n"
-    with pytest.raises(BackendError, match="cannot see pictures"):
+    assert backend._chat.tokenizer.decode(completion.state.encoded.ids) == "I feel sad\n"
+    with pytest.raises(BackendError, match="cannot see images"):
         opened(backend, [user(picture(1))])
     backend.close()
 
@@ -796,7 +795,7 @@ def test_each_question_reads_only_what_is_new(scorer, picture, monkeypatch):
         session.answer("True")
 
     assert len(lengths) == 3
-    assert max(lengths) < 60 < 120 < len(session.track.ids)
+    assert max(lengths) < 60 < 120 < len(session.state.ids)
     assert not any(pictures)
     session.close()
 
@@ -861,7 +860,7 @@ def test_pictures_are_prepared_again_where_nobody_knows_which_tokens_they_are(
 ):
     session = scorer.open([user("Look ", picture(1), "\n")])
     scorer.chat.owner.call(lambda: None)
-    session.track.encoded = replace(session.track.encoded, fixed=None)
+    session.state.encoded = replace(session.state.encoded, fixed=None)
 
     found = session.ask("Step", ("True", "False"))
 
@@ -877,7 +876,7 @@ def test_labels_of_several_tokens_are_named(scorer):
 
 
 def test_two_labels_that_are_one_token_are_refused(scorer, monkeypatch):
-    monkeypatch.setattr(scorer.chat.label_tokens, "_found", {"True": 5, "False": 5})
+    monkeypatch.setattr(scorer.chat.label_tokens, "_tokens_by_label", {"True": 5, "False": 5})
 
     with pytest.raises(ConfigError, match="same token"):
         scorer.check_labels(["True", "False"])
@@ -886,7 +885,7 @@ def test_two_labels_that_are_one_token_are_refused(scorer, monkeypatch):
 def test_an_answer_needs_a_question(scorer):
     session = scorer.open([user("x")])
 
-    with pytest.raises(BackendError, match="nothing was asked"):
+    with pytest.raises(BackendError, match="there is no question to answer"):
         session.answer("True")
 
 
@@ -926,10 +925,10 @@ def test_a_cache_that_cannot_be_cut_is_built_anew(scorer, plain_qwen, picture, m
     def refuse(_):
         raise RuntimeError("a sliding window was passed")
 
-    monkeypatch.setattr(session.track.cache, "crop", refuse)
+    monkeypatch.setattr(session.state.cache, "crop", refuse)
 
     found = session.ask("Step", ("True", "False"))
 
     expected = plain_qwen.probabilities([user("Look ", picture(1), "\nStep")], ("True", "False"))
     assert found == pytest.approx(expected, abs=1e-5)
-    assert isinstance(session.track, Track)
+    assert isinstance(session.state, SequenceState)

@@ -9,10 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compeer_core.backends.protocol import Answers, Interview, InterviewScorer, Message, Question
-from compeer_core.backends.transformers_ import prefix_scoring as interviews_module
+from compeer_core.backends.protocol import (
+    Answers,
+    BatchLabelScorer,
+    CandidateQuestions,
+    Message,
+    Question,
+)
+from compeer_core.backends.transformers_ import prefix_scoring
 from compeer_core.backends.transformers_.prefix_scoring import Plan
-from compeer_core.backends.transformers_.sequence_state import Encoded, Shelf, Track
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState, StateCache
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError, InputError
 from compeer_core.model_pool import ModelPool, load_label_scorer
@@ -39,10 +45,10 @@ def scorer(qwen_folder):
     scorer.close()
 
 
-def interview(*steps, replies=("It sounds hard.", "Sleep well.")):
+def candidate(*steps, replies=("It sounds hard.", "Sleep well.")):
     first, second = replies or ("", "")
     ends = (f"First: {first} Second: {second}", f"First: {second} Second: {first}")
-    return Interview(
+    return CandidateQuestions(
         tuple(Question(step, VERDICTS) for step in steps),
         tuple(Question(end, PREFERENCES) for end in ends) if replies else (),
     )
@@ -50,10 +56,10 @@ def interview(*steps, replies=("It sounds hard.", "Sleep well.")):
 
 def check(scorer, messages, held):
     """Compare with asking naively, and return the labels that stood in the chains."""
-    found = scorer.interview(messages, held)
+    found = scorer.score_candidates(messages, held)
     labels = []
     for answers, asked in zip(found, held, strict=True):
-        naive = scorer._asked_naively(messages, asked)
+        naive = scorer._score_one_by_one(messages, asked)
         assert isinstance(answers, Answers)
         assert len(answers.chain) == len(asked.chain)
         assert len(answers.ends) == len(asked.ends)
@@ -69,10 +75,10 @@ NEVER, ALWAYS = {"cpu": -1}, {"cpu": 10**6}
 """What a pass costs where drafts are never read on, and always."""
 
 
-@pytest.mark.parametrize("cost", [NEVER, interviews_module.PASS_TOKENS, ALWAYS])
+@pytest.mark.parametrize("cost", [NEVER, prefix_scoring.PASS_TOKENS, ALWAYS])
 def test_a_group_is_judged_as_its_members_are_one_by_one(scorer, monkeypatch, cost):
-    monkeypatch.setattr(interviews_module, "PASS_TOKENS", cost)
-    held = [interview(*(f"{step} {'x' * n}{n}" for step in STEPS)) for n in range(12)]
+    monkeypatch.setattr(prefix_scoring, "PASS_TOKENS", cost)
+    held = [candidate(*(f"{step} {'x' * n}{n}" for step in STEPS)) for n in range(12)]
 
     labels = check(scorer, HISTORY, held)
 
@@ -86,7 +92,7 @@ def test_pictures_in_the_history_are_seen(kind, request, picture):
     scorer = load_label_scorer(str(folder), pool=ModelPool())
     asked = [Message("user", ("Look ", picture(1), picture(2, 60, 90), "\nI am lost.\n\n"))]
     other = [Message("user", ("Look ", picture(3), picture(2, 60, 90), "\nI am lost.\n\n"))]
-    held = [interview(*STEPS), interview("Step 1: angry", *STEPS[1:])]
+    held = [candidate(*STEPS), candidate("Step 1: angry", *STEPS[1:])]
 
     check(scorer, asked, held)
     check(scorer, other, held)  # the same tokens, but not the same pictures
@@ -100,8 +106,8 @@ def test_an_adapter_is_the_one_that_judges(qwen_folder, adapter_folders):
     ]
     found = []
     for judge in judges:
-        check(judge, HISTORY, [interview(*STEPS)])
-        found.append(judge.interview(HISTORY, [interview(*STEPS)])[0])
+        check(judge, HISTORY, [candidate(*STEPS)])
+        found.append(judge.score_candidates(HISTORY, [candidate(*STEPS)])[0])
     assert found[0].chain[0] != pytest.approx(found[1].chain[0], abs=1e-3)
     for judge in judges:
         judge.close()
@@ -120,7 +126,7 @@ def test_an_adapter_is_the_one_that_judges(qwen_folder, adapter_folders):
 @settings(max_examples=25, deadline=None)
 def test_any_group_is_judged_as_its_members_are_one_by_one(scorer, group):
     held = [
-        interview(*steps, replies=replies and tuple(reply.replace("<", "") for reply in replies))
+        candidate(*steps, replies=replies and tuple(reply.replace("<", "") for reply in replies))
         for steps, replies in group
     ]
     check(scorer, HISTORY, [one for one in held if one.chain or one.ends])
@@ -130,28 +136,27 @@ def test_any_group_is_judged_as_its_members_are_one_by_one(scorer, group):
 def test_drafts_spare_passes_where_a_pass_costs_more_than_what_may_be_read_in_vain(
     scorer, monkeypatch, cost, passes
 ):
-    held = [interview(*STEPS, replies=("Hm.", f"Reply {n}")) for n in range(4)]
-    scorer.shelf.clear()
+    held = [candidate(*STEPS, replies=("Hm.", f"Reply {n}")) for n in range(4)]
+    scorer.state_cache.clear()
     before = copy.copy(scorer.work)
-    monkeypatch.setattr(interviews_module, "PASS_TOKENS", cost)
+    monkeypatch.setattr(prefix_scoring, "PASS_TOKENS", cost)
     # A judge that finds everything right: each draft stands.
     monkeypatch.setattr(
-        interviews_module, "_likeliest", lambda row, number: row.plan.tokens[row.plan.chain[number]]
+        prefix_scoring, "_best_label", lambda row, number: row.plan.tokens[row.plan.chain[number]]
     )
 
-    scorer.interview(HISTORY, held)
+    scorer.score_candidates(HISTORY, held)
 
     # the history, the steps (one by one, or all on drafts), the replies
     assert scorer.work.passes - before.passes == passes
     once = len(scorer.chat.encode(list(HISTORY), reply=False).ids)
     naive = sum(
-        len(scorer.chat.encode(interviews_module.with_question(HISTORY, step)).ids)
-        for step in STEPS
+        len(scorer.chat.encode(prefix_scoring.with_question(HISTORY, step)).ids) for step in STEPS
     )
     assert once < scorer.work.tokens - before.tokens < 4 * naive
 
 
-def row_of(read: int, chain=(2, 5, 8), count: int = 10, ends=(9,)) -> interviews_module._Row:
+def row_of(read: int, chain=(2, 5, 8), count: int = 10, ends=(9,)) -> prefix_scoring._Row:
     """A chain of verdicts drafted as label 10 (True), 11 is False; so many nodes have been read."""
     tokens = [10 if node in chain else node for node in range(count)]
     plan = Plan(
@@ -164,7 +169,7 @@ def row_of(read: int, chain=(2, 5, 8), count: int = 10, ends=(9,)) -> interviews
         chain_labels=[(10, 11)] * len(chain),
         end_labels=[(10, 11)] * len(ends),
     )
-    return interviews_module._Row(plan, plan.visible(), slots=list(range(read)), next_node=read)
+    return prefix_scoring._Row(plan, plan.visible(), slots=list(range(read)), next_node=read)
 
 
 def saw(row, **labels):
@@ -176,24 +181,24 @@ def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
     row = row_of(read=8)
     saw(row, n1=10, n4=11, n7=11)  # the first stands, the second does not, the third may not
 
-    assert interviews_module._settle(row) is False
+    assert prefix_scoring._accept_verdicts(row) is False
     assert [row.plan.tokens[node] for node in row.plan.chain] == [10, 11, 11]
     assert (row.settled, row.next_node, row.certain, row.left) == (2, 5, 3, 5)
     assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1]
 
     row.next_node = 10  # the rest is read on the new draft, and the third verdict stands
-    assert interviews_module._settle(row) is True
+    assert prefix_scoring._accept_verdicts(row) is True
 
 
 def test_a_guess_that_the_correction_turns_is_corrected_too():
     row = row_of(read=4, chain=(1, 3), count=5, ends=(4,))
     saw(row, n0=11, n2=11)
-    assert interviews_module._settle(row) is False
+    assert prefix_scoring._accept_verdicts(row) is False
     assert row.plan.tokens == [0, 11, 2, 11, 4]
 
     row.next_node = 5
     saw(row, n2=10)  # after a False the second is True after all
-    assert interviews_module._settle(row) is False
+    assert prefix_scoring._accept_verdicts(row) is False
     assert row.plan.tokens == [0, 11, 2, 10, 4]
     assert row.next_node == 3
 
@@ -202,7 +207,7 @@ def test_a_verdict_that_nothing_was_read_on_costs_nothing_to_correct():
     row = row_of(read=2)
     saw(row, n1=11)
 
-    assert interviews_module._settle(row) is False
+    assert prefix_scoring._accept_verdicts(row) is False
     assert row.plan.tokens[2] == 11
     assert (row.next_node, row.certain, row.slots) == (2, 3, [0, 1])
 
@@ -211,37 +216,37 @@ def test_where_every_draft_is_right_only_the_end_is_left_to_read():
     row = row_of(read=8)
     saw(row, n1=10, n4=10, n7=10)
 
-    assert interviews_module._settle(row) is False
+    assert prefix_scoring._accept_verdicts(row) is False
     assert (row.next_node, row.certain) == (8, 2)
     row.next_node = 10
-    assert interviews_module._settle(row) is True
+    assert prefix_scoring._accept_verdicts(row) is True
 
 
 def test_a_last_verdict_without_a_question_behind_it_is_not_read_again():
     row = row_of(read=8, count=9, ends=())
     saw(row, n1=10, n4=10, n7=11)
 
-    assert interviews_module._settle(row) is True
+    assert prefix_scoring._accept_verdicts(row) is True
 
 
 def test_rows_are_read_as_far_as_pays_by_hand():
     rows = [row_of(read=0) for _ in range(4)]  # 2 nodes are certain, 8 with all drafts: 24 ahead
-    width = functools.partial(interviews_module.width_of_pass, rows)
+    width = functools.partial(prefix_scoring.pass_width, rows)
 
     assert width("cpu") == 8  # 0.25 * 24 read in vain, 2 * 24 spared
     many = [row_of(read=0) for _ in range(40)]  # 0.25 * 240
-    assert interviews_module.width_of_pass(many, "cpu") == 2
-    assert interviews_module.width_of_pass(many, "cuda") == 8
+    assert prefix_scoring.pass_width(many, "cpu") == 2
+    assert prefix_scoring.pass_width(many, "cuda") == 8
     for row in rows:
         row.settled, row.next_node = 3, 8
     assert width("cpu") == width("cuda") == 2  # nothing is left to be drafted
 
 
 def test_a_candidate_that_is_too_long_does_not_touch_the_others(scorer):
-    long = interview("word " * 600, *STEPS[1:])
-    alone = scorer.interview(HISTORY, [interview(*STEPS)])[0]
+    long = candidate("word " * 600, *STEPS[1:])
+    alone = scorer.score_candidates(HISTORY, [candidate(*STEPS)])[0]
 
-    found = scorer.interview(HISTORY, [interview(*STEPS), long, interview(*STEPS)])
+    found = scorer.score_candidates(HISTORY, [candidate(*STEPS), long, candidate(*STEPS)])
 
     assert isinstance(found[1], InputError)
     for answers in (found[0], found[2]):
@@ -261,11 +266,11 @@ def test_a_failure_is_the_failure_of_one_candidate(scorer, monkeypatch):
             raise RuntimeError("out of memory")
         return forward(*args, **kwargs)
 
-    good = [interview(*(f"{n} {step}" for step in STEPS)) for n in range(3)]
-    expected = scorer.interview(HISTORY, good)
+    good = [candidate(*(f"{n} {step}" for step in STEPS)) for n in range(3)]
+    expected = scorer.score_candidates(HISTORY, good)
     monkeypatch.setattr(scorer.chat.model, "forward", failing)
 
-    found = scorer.interview(HISTORY, [good[0], interview("zebra", *STEPS[1:]), *good[1:]])
+    found = scorer.score_candidates(HISTORY, [good[0], candidate("zebra", *STEPS[1:]), *good[1:]])
 
     assert isinstance(found.pop(1), BackendError)
     for ours, theirs in zip(found, expected, strict=True):
@@ -284,16 +289,16 @@ def test_a_template_that_changes_earlier_turns_is_asked_naively(tmp_path):
     scorer = load_label_scorer(str(folder), pool=ModelPool())
     work = copy.copy(scorer.work)
 
-    check(scorer, HISTORY, [interview(*STEPS), interview(*STEPS[::-1])])
+    check(scorer, HISTORY, [candidate(*STEPS), candidate(*STEPS[::-1])])
 
     assert scorer.work == work
     scorer.close()
 
 
 def test_a_large_group_is_read_in_parts(scorer, monkeypatch):
-    held = [interview(*(f"{n} {step}" for step in STEPS)) for n in range(7)]
+    held = [candidate(*(f"{n} {step}" for step in STEPS)) for n in range(7)]
     vocabulary = scorer.chat.model.config.get_text_config().vocab_size
-    monkeypatch.setattr(interviews_module, "LOGITS_BYTES", 4 * 5 * vocabulary * 3**2)
+    monkeypatch.setattr(prefix_scoring, "LOGITS_BYTES", 4 * 5 * vocabulary * 3**2)
     before = scorer.work.passes
 
     check(scorer, HISTORY, held)
@@ -319,7 +324,7 @@ def dialogue(*texts: str) -> Dialogue:
 
 def test_a_judge_gives_the_same_judgements_either_way(scorer):
     judge = Judge("tiny", scorer)
-    assert isinstance(scorer, InterviewScorer)
+    assert isinstance(scorer, BatchLabelScorer)
     history = dialogue("I cannot sleep.", "Why?", "The exam.")
     turns = [turn(1), "no tags at all", turn(2), "<history>half", turn(3), "only a reply", turn(4)]
     references = ["Why is that?", "Sleep.", None, "Hm.", "Tell me more.", None, "I see."]
@@ -361,7 +366,7 @@ def test_numbers_that_are_none_are_unscorable_and_so_is_what_follows(scorer, mon
     judge = Judge("tiny", scorer)
     nan = float("nan")
     broken = Answers(((0.9, 0.1), (nan, nan), (0.5, 0.5)), ((0.25,) * 4, (0.25,) * 4))
-    monkeypatch.setattr(scorer, "interview", lambda messages, held: [broken])
+    monkeypatch.setattr(scorer, "score_candidates", lambda messages, held: [broken])
 
     judged = judge.judge(dialogue("Hi."), [turn(1)], ["Why?"])[0]
 
@@ -376,21 +381,21 @@ def test_numbers_that_are_none_are_unscorable_and_so_is_what_follows(scorer, mon
 def test_the_next_turn_reads_only_what_is_new(scorer):
     judge = Judge("tiny", scorer)
     said = ["I cannot sleep because of the exam.", "Why?", "I will fail, I know it, as last time."]
-    scorer.shelf.clear()
+    scorer.state_cache.clear()
     judge.judge(dialogue(*said), [turn(1)], [None])
     before = copy.copy(scorer.work)
 
     judge.judge(dialogue(*said, "What happened?", "I froze."), [turn(2)], [None])
 
     read = scorer.work.tokens - before.tokens
-    scorer.shelf.clear()
+    scorer.state_cache.clear()
     before = copy.copy(scorer.work)
     judge.judge(dialogue(*said, "What happened?", "I froze."), [turn(2)], [None])
     assert read < (scorer.work.tokens - before.tokens) - 40
 
 
-def track(ids, adapter=None, pictures=None, read=None):
-    made = Track(Encoded(tuple(ids), pictures or {}, "", 0), adapter)
+def state(ids, adapter=None, pictures=None, read=None):
+    made = SequenceState(Encoded(tuple(ids), pictures or {}, "", 0), adapter)
     length = len(ids) if read is None else read
 
     class Cache:
@@ -401,38 +406,38 @@ def track(ids, adapter=None, pictures=None, read=None):
     return made
 
 
-def test_a_shelf_gives_the_track_that_has_read_most_of_a_conversation():
-    shelf = Shelf(size=3)
+def test_the_state_cache_returns_the_state_with_the_longest_prefix():
+    state_cache = StateCache(size=3)
     for ids in ([1, 2], [1, 2, 3, 9], [7, 7]):
-        shelf.put(track(ids))
+        state_cache.put(state(ids))
     wanted = Encoded((1, 2, 3, 4), {}, "", 0)
 
-    assert list(shelf.take(replace(wanted, ids=(5, 5)), None).ids) == [5, 5]
-    assert len(shelf._tracks) == 3  # nothing fitted, so nothing was taken
-    assert shelf.take(wanted, "another adapter").cache is None
+    assert list(state_cache.take(replace(wanted, ids=(5, 5)), None).ids) == [5, 5]
+    assert len(state_cache._states) == 3  # nothing fitted, so nothing was taken
+    assert state_cache.take(wanted, "another adapter").cache is None
 
 
-def test_a_shelf_lets_go_of_the_oldest_when_it_holds_too_many_tokens():
-    shelf = Shelf(size=4, tokens=5)
+def test_the_state_cache_drops_the_oldest_state_above_its_token_limit():
+    state_cache = StateCache(size=4, tokens=5)
     for ids in ([1, 2], [3, 4, 5], [6]):
-        shelf.put(track(ids))
-    assert [kept.ids for kept in shelf._tracks] == [[3, 4, 5], [6]]
+        state_cache.put(state(ids))
+    assert [kept.ids for kept in state_cache._states] == [[3, 4, 5], [6]]
 
-    shelf.put(track([7] * 9))  # more than the shelf may hold
+    state_cache.put(state([7] * 9))  # more than the state_cache may hold
 
-    assert shelf._tracks == []
+    assert state_cache._states == []
 
 
-def test_a_shelf_keeps_pictures_apart_and_forgets_the_oldest():
+def test_the_state_cache_separates_images_and_drops_the_oldest_state():
     one, other = {"pixel_values": torch.ones(2)}, {"pixel_values": torch.zeros(2)}
-    shelf = Shelf(size=2)
-    shelf.put(track([1, 2, 3], pictures=one))
-    assert shelf.take(Encoded((1, 2, 3), other, "", 0), None).cache is None
+    state_cache = StateCache(size=2)
+    state_cache.put(state([1, 2, 3], pictures=one))
+    assert state_cache.take(Encoded((1, 2, 3), other, "", 0), None).cache is None
 
-    shelf.put(track([4]))
-    shelf.put(track([5]))
+    state_cache.put(state([4]))
+    state_cache.put(state([5]))
 
-    assert [kept.ids for kept in shelf._tracks] == [[4], [5]]
+    assert [kept.ids for kept in state_cache._states] == [[4], [5]]
 
 
 # --- a PRM and an ORM --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_ import scheduler as rounds
+from compeer_core.backends.transformers_ import scheduler as scheduler
 from compeer_core.errors import BackendError
 from compeer_core.model_pool import ModelPool, load_label_scorer, load_transformers
 
@@ -29,13 +29,13 @@ WARM = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=3, max
 def steps(monkeypatch) -> list[int]:
     """The number of rows of each joint pass."""
     sizes: list[int] = []
-    step = rounds._Batch.step
+    step = scheduler._Batch.step
 
     def counted(batch):
-        sizes.append(len(batch._tracks))
+        sizes.append(len(batch._states))
         return step(batch)
 
-    monkeypatch.setattr(rounds._Batch, "step", counted)
+    monkeypatch.setattr(scheduler._Batch, "step", counted)
     return sizes
 
 
@@ -66,7 +66,7 @@ def held(backend, waiting: int):
     try:
         yield
         deadline = time.monotonic() + 60
-        while len(backend._rounds._arrived) < waiting and time.monotonic() < deadline:
+        while len(backend._scheduler._arrived) < waiting and time.monotonic() < deadline:
             time.sleep(0.002)
     finally:
         go.set()
@@ -114,7 +114,7 @@ def conversations(picture) -> list[list[Message]]:
 def test_turns_at_once_are_written_in_one_batch_and_are_those_of_each_alone(
     kind, sampling, room, request, picture, steps, monkeypatch
 ):
-    monkeypatch.setattr(rounds, "ROOM", room)
+    monkeypatch.setattr(scheduler, "ROOM", room)
     backend = request.getfixturevalue(kind)
     talks = conversations(picture)[: 4 if kind == "qwen" else 3]
     samplings = [replace(sampling, seed=n, max_new_tokens=16 - n) for n in range(len(talks))]
@@ -184,7 +184,7 @@ def test_however_turns_join_and_leave_each_is_what_it_is_alone(qwen, crowd, slic
         found[number] = crowd[number].pay(qwen, hurry=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "SLICE_SECONDS", slice_seconds)
+        patch.setattr(scheduler, "SLICE_SECONDS", slice_seconds)
         threads = [threading.Thread(target=pay, args=(n,)) for n in range(len(crowd))]
         for thread in threads:
             thread.start()
@@ -192,13 +192,13 @@ def test_however_turns_join_and_leave_each_is_what_it_is_alone(qwen, crowd, slic
             thread.join()
 
     assert found == alone
-    assert qwen._chat.owner.call(lambda: qwen._rounds._rows) == []
+    assert qwen._chat.owner.call(lambda: qwen._scheduler._rows) == []
 
 
 def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
     qwen, qwen_folder, adapter_folders, pool, steps, monkeypatch
 ):
-    monkeypatch.setattr(rounds, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     warm, cool = (
         load_transformers(str(qwen_folder), adapter=folder, pool=pool) for folder in adapter_folders
     )
@@ -206,13 +206,13 @@ def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
     talks = [said(f"Message {n}: " + "sad " * n) for n in range(5)]
     alone = [written_alone(b, m) for b, m in zip(backends, talks, strict=True)]
     adapters = []
-    batch = rounds._Batch
+    batch = scheduler._Batch
 
-    def seen(chat, tracks):
-        adapters.append({track.adapter for track in tracks})
-        return batch(chat, tracks)
+    def seen(chat, states):
+        adapters.append({state.adapter for state in states})
+        return batch(chat, states)
 
-    monkeypatch.setattr(rounds, "_Batch", seen)
+    monkeypatch.setattr(scheduler, "_Batch", seen)
     turns = [opened(b, m) for b, m in zip(backends, talks, strict=True)]
 
     assert written_at_once(qwen, turns) == alone
@@ -227,10 +227,10 @@ def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
 @pytest.mark.parametrize("reason", ["cache", "8bit"])
 def test_what_cannot_be_joined_is_written_by_turns(qwen, picture, steps, monkeypatch, reason):
     if reason == "cache":
-        monkeypatch.setattr(rounds, "is_plain", lambda _: False)
+        monkeypatch.setattr(scheduler, "is_plain", lambda _: False)
     else:
         monkeypatch.setattr(qwen._chat.model, "is_loaded_in_8bit", True, raising=False)
-    monkeypatch.setattr(rounds, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     talks = conversations(picture)
     alone = [written_alone(qwen, messages) for messages in talks]
     turns = [opened(qwen, messages) for messages in talks]
@@ -271,10 +271,10 @@ def counted_reads(backend, monkeypatch) -> list[bool]:
     reads: list[bool] = []
     run = backend._chat.run
 
-    def counted(track, *args, **kwargs):
-        if track.unread > 1:
-            reads.append(not track.read and "pixel_values" in track.encoded.inputs)
-        return run(track, *args, **kwargs)
+    def counted(state, *args, **kwargs):
+        if state.unread > 1:
+            reads.append(not state.read and "pixel_values" in state.encoded.inputs)
+        return run(state, *args, **kwargs)
 
     monkeypatch.setattr(backend._chat, "run", counted)
     return reads
@@ -340,13 +340,13 @@ def test_a_row_that_fails_leaves_the_others_alone(qwen, picture):
     talks = conversations(picture)
     alone = [written_alone(qwen, messages) for messages in talks]
     turns = [opened(qwen, messages) for messages in talks]
-    choice, calls = turns[1].choice, []
+    sampler, calls = turns[1].sampler, []
 
     def failing(ids, scores):
         calls.append(len(ids))
-        return choice(ids, scores) if len(calls) < 5 else 1 / 0
+        return sampler(ids, scores) if len(calls) < 5 else 1 / 0
 
-    turns[1].choice = failing
+    turns[1].sampler = failing
 
     found = written_at_once(qwen, turns)
 
@@ -359,15 +359,15 @@ def test_a_row_that_fails_leaves_the_others_alone(qwen, picture):
 def test_a_batch_that_fails_is_written_row_by_row(qwen, picture, monkeypatch, steps):
     talks = conversations(picture)
     alone = [written_alone(qwen, messages) for messages in talks]
-    counted, failures = rounds._Batch.step, []
+    counted, failures = scheduler._Batch.step, []
 
     def failing(batch):
         if len(steps) < 5:
             return counted(batch)
-        failures.append(len(batch._tracks))
+        failures.append(len(batch._states))
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(rounds._Batch, "step", failing)
+    monkeypatch.setattr(scheduler._Batch, "step", failing)
     turns = [opened(qwen, messages) for messages in talks]
 
     assert written_at_once(qwen, turns) == alone
@@ -407,7 +407,7 @@ def test_who_does_not_read_holds_up_nobody(qwen):
 
 
 def test_a_judge_gets_its_turn_between_the_tokens_of_a_batch(qwen, qwen_folder, pool, monkeypatch):
-    monkeypatch.setattr(rounds, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     judge = load_label_scorer(str(qwen_folder), pool=pool)
     session = judge.open(said("Judge this: "))
     expected = session.ask("sad?", ("True", "False"))
@@ -446,7 +446,7 @@ def test_closing_a_turn_ends_it_and_no_other(qwen):
     assert whole == alone
     assert tokens < 100
     qwen._chat.owner.call(lambda: None)
-    assert closing.track.cache is None
+    assert closing.state.cache is None
 
 
 def test_closing_a_model_ends_all_turns_that_it_writes(qwen_folder):

@@ -235,7 +235,7 @@ def test_more_tries_are_a_matter_of_the_next_start(endpoint: Endpoint, tmp_path:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (refused(429), "has too much to do (429)"),
+        (refused(429), "is overloaded (429)"),
         (refused(408), "has a fault (408)"),
         (refused(500), "has a fault (500)"),
         (refused(503, Retry_After="0.1"), "has a fault (503)"),
@@ -310,7 +310,7 @@ def test_a_request_that_is_rejected_is_passed_over_at_once(
         (refused(403), "does not accept the key"),
         (refused(404), "is not known at this address"),
         (refused(400, "model_not_found"), "is not known at this address"),
-        (refused(429, "insufficient_quota"), "nothing is left to pay with"),
+        (refused(429, "insufficient_quota"), "credit is spent"),
     ],
     ids=["401", "403", "404", "no-model", "no-money"],
 )

@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import ChatModel
-from compeer_core.backends.transformers_.batch_generation import RowChoice
+from compeer_core.backends.transformers_.batch_generation import BatchSampler
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
 from compeer_core.model_pool import load_transformers
@@ -228,7 +228,7 @@ def test_words_are_drawn_as_often_as_is_their_share(top_p: float, size: int) -> 
     expected[kept] = shares[kept] / shares[kept].sum()
 
     rows = 2000
-    choice = RowChoice(Sampling(temperature=0.7, top_p=top_p), range(rows), None)
+    choice = BatchSampler(Sampling(temperature=0.7, top_p=top_p), range(rows), None)
     drawn = torch.zeros(size)
     for _ in range(10):
         drawn += torch.bincount(
