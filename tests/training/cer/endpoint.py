@@ -230,10 +230,10 @@ class Endpoint:
 
     async def _send(self, writer: asyncio.StreamWriter, fault: Fault | None, content: Any) -> None:
         data = json.dumps(content).encode()
-        if fault is not None and (fault.half or fault.reset):
-            data = data[: len(data) // 2]
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-        writer.write(head.encode() + b"\r\n\r\n" + data)
+        sent = data[: len(data) // 2] if fault is not None and (fault.half or fault.reset) else data
+        length = len(data if fault is not None and fault.reset else sent)
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}"
+        writer.write(head.encode() + b"\r\n\r\n" + sent)
         await self._end(writer, fault)
 
     async def _stream(
