@@ -17,6 +17,7 @@ always cut in the same way: from blocks of fixed size, second attempts first. St
 their places in the batch, so a resumed run forms the batches of an uninterrupted one.
 """
 
+import itertools
 import threading
 import time
 from collections import Counter, deque
@@ -230,26 +231,33 @@ class Streak:
 
 def _from_endpoint(dispatch: Dispatch, tasks: Iterable[Task]) -> Iterator[Outcome]:
     """Keep `in_flight` requests running; a slow one blocks the rest only when `WINDOW` is full."""
+    in_flight = dispatch.settings.in_flight
+    unread: Iterator[Task] = iter(tasks)
+    for task in unread:
+        if not dispatch.is_settled(task.stored):
+            unread = itertools.chain([task], unread)
+            break
+        dispatch.raise_if_stopping()
+        yield Outcome(task.question.key, task.stored)
+    else:
+        return
     from training.cer.requests.endpoint_requests import EndpointRequests  # the SDK loads slowly
 
-    in_flight = dispatch.settings.in_flight
-    unread = iter(tasks)
-    is_exhausted = False
     window: deque[Future[Outcome]] = deque()
+    is_exhausted = False
     streak = Streak(dispatch.settings.author)
     with EndpointRequests(dispatch, AHEAD * in_flight) as requests:
         while True:
             dispatch.raise_if_stopping()
             requests.raise_failure()
             while not is_exhausted and len(window) < WINDOW * in_flight and requests.has_room():
-                task = next(unread, None)
-                if task is None:
+                if (following := next(unread, None)) is None:
                     is_exhausted = True
-                elif dispatch.is_settled(task.stored):
+                elif dispatch.is_settled(following.stored):
                     window.append(Future())
-                    window[-1].set_result(Outcome(task.question.key, task.stored))
+                    window[-1].set_result(Outcome(following.question.key, following.stored))
                 else:
-                    window.append(requests.submit(task))
+                    window.append(requests.submit(following))
             if not window:
                 return
             if window[0].done():
