@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CompeerError, ConfigError
@@ -332,15 +333,10 @@ def _worker_generator(settings: GeneratorSettings) -> BatchGenerator:
 
 def request_hash(settings: GeneratorSettings, label: str, question: Question) -> str:
     """Return 128 bits, as hex, that depend on all that decides the texts of a question."""
-    content = [
-        [
-            message.role,
-            *(
-                part if isinstance(part, str) else [hashlib.sha256(part.data).hexdigest()]
-                for part in message.content
-            ),
-        ]
-        for message in question.messages
-    ]
-    values = [settings.made_under, label, question.key, question.seed, content]
+    values: list[Any] = [settings.made_under, label, question.key, question.seed]
+    for message in question.messages:
+        values.append(message.role)
+        for part in message.content:
+            text = part if isinstance(part, str) else hashlib.sha256(part.data).hexdigest()
+            values.append([type(part).__name__, text])
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]

@@ -15,7 +15,6 @@ import os
 import random
 import threading
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
@@ -74,12 +73,9 @@ class EndpointRequests:
         self.is_closing = False
         """Whether no further request may be sent."""
         self._dispatch = dispatch
-        self._client = _Client(
-            self,
-            dispatch,
-            api_key=next(filter(None, keys), "EMPTY"),
-            base_url=address.removesuffix("/chat/completions"),
-        )
+        address = address.removesuffix("/chat/completions")
+        key = next(filter(None, keys), "EMPTY")  # what servers without keys expect
+        self._client = _Client(self, dispatch, base_url=address, api_key=key)
         self._dialect = Dialect()
         self._room = room
         self._unfinished: set[Future[Outcome]] = set()
@@ -98,15 +94,10 @@ class EndpointRequests:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.is_closing = True
         try:
-            if isinstance(error, CompeerError):
+            if isinstance(exception[1], CompeerError):
                 asyncio.run_coroutine_threadsafe(self._drain(), self._loop.result()).result()
         finally:
             self._loop.result().call_soon_threadsafe(self._end.set)
