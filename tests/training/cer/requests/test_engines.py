@@ -1,8 +1,10 @@
 """Ray Data yields the results of this process, in the same order."""
 
+import contextlib
+import pickle
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,15 @@ from tests.training.cer.requests.asking_helpers import (
     stored_attempts,
 )
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Counts
-from training.cer.requests.engines import Engine, LocalEngine, RayEngine
+from training.cer.requests.engines import (
+    Engine,
+    In,
+    LocalEngine,
+    Out,
+    RayEngine,
+    SharedAllowance,
+    cut,
+)
 from training.cer.requests.generators import GeneratorSettings
 
 # Ray warns about its own settings. Workers import everything anew, on cores that others use too.
@@ -62,6 +72,61 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(ConfigError, match=r'pip install "compeer\[ray\]"'):
         list(RayEngine().map(repeated, range(5)))
+
+
+# --- blocks, without Ray --------------------------------------------------------------------------
+
+
+class InProcessBlocks(RayEngine):
+    """Pickles as Ray does, but runs here: the asker's part of the work is tested without Ray."""
+
+    def map(
+        self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
+    ) -> Iterator[Out]:
+        for block in [pickle.dumps(block) for block in cut(items, self.block)]:
+            yield from pickle.loads(pickle.dumps(list(function(iter(pickle.loads(block))))))
+
+    @contextlib.contextmanager
+    def allowance(self, limit: int | None) -> Iterator[SharedAllowance]:
+        LocalAllowance.sent = 0
+        yield LocalAllowance(None, limit)
+
+
+class LocalAllowance(SharedAllowance):
+    """Counts in this process, whichever copy is asked."""
+
+    sent = 0
+
+    def take(self, count: int = 1) -> None:
+        if self.limit is not None and LocalAllowance.sent + count > self.limit:
+            raise BudgetSpentError("the budget is spent")
+        LocalAllowance.sent += count
+
+    def close(self) -> None:
+        LocalAllowance.sent = 1 << 60
+
+
+def test_blocks_store_the_attempts_of_a_local_run_within_a_budget(tmp_path: Path) -> None:
+    with Endpoint(flaky) as endpoint:
+        chosen = settings(endpoint.source, tries=3)
+        local = run(chosen, tmp_path / "local", LocalEngine(), 70)
+        sent = endpoint.requests
+        with pytest.raises(BudgetSpentError):
+            run(chosen, tmp_path / "blocks", InProcessBlocks(), 70, budget=40)
+        assert endpoint.requests == sent + 40
+        resumed = run(chosen, tmp_path / "blocks", InProcessBlocks(), 70)
+
+    assert endpoint.requests == 2 * sent
+    assert resumed[0] == local[0]
+    assert stored_attempts(tmp_path / "blocks") == stored_attempts(tmp_path / "local")
+
+
+def test_a_wrong_key_in_a_block_ends_the_run(tmp_path: Path) -> None:
+    with (
+        Endpoint(fault=always(refused(401))) as endpoint,
+        pytest.raises(BackendError, match="rejects the key"),
+    ):
+        run(settings(endpoint.source), tmp_path, InProcessBlocks(), 70)
 
 
 # --- Ray ------------------------------------------------------------------------------------------
