@@ -50,8 +50,8 @@ MAX_RETRY_AFTER_SECONDS = 120.0
 class EndpointRequests:
     """Answers tasks in a thread of its own. A context manager.
 
-    When its block ends with a `CompeerError`, requests in flight are awaited, for they are paid for;
-    otherwise all are cancelled.
+    When its block ends with a `CompeerError`, or because the user wants to stop, requests in flight
+    are awaited, for they are paid for; otherwise all are cancelled.
     """
 
     def __init__(self, dispatch: Dispatch, room: int) -> None:
@@ -97,7 +97,7 @@ class EndpointRequests:
     def __exit__(self, *exception: object) -> None:
         self.is_closing = True
         try:
-            if isinstance(exception[1], CompeerError):
+            if isinstance(exception[1], CompeerError) or self._dispatch.is_stopping():
                 asyncio.run_coroutine_threadsafe(self._drain(), self._loop.result()).result()
         finally:
             self._loop.result().call_soon_threadsafe(self._end.set)
