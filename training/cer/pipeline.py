@@ -51,7 +51,6 @@ from training.cer.personality import clusters, rewriting, traits
 from training.cer.records import StepReport
 from training.cer.requests import costs
 from training.cer.requests.asking import Asker, Budget, BudgetSpentError, Counts
-from training.cer.requests.asking import estimate as estimate_cost
 from training.cer.requests.engines import Engine, LocalEngine, RayEngine
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.settings import Config, check
@@ -72,7 +71,7 @@ from training.data.samples import read_records, write_records
 from training.stages import StoppedEarly, WaitingForPeople
 
 _log = logging.getLogger(__name__)
-_ENDPOINT_LOG = logging.getLogger("compeer_core.backends.openai.client")
+_ENDPOINT_LOG = logging.getLogger("openai")
 
 _RESUMABLE = ("engine", "workers", "max_requests", "annotation.files", "annotation.wait")
 """Keys that may differ from those of a run that is resumed with `--resume`."""
@@ -122,7 +121,7 @@ def estimate(config: Config) -> None:
         total = 0.0
         priced = False
         for asked in costs.all_questions(config, pipeline.path, pipeline.pictures):
-            found = estimate_cost(asked.questions, config.generators[asked.generator])
+            found = costs.estimate(asked.questions, config.generators[asked.generator])
             _log.info("%s, %s: %s", asked.step, asked.generator, found)
             total += found.price or 0.0
             priced = priced or found.price is not None

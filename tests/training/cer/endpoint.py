@@ -1,4 +1,4 @@
-"""An endpoint in the test's own process: OpenAI's chat protocol, as slow and as faulty as told.
+"""A fake endpoint in the test's process: OpenAI's chat protocol, as slow and faulty as required.
 
 ```python
 with Endpoint(answer=lambda body: "Hello", latency=0.1, fault=at({3: refused(429)})) as endpoint:
@@ -7,10 +7,10 @@ with Endpoint(answer=lambda body: "Hello", latency=0.1, fault=at({3: refused(429
     assert endpoint.requests == 7
 ```
 
-``answer`` gets the request's JSON and returns the text; `asked` says what the last message was.
-``fault`` gets the number of the request (from 1) and its JSON and returns a `Fault` or None. Both
-run in the server's only thread and may be exchanged while it runs. A text of the wrong language or
-half a JSON as the model's own words is an ``answer``, not a fault.
+``answer`` gets the request's JSON and returns the text; `asked` returns the last message of a
+request. ``fault`` gets the number of the request (from 1) and its JSON, and returns a `Fault` or
+None. Both run in the server's only thread and may be replaced while it runs. A text in the wrong
+language, or half a JSON written by the model, is an ``answer``, not a fault.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ Answer = Callable[[Body], str]
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one request."""
+    """A failure of one request."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     words: str = "fault of the test"
-    """What the server says about it."""
+    """The error message of the server."""
     seconds: float = 0.0
     """Silence before anything is sent."""
     half: bool = False
-    """The body ends in the middle of its JSON."""
+    """The body is cut in the middle of its JSON."""
     reset: bool = False
-    """The connection is reset in the middle of the answer."""
+    """The connection is reset in the middle of the reply."""
 
 
 def refused(status: int, words: str = "fault of the test", **headers: str) -> Fault:
-    """429, 500, 401 ...; headers as ``Retry_After="1"``."""
+    """Refuse with a status such as 429; write headers as ``Retry_After="1"``."""
     return Fault(status, {name.replace("_", "-"): text for name, text in headers.items()}, words)
 
 
 def silent(seconds: float = 60.0) -> Fault:
-    """Nothing comes for that long."""
+    """Send nothing for that long."""
     return Fault(seconds=seconds)
 
 
@@ -58,7 +58,7 @@ Faults = Callable[[int, Body], Fault | None]
 
 
 def at(faults: Mapping[int, Fault]) -> Faults:
-    """These requests fail, counted from 1."""
+    """Let these requests fail, counted from 1."""
     return lambda number, body: faults.get(number)
 
 
@@ -71,7 +71,7 @@ def never(number: int, body: Body) -> Fault | None:
 
 
 def asked(body: Body) -> str:
-    """The text of the last message."""
+    """Return the text of the last message."""
     content = body["messages"][-1]["content"]
     if isinstance(content, str):
         return content
@@ -79,18 +79,18 @@ def asked(body: Body) -> str:
 
 
 def echo(body: Body) -> str:
-    """A text that depends on the question and the seed alone."""
+    """Return a text that depends on the question and the seed alone."""
     return f"{asked(body)} / {body.get('seed')}"
 
 
 class Endpoint:
-    """The server. A context manager; its figures can be read at any time.
+    """The server. A context manager; its attributes can be read at any time.
 
     Attributes:
         bodies: The JSON of each request, in the order of arrival.
-        headers: The headers of each, with names in small letters.
-        connections: How many were opened.
-        most_in_flight: How many requests were being answered at one time, at most.
+        headers: The headers of each, with lower-case names.
+        connections: The number of connections opened.
+        most_in_flight: The largest number of requests answered at the same time.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Endpoint:
 
     @property
     def keys(self) -> list[str]:
-        """What was asked, in the order of arrival."""
+        """The last messages of all requests, in the order of arrival."""
         return [asked(body) for body in self.bodies]
 
     def mean_in_flight(self) -> float:
@@ -230,10 +230,10 @@ class Endpoint:
 
     async def _send(self, writer: asyncio.StreamWriter, fault: Fault | None, content: Any) -> None:
         data = json.dumps(content).encode()
-        if fault is not None and (fault.half or fault.reset):
-            data = data[: len(data) // 2]
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-        writer.write(head.encode() + b"\r\n\r\n" + data)
+        sent = data[: len(data) // 2] if fault is not None and (fault.half or fault.reset) else data
+        length = len(data if fault is not None and fault.reset else sent)
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}"
+        writer.write(head.encode() + b"\r\n\r\n" + sent)
         await self._end(writer, fault)
 
     async def _stream(

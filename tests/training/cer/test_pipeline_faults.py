@@ -1,4 +1,4 @@
-"""The paper's whole route, against an endpoint that fails now and then, and killed now and then."""
+"""The paper's whole route, with an endpoint that fails and a run that is killed now and then."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def corpora(small_corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def often_failing(number: int, body: Body) -> Fault | None:
-    """One request in four gets no text; its repetition most likely does."""
+    """One request in five fails; a retry of it most likely succeeds."""
     faults = {2: refused(429, Retry_After="0"), 7: refused(500), 12: RESET, 17: HALF_BODY}
     return faults.get(number % 20)
 
@@ -45,7 +45,7 @@ def command(repository: Path, endpoint: Endpoint, corpora: Path, output: Path) -
     changes = [
         f"data_dir={corpora}",
         f"output={output}",
-        "leaks.shared_words=1000",  # dialogues of the fixture say much the same
+        "leaks.shared_words=1000",  # dialogues of the fixture are alike
         "cases.rounds_per_dialogue=1",
         "personality.clusters.encoder=tfidf",
         "personality.clusters.k_max=4",
@@ -65,7 +65,7 @@ def command(repository: Path, endpoint: Endpoint, corpora: Path, output: Path) -
 
 
 def results(output: Path) -> dict[str, bytes]:
-    """Every file of a run that should not depend on how it went."""
+    """Read every file of a run that must not depend on interruptions."""
     skipped = {"config.json", "log.txt", ".lock"}
     return {
         path.relative_to(output).as_posix(): path.read_bytes()
@@ -75,7 +75,7 @@ def results(output: Path) -> dict[str, bytes]:
 
 
 def annotated_by_people(output: Path, start: list[str]) -> None:
-    """Go through the route as its users would: start, annotate, start, decide, start."""
+    """Follow the route as users would: start, annotate, start, decide, start."""
     assert main(start) == 0
     desk = output / "annotation"
     annotate(desk / "items.jsonl", "ann", desk / "answers" / "ann.csv")
@@ -87,7 +87,7 @@ def annotated_by_people(output: Path, start: list[str]) -> None:
     assert main(start) == 0
 
 
-def test_the_whole_route_with_people_and_an_endpoint_that_fails(
+def test_the_whole_route_with_annotators_and_a_failing_endpoint(
     repository, corpora, endpoint, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv(KEY_VARIABLES[0], SECRET)
@@ -98,14 +98,14 @@ def test_the_whole_route_with_people_and_an_endpoint_that_fails(
 
     annotated_by_people(output, start)
 
-    said = capsys.readouterr()
-    assert "holds" in said.out and "items for annotators" in said.out
-    assert "still need another annotator" in said.out
+    output_text = capsys.readouterr().out
+    assert "holds" in output_text and "items for annotators" in output_text
+    assert "still need another annotator" in output_text
     rows = {name: list(read_records(output / f"{name}.jsonl", CerRecord)) for name in SPLITS}
     assert all(rows.values())
     assert {row.case.corpus for row in rows["train"]} >= {"esconv", "soulchat", "avamerg"}
     assert {row.case.language for row in rows["train"]} == {"en", "zh"}
-    authors = {one.author for row in rows["train"] for one in row.candidates}
+    authors = {each.author for row in rows["train"] for each in row.candidates}
     assert authors == {"corpus", "gpt-4o", "qwen-vl"}
     assert {row.case.source_id for row in rows["train"]}.isdisjoint(
         row.case.source_id for row in rows["test"]
@@ -114,7 +114,7 @@ def test_the_whole_route_with_people_and_an_endpoint_that_fails(
         variant: list(read_records(output / "variants" / f"{variant}.jsonl", CerRecord))
         for variant in (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
     }
-    assert len({tuple(row.rewritten_from for row in found) for found in variants.values()}) == 1
+    assert len({tuple(row.rewritten_from for row in variant) for variant in variants.values()}) == 1
     assert variants[Variant.PERSONA]
     report = json.loads((output / "reports" / "filter.json").read_text(encoding="utf-8"))
     assert report["dropped"]["esconv"]["model: artificial"] == 1
@@ -123,16 +123,16 @@ def test_the_whole_route_with_people_and_an_endpoint_that_fails(
         if path.is_file():
             assert SECRET.encode() not in path.read_bytes(), path
 
-    # the same command again finds nothing to do, and asks nothing
-    asked = endpoint.requests
+    # the same command again has nothing to do, and sends nothing
+    sent = endpoint.requests
     before = {path: path.stat() for path in output.rglob("*.jsonl")}
     assert main(start) == 0
-    assert endpoint.requests == asked
+    assert endpoint.requests == sent
     assert {path: path.stat().st_mtime_ns for path in before} == {
-        path: found.st_mtime_ns for path, found in before.items()
+        path: stat.st_mtime_ns for path, stat in before.items()
     }
     assert {path: path.stat().st_ino for path in before} == {
-        path: found.st_ino for path, found in before.items()
+        path: stat.st_ino for path, stat in before.items()
     }
 
 
@@ -149,7 +149,7 @@ def test_faults_change_no_row(repository, corpora, endpoint, tmp_path):
 
 @pytest.mark.parametrize("kills", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.timeout(900)
-def test_killed_anywhere_it_comes_out_the_same(repository, corpora, endpoint, tmp_path, kills):
+def test_a_run_killed_anywhere_ends_the_same(repository, corpora, endpoint, tmp_path, kills):
     endpoint.answer, endpoint.fault, endpoint.latency = stumbling, often_failing, 0.01
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     start = command(repository, endpoint, corpora, whole)
@@ -158,7 +158,7 @@ def test_killed_anywhere_it_comes_out_the_same(repository, corpora, endpoint, tm
     for _ in range(2):  # up to the annotators, and after them
         begun = time.monotonic()
         assert main(start) == 0
-        seconds = 1.0 + time.monotonic() - begun  # a second to load what is loaded here
+        seconds = 1.0 + time.monotonic() - begun  # a second for imports
         for _ in range(kills):
             after = chance.uniform(1.0, seconds)
             assert finished(repository, again, kill_after=after) in {0, -signal.SIGKILL}
@@ -172,7 +172,7 @@ def test_killed_anywhere_it_comes_out_the_same(repository, corpora, endpoint, tm
 
 
 def finished(repository: Path, start: Sequence[str], *, kill_after: float) -> int:
-    """Run a command line in a process that is killed after a time; return how it ended."""
+    """Run a command in a process that is killed after a time; return its exit code."""
     process = subprocess.Popen(
         [sys.executable, "-m", "training", *start],
         cwd=repository,
@@ -191,7 +191,7 @@ def finished(repository: Path, start: Sequence[str], *, kill_after: float) -> in
     return process.returncode
 
 
-def test_a_spent_budget_stops_the_run_and_the_next_start_goes_on(
+def test_a_spent_budget_stops_the_run_and_the_next_start_resumes(
     repository, corpora, endpoint, tmp_path, capsys
 ):
     start = command(repository, endpoint, corpora, tmp_path / "run")
@@ -209,10 +209,10 @@ def test_a_spent_budget_stops_the_run_and_the_next_start_goes_on(
     assert codes[-1] == 0
     assert "budget of 30 requests is spent" in capsys.readouterr().err
     keys = [json.dumps(body, sort_keys=True) for body in endpoint.bodies]
-    assert len(keys) == len(set(keys))  # nothing was asked twice
+    assert len(keys) == len(set(keys))  # no request was sent twice
 
 
-def test_ctrl_c_keeps_what_was_answered(repository, corpora, endpoint, tmp_path):
+def test_ctrl_c_keeps_the_answers_of_requests_in_flight(repository, corpora, endpoint, tmp_path):
     endpoint.latency = 0.1
     start = command(repository, endpoint, corpora, tmp_path / "run")
     process = subprocess.Popen(
@@ -230,25 +230,27 @@ def test_ctrl_c_keeps_what_was_answered(repository, corpora, endpoint, tmp_path)
 
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
-    asked = endpoint.requests
+    sent = endpoint.requests
     endpoint.latency = 0.0
     assert main(start) == 0
     keys = [json.dumps(body, sort_keys=True) for body in endpoint.bodies]
-    assert asked >= 10
+    assert sent >= 10
     assert len(keys) == len(set(keys))
 
 
-def test_a_wrong_key_is_one_sentence_at_once(repository, corpora, endpoint, tmp_path, capsys):
+def test_a_wrong_key_ends_the_run_at_once_with_one_sentence(
+    repository, corpora, endpoint, tmp_path, capsys
+):
     endpoint.fault = lambda number, body: refused(401)
 
     code = main(command(repository, endpoint, corpora, tmp_path / "run"))
 
     assert code in {1, 2}
-    assert "does not accept the key" in capsys.readouterr().err
+    assert "rejects the key" in capsys.readouterr().err
     assert endpoint.requests <= 64
 
 
-def test_a_dry_run_counts_and_asks_nothing(repository, corpora, endpoint, tmp_path, caplog):
+def test_a_dry_run_estimates_and_sends_nothing(repository, corpora, endpoint, tmp_path, caplog):
     caplog.set_level("INFO")
     output = tmp_path / "run"
 
@@ -256,7 +258,7 @@ def test_a_dry_run_counts_and_asks_nothing(repository, corpora, endpoint, tmp_pa
 
     assert endpoint.requests == 0
     assert not output.exists()
-    told = "\n".join(record.message for record in caplog.records)
-    assert "filter, qwen-72b: " in told
-    assert "turns, gpt-4o: " in told
-    assert "together at most " in told
+    log = "\n".join(record.message for record in caplog.records)
+    assert "filter, qwen-72b: " in log
+    assert "turns, gpt-4o: " in log
+    assert "together at most " in log

@@ -1,1 +1,1 @@
-"""Requests to generators: many at a time, each answered once and kept."""
+"""Requests to generators: many at a time, each answered once, all responses stored."""

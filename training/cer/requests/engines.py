@@ -1,21 +1,20 @@
 """Where the work of a step runs: in this process, or on Ray Data.
 
-Both make the same records in the same order: a `RayEngine` cuts the stream into blocks, applies the
-function to each block in some worker, and hands the results back in the blocks' order. So it is for
-functions that make something of each item by itself. What needs the order of the rows or all of them
-(counts, rows that were there before, what is drawn) is left to the step that hands out the items
-and takes the results; what a function needs to know beside its item is small, since each worker
-gets it: settings, and counts or a vocabulary that were made before.
+Both engines yield the same records in the same order. A `RayEngine` cuts the stream into blocks,
+applies the function to each block in a worker, and yields the results in the order of the blocks.
+It is for functions that treat each item by itself. What needs the order of the rows, or all of them
+(counts, duplicates, sampling), belongs in the step that feeds the engine and takes its results. The
+state of a function is sent to each worker, so it must be small: settings, counts, a vocabulary.
 
-Ray is the extra `ray`, and is started here unless it runs: on this machine, or where the variable
-RAY_ADDRESS says. Workers get keys of endpoints from their own environment, which on one machine is
-that of this process at the time Ray was started; on a cluster, set them on its nodes. They are never
-part of what is sent to a worker, and not handed to Ray as a runtime environment, which Ray writes to
-its logs.
+Ray is the extra `ray`. It is started here unless it runs: on this machine, or at the address in
+RAY_ADDRESS. Workers read the keys of endpoints from their own environment, which on one machine is
+that of this process when Ray was started; on a cluster, set the keys on its nodes. Keys are neither
+sent to workers nor put into a runtime environment of Ray, which is written to its logs.
 """
 
 import contextlib
 import functools
+import itertools
 import logging
 import pickle
 import traceback
@@ -35,16 +34,16 @@ class Engine(Protocol):
     def map(
         self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
     ) -> Iterator[Out]:
-        """Yield what the function makes of the items, in their order.
+        """Yield the results of the function, in the order of the items.
 
-        An engine may cut the stream and apply the function to each piece, so what it makes of an
-        item must not depend on the others. Function and items are picklable.
+        An engine may apply the function to pieces of the stream, so the results of an item must not
+        depend on the others. Function and items are picklable.
         """
         ...
 
 
 class LocalEngine:
-    """This process: the function sees the whole stream."""
+    """This process: the function gets the whole stream."""
 
     def map(
         self, function: Callable[[Iterator[In]], Iterator[Out]], items: Iterable[In]
@@ -53,19 +52,19 @@ class LocalEngine:
 
 
 LOCAL = LocalEngine()
-"""What a step uses unless it is told otherwise."""
+"""The default engine of all steps."""
 
 
 @dataclass(frozen=True)
 class RayEngine:
     """The workers of Ray Data.
 
-    All items are read before the first result comes. They lie in Ray's object store, which moves to
-    the disk what its memory cannot hold.
+    All items are read before the first result is yielded. They are kept in Ray's object store, which
+    spills to disk.
     """
 
     workers: int = 2
-    """Processes that work at the same time; each takes one CPU."""
+    """Processes at a time; each takes one CPU."""
     block: int = 256
     """Items that a worker gets at a time."""
 
@@ -76,34 +75,32 @@ class RayEngine:
 
         Raises:
             ConfigError: Ray is not installed.
-            Exception: What the function raised, with the worker's traceback as its cause.
+            Exception: Whatever the function raised, with the worker's traceback as its cause.
         """
         ray = _started(self.workers)
-        places = [ray.put(_table(block)) for block in _blocks(items, self.block)]
-        if not places:
+        references = [ray.put(_packed([block])) for block in cut(items, self.block)]
+        if not references:
             return
-        data = ray.data.from_arrow_refs(places)
+        data = ray.data.from_arrow_refs(references)
         data.context.execution_options.preserve_order = True
         data.context.enable_progress_bars = False
-        # Tasks, not actors: Ray keeps their processes for the next map, and with them whatever
-        # generator is open there.
-        made = data.map_batches(
+        # Tasks, not actors: Ray reuses their processes for the next map, with any open generator.
+        results = data.map_batches(
             functools.partial(_applied, function),
-            compute=ray.data.TaskPoolStrategy(size=min(self.workers, len(places))),
+            compute=ray.data.TaskPoolStrategy(size=min(self.workers, len(references))),
             num_cpus=1,
             batch_size=None,
             batch_format="pyarrow",
         )
-        for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
-            for packed in batch["block"]:
-                result = pickle.loads(packed.as_py())
+        for batch in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+            for result in _unpacked(batch):
                 if isinstance(result, _Failure):
                     raise result.error from WorkerFailedError(result.where)
                 yield from result
 
     @contextlib.contextmanager
     def allowance(self, limit: int | None) -> "Iterator[SharedAllowance]":
-        """Hand out a count of requests that all workers share; None is without end."""
+        """Hand out an allowance of requests that all workers share; None is unlimited."""
         ray = _started(self.workers)
         counter = ray.remote(num_cpus=0)(_Counter).remote(limit)
         try:
@@ -113,7 +110,7 @@ class RayEngine:
 
 
 class WorkerFailedError(Exception):
-    """Where in a worker an error came from."""
+    """The traceback of an error in a worker."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +120,19 @@ class _Failure:
 
 
 def _applied(function: Callable[[Iterator[Any]], Iterator[Any]], batch: Any) -> Any:
-    """Apply a function to blocks, in a process of Ray's."""
-    return _packed([_result(function, packed.as_py()) for packed in batch["block"]])
+    """Apply a function to blocks, in a worker."""
+    return _packed([_result(function, block) for block in _unpacked(batch)])
 
 
-def _result(function: Callable[[Iterator[Any]], Iterator[Any]], packed: bytes) -> Any:
+def _result(function: Callable[[Iterator[Any]], Iterator[Any]], block: list[Any]) -> Any:
     try:
-        return list(function(iter(pickle.loads(packed))))
-    except Exception as error:  # noqa: BLE001  whatever it is, it is raised again at home
+        return list(function(iter(block)))
+    except Exception as error:  # noqa: BLE001  any error is raised again in the caller's process
         return _Failure(error, traceback.format_exc())
 
 
 class _Counter:
-    """How many requests are left; None is without end."""
+    """How many requests are left; None is unlimited."""
 
     def __init__(self, left: int | None) -> None:
         self._left = left
@@ -154,7 +151,7 @@ class _Counter:
 
 @dataclass(frozen=True)
 class SharedAllowance:
-    """An allowance that all workers draw from (`training.cer.requests.request_dispatch.Allowance`)."""
+    """A `training.cer.requests.request_dispatch.Allowance` that all workers draw from."""
 
     counter: Any
     limit: int | None
@@ -166,12 +163,12 @@ class SharedAllowance:
 
         if not ray.get(self.counter.take.remote(count)):
             raise BudgetSpentError(
-                f"the budget is spent ({self.limit} requests were left of it at the start); what "
-                "was answered is kept, and the next start goes on from there"
+                f"the budget is spent ({self.limit} requests were left at the start); answers so "
+                "far are stored, start again to resume"
             )
 
     def close(self) -> None:
-        """Allow no more, whatever was left."""
+        """Allow no more."""
         import ray
 
         ray.get(self.counter.close.remote())
@@ -184,8 +181,7 @@ def _started(workers: int) -> Any:
         raise ConfigError(
             'engine = "ray" needs the extra ray: pip install "compeer[ray]"'
         ) from error
-    # What Ray says of its own doings is no business of a run's log.
-    for name in ("ray", "ray.data"):
+    for name in ("ray", "ray.data"):  # Ray's internals do not belong in a run's log
         logging.getLogger(name).setLevel(logging.ERROR)
     if not ray.is_initialized():
         ray.init(
@@ -194,28 +190,25 @@ def _started(workers: int) -> Any:
             logging_level=logging.WARNING,
             configure_logging=False,
         )
-    if (there := int(ray.cluster_resources().get("CPU", 0))) < workers:
-        raise ConfigError(f"{workers} workers take a CPU each, and Ray has {there}")
+    if (available := int(ray.cluster_resources().get("CPU", 0))) < workers:
+        raise ConfigError(f"{workers} workers take one CPU each, but Ray has {available}")
     return ray
 
 
-def _blocks(items: Iterable[In], size: int) -> Iterator[list[In]]:
-    block: list[In] = []
-    for item in items:
-        block.append(item)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
+def cut(items: Iterable[In], size: int) -> Iterator[list[In]]:
+    """Yield blocks of `size` items; the last one may be shorter."""
+    unread = iter(items)
+    while block := list(itertools.islice(unread, size)):
         yield block
 
 
-def _table(block: list[Any]) -> Any:
-    return _packed([block])
-
-
 def _packed(objects: list[Any]) -> Any:
-    """Objects as a column of bytes: what they are is nobody's business but ours."""
+    """Return objects as a table with one column of bytes."""
     import pyarrow as pa
 
-    return pa.table({"block": pa.array([pickle.dumps(one) for one in objects], pa.large_binary())})
+    column = pa.array([pickle.dumps(each) for each in objects], pa.large_binary())
+    return pa.table({"block": column})
+
+
+def _unpacked(table: Any) -> Iterator[Any]:
+    return (pickle.loads(each.as_py()) for each in table["block"])

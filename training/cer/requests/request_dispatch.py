@@ -1,458 +1,320 @@
-"""Requests in flight: how questions become texts, many at a time, whatever goes wrong.
+"""Turns questions into texts: many requests at a time, whatever goes wrong.
 
-Two things can fail, and they are different.
+Two kinds of failure are kept apart.
 
-- The text is of no use (half a JSON, the wrong language). It is asked for again with another seed,
-  `tries` times in all. That is how it is, and it is written down: the next start does not ask again.
-- No text comes (429, 5xx, time-out, lost connection). The same request is sent again, with the same
-  seed, up to `retries` more times, later each time and not before `Retry-After` says. If that does
-  not help, the question has no answer today; nothing is written down, and the next start asks it.
+- The text is unusable (half a JSON, the wrong language). The question is asked again with another
+  seed, up to `tries` times in all. Each attempt is stored, so the next start does not repeat it.
+- There is no text (429, 5xx, time-out, lost connection). The same request is sent again with the
+  same seed, up to `retries` times. If that fails too, the question stays unanswered: nothing is
+  stored, and the next start asks it again.
 
-A fault that no waiting cures (wrong key, address or model) ends the work, and so do `IN_A_ROW`
-questions without an answer one after the other.
+Errors that no retry can cure (wrong key, address or model) end the work, and so do `STREAK`
+unanswered questions in a row.
 
-A text depends on its question and its seed alone where an endpoint writes it. A checkpoint in this
-process writes batches, and there the last bit of a number depends on the batch, so batches are cut
-the same way each time: from blocks at fixed places in the list of questions, texts that have to be
-written again first. Tries that are known from an earlier start take their places, so a run that was
-interrupted makes the same batches as one that was not.
+The text of an endpoint depends on the question and its seed alone. A checkpoint in this process
+writes in batches, and there the last bits of a number depend on the batch. Batches are therefore
+always cut in the same way: from blocks of fixed size, second attempts first. Stored attempts take
+their places in the batch, so a resumed run forms the batches of an uninterrupted one.
 """
 
-import logging
-import queue
-import random
+import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from compeer_core.backends.protocol import Message
-from compeer_core.errors import BackendError, CompeerError, EndpointError, Fault, InputError
-from training.cer.requests.generators import Generator, GeneratorSettings, Prompt, Written
-from training.cer.requests.journal import Try
+from compeer_core.errors import BackendError, CompeerError, InputError
+from training.cer.requests.engines import cut
+from training.cer.requests.generators import BatchGenerator, GeneratorSettings, Prompt, Written
+from training.cer.requests.response_store import Attempt
 from training.cer.requests.seeding import seed_for
 from training.stages import StoppedEarly
 
-logger = logging.getLogger(__name__)
-
 Check = Callable[[str, str], str | None]
-"""Takes a question's key and the text; returns None if the text is usable, else why not, in a few
-words that can be counted ("half a JSON", "wrong language"). It must be picklable: a function of a
-module, or a frozen dataclass with `__call__`."""
+"""Takes a question's key and a text. Returns None if the text is usable, else the reason in a few
+words that can be counted ("half a JSON", "wrong language"). Must be picklable: a module's function,
+or a frozen dataclass with `__call__`."""
 
-IN_A_ROW = 20
-"""Questions that may go without an answer one after the other before the work ends."""
-LONGEST_BACKOFF_SECONDS = 30.0
-LONGEST_HOLD_SECONDS = 600.0
-"""An endpoint that asks for more than this wants us to come back another day."""
+STREAK = 20
+"""Unanswered questions in a row that end the work."""
 AHEAD = 2
-"""Questions handed to the threads, for each thread: one that it works on and one that waits."""
+"""Questions read ahead for each request in flight: the one that runs and one that waits."""
 WINDOW = 64
-"""Answers, for each thread, that may wait for an earlier one."""
-BATCHES_OF_A_BLOCK = 8
-"""So that texts that are written again share batches."""
-LOOK_UP_SECONDS = 0.2
+"""Answers, for each request in flight, that may wait for an earlier one."""
+BATCHES_PER_BLOCK = 8
+"""Enough for second attempts to share batches."""
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a generator is asked. The key is unique in its journal and stable between runs."""
+    """What a generator is asked. The key is unique under its label and the same in every run."""
 
     key: str
     messages: tuple[Message, ...]
     seed: int
 
-
-class BudgetSpentError(CompeerError):
-    """As many requests as allowed were sent. What was answered is kept; start again to go on."""
-
-
-class Allowance(Protocol):
-    """Says how many more requests may be sent."""
-
-    def take(self, count: int = 1) -> None:
-        """Count requests that are about to be sent.
-
-        Raises:
-            BudgetSpentError: There are not as many left; nothing is counted.
-        """
-        ...
+    def prompt(self, number: int) -> Prompt:
+        """Return the prompt of the n-th attempt; only the first one uses the question's own seed."""
+        seed = self.seed if number == 1 else seed_for(self.seed, "try", str(number))
+        return Prompt(self.messages, seed)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question, and what came of it in earlier starts."""
+    """A question and its stored attempts."""
 
     question: Question
-    asked: str
-    """Hash of the question."""
-    known: tuple[Try, ...] = ()
+    request: str
+    """Hash by which the attempts are stored."""
+    stored: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a question by now."""
+    """All attempts at a question, stored ones included."""
 
     key: str
-    tries: tuple[Try, ...]
-    """All of them, known ones included."""
+    attempts: tuple[Attempt, ...]
     unanswered: str | None = None
-    """Why no text came, where none did."""
+    """Why the last request got no text, if it got none."""
 
 
-@dataclass
-class Tally:
-    """What was sent. Thread-safe."""
-
-    requests: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def sent(self, count: int) -> None:
-        with self.lock:
-            self.requests += count
-
-    def failed(self, reason: str) -> None:
-        with self.lock:
-            self.faults[reason] += 1
+class BudgetSpentError(CompeerError):
+    """The allowed number of requests has been sent. Answers are stored; start again to resume."""
 
 
-class Gate:
-    """Lets requests pass one by one: as often as the rate allows, as many as the budget does."""
-
-    def __init__(self, requests_per_minute: float | None, allowance: Allowance) -> None:
-        self._interval = 60.0 / requests_per_minute if requests_per_minute else 0.0
-        self._allowance = allowance
-        self._lock = threading.Lock()
-        self._next = 0.0
-
-    def enter(self, closing: threading.Event, count: int = 1) -> None:
-        """Wait for one's turn.
-
-        Raises:
-            BudgetSpentError: The budget is spent.
-            ClosedError: It was closed before one's turn came.
-        """
-        while True:
-            with self._lock:
-                now = time.monotonic()
-                wait = self._next - now
-                if wait <= 0:
-                    self._allowance.take(count)
-                    self._next = now + self._interval * count
-                    return
-            if closing.wait(wait):
-                raise ClosedError
-            # The next one may have been held off meanwhile, or somebody else was faster.
-
-    def hold(self, seconds: float) -> None:
-        """Let nobody pass for a while."""
-        with self._lock:
-            self._next = max(self._next, time.monotonic() + seconds)
+class NotAnsweredError(CompeerError):
+    """A request got no text; the message is the reason, in words that can be counted."""
 
 
 class ClosedError(CompeerError):
     """No further requests are sent."""
 
 
+class Allowance(Protocol):
+    """A limit on the number of requests."""
+
+    def take(self, count: int = 1) -> None:
+        """Count requests that are about to be sent.
+
+        Raises:
+            BudgetSpentError: Fewer are left; nothing is counted.
+        """
+        ...
+
+
+class Meter:
+    """Spaces requests to the allowed rate, and counts them and their failures. Thread-safe."""
+
+    def __init__(self, requests_per_minute: float | None, allowance: Allowance) -> None:
+        self.requests = 0
+        self.faults: Counter[str] = Counter()
+        """Requests that got no text, by reason."""
+        self._interval = 60.0 / requests_per_minute if requests_per_minute else 0.0
+        self._allowance = allowance
+        self._lock = threading.Lock()
+        self._next = 0.0
+
+    def admit(self, count: int = 1) -> float:
+        """Return 0 and count requests that may be sent now, else the seconds to wait.
+
+        Raises:
+            BudgetSpentError: The budget is spent.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                return self._next - now
+            self._allowance.take(count)
+            self._next = now + self._interval * count
+            self.requests += count
+            return 0.0
+
+    def hold(self, seconds: float) -> None:
+        """Admit nothing for a while."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+    def failed(self, reason: str) -> None:
+        """Count a request that got no text."""
+        self.add(0, {reason: 1})
+
+    def add(self, requests: int, faults: Mapping[str, int]) -> None:
+        """Count requests that were admitted elsewhere, and failures by reason."""
+        with self._lock:
+            self.requests += requests
+            self.faults.update(faults)
+
+
 @dataclass
-class Course:
-    """What requests of one set of questions share."""
+class Dispatch:
+    """What the requests for one sequence of questions share."""
 
     settings: GeneratorSettings
     check: Check
-    gate: Gate
-    generator: Callable[[], Generator]
-    """Opens it, or returns the one that is open: a checkpoint is not loaded if all is known."""
-    keep: Callable[[Sequence[Try]], None]
-    """Is called with the tries of a request, or of a batch, as soon as they are made."""
-    tally: Tally = field(default_factory=Tally)
-    stopping: Callable[[], bool] = lambda: False
-    """Whether a person wants the work to stop."""
-    closing: threading.Event = field(default_factory=threading.Event)
-    """No further requests; those that were sent are waited for."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Drop everything."""
+    meter: Meter
+    save: Callable[[Sequence[Attempt]], None]
+    """Stores new attempts. Called before their outcome is yielded."""
+    generator: Callable[[], BatchGenerator]
+    """Opens the checkpoint, or returns the open one: none is loaded if all answers are stored."""
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the user wants to stop."""
 
     @property
-    def tries(self) -> int:
+    def max_attempts(self) -> int:
         """How many texts a question may cost."""
-        exact = self.settings.in_process and self.settings.temperature == 0
-        return 1 if exact else self.settings.tries
+        greedy = self.settings.in_process and self.settings.temperature == 0
+        return 1 if greedy else self.settings.tries
 
-    def look_up(self) -> None:
-        """See whether to go on.
+    def is_settled(self, attempts: Sequence[Attempt]) -> bool:
+        """Whether a text is usable, or no attempt is left."""
+        return len(attempts) >= self.max_attempts or any(
+            attempt.text is not None for attempt in attempts
+        )
 
-        Raises:
-            StoppedEarly: A person wants the work to stop.
-        """
-        if self.stopping():
-            raise StoppedEarly("stopped; what was answered is kept, start again to go on")
-
-    def end(self) -> None:
-        """Drop everything that is still on its way."""
-        self.closing.set()
-        self.stop.set()
-
-    def looked_at(self, task: Task, number: int, written: Written) -> Try:
-        """Check a text."""
+    def checked(self, task: Task, number: int, written: Written) -> Attempt:
+        """Check a text; the attempt holds it only if it is usable."""
         key = task.question.key
         problem = self.check(key, written.text)
         text = written.text if problem is None else None
-        return Try(
-            key=key,
-            asked=task.asked,
-            number=number,
-            text=text,
-            problem=problem,
-            tokens=written.tokens,
-        )
+        return Attempt(task.request, number, key, text, problem, written.tokens)
+
+    def raise_if_stopping(self) -> None:
+        """Raise `StoppedEarly` if the user wants to stop."""
+        if self.is_stopping():
+            raise StoppedEarly("stopped; answers so far are stored, start again to resume")
 
 
-def settled(tries: Sequence[Try], limit: int) -> bool:
-    """Whether a question needs no further try: a text is usable, or there were enough."""
-    return any(one.text is not None for one in tries) or len(tries) >= limit
-
-
-def answered(course: Course, tasks: Iterable[Task]) -> Yielding[Outcome, None, None]:
-    """Yield what comes of each task, in their order.
+def outcomes(dispatch: Dispatch, tasks: Iterable[Task]) -> Yielding[Outcome, None, None]:
+    """Yield the outcome of each task, in order.
 
     Raises:
-        CompeerError: The work had to end. What was sent before was waited for and kept.
+        CompeerError: The work had to end. Requests in flight were awaited and their texts stored.
     """
-    try:
-        if not course.settings.in_process:
-            yield from _in_threads(course, tasks)
-            return
-        for block in blocks(tasks, course.settings):
-            yield from _in_batches(course, block)
-    finally:
-        course.end()
+    if dispatch.settings.is_endpoint:
+        yield from _from_endpoint(dispatch, tasks)
+        return
+    for block in blocks(tasks, dispatch.settings):
+        yield from _from_batches(dispatch, block)
 
 
 def blocks(tasks: Iterable[Task], settings: GeneratorSettings) -> Iterator[list[Task]]:
-    """Cut tasks into blocks at fixed places."""
-    size = settings.in_flight * BATCHES_OF_A_BLOCK
-    block: list[Task] = []
-    for task in tasks:
-        block.append(task)
-        if len(block) == size:
-            yield block
-            block = []
-    if block:
-        yield block
+    """Cut tasks into blocks of fixed size."""
+    return cut(tasks, settings.in_flight * BATCHES_PER_BLOCK)
 
 
-class Row:
-    """Counts questions that went without an answer one after the other."""
+class Streak:
+    """Counts unanswered questions in a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, author: str) -> None:
+        self._author = author
         self._length = 0
 
-    def add(self, outcome: Outcome, author: str) -> None:
-        """Take in the next outcome.
-
-        Raises:
-            BackendError: That makes too many.
-        """
+    def add(self, outcome: Outcome) -> None:
+        """Count an outcome; raise `BackendError` if the streak is too long."""
         self._length = 0 if outcome.unanswered is None else self._length + 1
-        if self._length >= IN_A_ROW:
+        if self._length >= STREAK:
             raise BackendError(
-                f"{author}: {IN_A_ROW} questions in a row got no answer, the last because it "
-                f"{outcome.unanswered}; what was answered is kept: start again when it works"
+                f"{self._author}: {STREAK} questions in a row got no answer (last reason: "
+                f"{outcome.unanswered}); answers so far are stored, start again when it works"
             )
 
 
-# --- one by one, in threads ----------------------------------------------------------------------
+# --- an endpoint: requests one by one, many at a time ---------------------------------------------
 
 
-def _in_threads(course: Course, tasks: Iterable[Task]) -> Iterator[Outcome]:
-    """Keep as many requests in flight as allowed, and yield in order.
+def _from_endpoint(dispatch: Dispatch, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    """Keep `in_flight` requests running; a slow one blocks the rest only when `WINDOW` is full."""
+    in_flight = dispatch.settings.in_flight
+    unread: Iterator[Task] = iter(tasks)
+    for task in unread:
+        if not dispatch.is_settled(task.stored):
+            unread = itertools.chain([task], unread)
+            break
+        dispatch.raise_if_stopping()
+        yield Outcome(task.question.key, task.stored)
+    else:
+        return
+    from training.cer.requests.endpoint_requests import EndpointRequests  # the SDK loads slowly
 
-    A slow request does not hold up the others until `WINDOW` answers wait for it.
-    """
-    threads = course.settings.in_flight
-    coming = iter(tasks)
-    begun: deque[Future[Outcome]] = deque()
-    arrivals: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
-    underway = 0
-    row = Row()
-    exhausted = False
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="asking")
-    try:
+    window: deque[Future[Outcome]] = deque()
+    is_exhausted = False
+    streak = Streak(dispatch.settings.author)
+    with EndpointRequests(dispatch, AHEAD * in_flight) as requests:
         while True:
-            while not exhausted and underway < AHEAD * threads and len(begun) < WINDOW * threads:
-                task = next(coming, None)
-                if task is None:
-                    exhausted = True
-                elif settled(task.known, course.tries):
-                    begun.append(_known(task))
+            dispatch.raise_if_stopping()
+            requests.raise_failure()
+            while not is_exhausted and len(window) < WINDOW * in_flight and requests.has_room():
+                if (following := next(unread, None)) is None:
+                    is_exhausted = True
+                elif dispatch.is_settled(following.stored):
+                    window.append(Future())
+                    window[-1].set_result(Outcome(following.question.key, following.stored))
                 else:
-                    future = pool.submit(_ask, course, task)
-                    begun.append(future)
-                    future.add_done_callback(arrivals.put)
-                    underway += 1
-            if not begun:
+                    window.append(requests.submit(following))
+            if not window:
                 return
-            # Look at what has arrived, and wait for something only if there is nothing to yield.
-            for future in _arrived(course, arrivals, wait=not begun[0].done()):
-                underway -= 1
-                row.add(future.result(), course.settings.author)
-            while begun and begun[0].done():
-                yield begun.popleft().result()
-                if underway < threads and not exhausted:
-                    break  # first give the threads something to do
-    except CompeerError:
-        course.closing.set()
-        pool.shutdown(cancel_futures=True)  # what was sent is paid for: wait, and keep it
-        raise
-    finally:
-        course.end()  # before the threads are waited for
-        pool.shutdown(cancel_futures=True)
+            if window[0].done():
+                requests.raise_failure()
+                outcome = window.popleft().result()
+                streak.add(outcome)
+                yield outcome
+            else:
+                requests.wait(POLL_SECONDS)
 
 
-def _known(task: Task) -> "Future[Outcome]":
-    future: Future[Outcome] = Future()
-    future.set_result(Outcome(task.question.key, task.known))
-    return future
+# --- a checkpoint in this process, or a script: batches -------------------------------------------
 
 
-def _arrived(
-    course: Course, arrivals: "queue.SimpleQueue[Future[Outcome]]", *, wait: bool
-) -> "Iterator[Future[Outcome]]":
-    while True:
-        course.look_up()
-        try:
-            yield arrivals.get(block=wait, timeout=LOOK_UP_SECONDS)
-        except queue.Empty:
-            if not wait:
-                return
-        else:
-            wait = False
-
-
-def _ask(course: Course, task: Task) -> Outcome:
-    """Ask one question until its text is usable, or there were enough tries. Runs in a thread."""
-    tries = list(task.known)
-    while not settled(tries, course.tries):
-        number = len(tries) + 1
-        prompt = Prompt(task.question.messages, _seed(task.question, number))
-        written = _text(course, prompt)
-        if isinstance(written, str):
-            return Outcome(task.question.key, tuple(tries), unanswered=written)
-        made = course.looked_at(task, number, written)
-        course.keep([made])
-        tries.append(made)
-    return Outcome(task.question.key, tuple(tries))
-
-
-def _text(course: Course, prompt: Prompt) -> Written | str:
-    """A text, or why none came."""
-    settings = course.settings
-    for failures in range(settings.retries + 1):
-        course.gate.enter(course.closing)
-        course.tally.sent(1)
-        written = course.generator().write([prompt], course.stop)[0]
-        if course.stop.is_set():
-            raise ClosedError  # whatever has been read by now is not whole
-        if isinstance(written, Written):
-            return written
-        reason = written.reason if isinstance(written, EndpointError) else str(written)
-        course.tally.failed(reason)
-        wait = _wait(course, written, failures)
-        if wait is None or failures == settings.retries:
-            return reason
-        if course.closing.wait(wait):
-            raise ClosedError
-    raise AssertionError("a loop of at least one turn has returned")
-
-
-def _wait(course: Course, error: CompeerError, failures: int) -> float | None:
-    """How long to wait before the request is sent again; None if that is of no use."""
-    settings = course.settings
-    backoff = min(settings.backoff_seconds * 2.0**failures, LONGEST_BACKOFF_SECONDS)
-    backoff *= random.uniform(0.5, 1.0)  # so that requests that failed together do not return so
-    if isinstance(error, InputError):
-        return None
-    if not isinstance(error, EndpointError):
-        return backoff
-    if error.fault is Fault.SETTINGS:
-        raise error
-    if error.fault is Fault.REQUEST:
-        return None
-    asked_for = error.wait_seconds or 0.0
-    if asked_for > LONGEST_HOLD_SECONDS:
-        raise BackendError(
-            f"{settings.author} {error.reason} and asks to be left alone for {asked_for:.0f} s; "
-            "what was answered is kept: start again then"
-        )
-    if asked_for:
-        course.gate.hold(asked_for)
-    return max(backoff, asked_for)
-
-
-def _seed(question: Question, number: int) -> int:
-    """The seed of a try: the question's own for the first."""
-    return question.seed if number == 1 else seed_for(question.seed, "try", str(number))
-
-
-# --- in batches ----------------------------------------------------------------------------------
-
-
-def _in_batches(course: Course, block: Sequence[Task]) -> Iterator[Outcome]:
-    """Write a block in batches, and yield in order."""
-    size = course.settings.in_flight
-    tries: dict[int, list[Try]] = {place: [] for place in range(len(block))}
+def _from_batches(dispatch: Dispatch, block: Sequence[Task]) -> Iterator[Outcome]:
+    """Write the texts of a block in batches."""
+    attempts: list[list[Attempt]] = [[] for _ in block]
     unanswered: dict[int, str] = {}
     waiting = deque(range(len(block)))
     following = 0
     while waiting:
-        course.look_up()
-        batch = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-        # A try that is known takes its place in the batch, so the next batch is what it would be.
-        missing = [place for place in batch if len(block[place].known) <= len(tries[place])]
-        made = _write(course, [(block[place], len(tries[place]) + 1) for place in missing])
-        new = dict(zip(missing, made, strict=True))
+        batch = [waiting.popleft() for _ in range(min(dispatch.settings.in_flight, len(waiting)))]
+        # A stored attempt keeps its place in the batch, so that later batches are the same.
+        missing = [i for i in batch if len(block[i].stored) <= len(attempts[i])]
+        rows = [(block[i], len(attempts[i]) + 1) for i in missing]
+        written = dict(zip(missing, _write(dispatch, rows), strict=True))
         again = []
-        for place in batch:
-            one = new[place] if place in new else block[place].known[len(tries[place])]
-            if isinstance(one, str):
-                unanswered[place] = one
+        for i in batch:
+            result = written[i] if i in written else block[i].stored[len(attempts[i])]
+            if isinstance(result, str):
+                unanswered[i] = result
                 continue
-            tries[place].append(one)
-            if not settled(tries[place], course.tries):
-                again.append(place)
+            attempts[i].append(result)
+            if not dispatch.is_settled(attempts[i]):
+                again.append(i)
         waiting.extendleft(reversed(again))
         while following < len(block) and (not waiting or following < min(waiting)):
-            task = block[following]
-            yield Outcome(task.question.key, tuple(tries[following]), unanswered.get(following))
+            key = block[following].question.key
+            yield Outcome(key, tuple(attempts[following]), unanswered.get(following))
             following += 1
 
 
-def _write(course: Course, rows: Sequence[tuple[Task, int]]) -> list[Try | str]:
-    """Write the next try of each row; a string says why there is none."""
+def _write(dispatch: Dispatch, rows: Sequence[tuple[Task, int]]) -> list[Attempt | str]:
+    """Make the n-th attempt of each row; a string says why a row has none."""
     if not rows:
         return []
-    course.gate.enter(course.closing, len(rows))
-    course.tally.sent(len(rows))
-    prompts = [
-        Prompt(task.question.messages, _seed(task.question, number)) for task, number in rows
-    ]
-    texts = course.generator().write(prompts, course.stop)
-    if course.stop.is_set():
-        raise ClosedError
-    made: list[Try | str] = []
+    dispatch.raise_if_stopping()
+    while (wait := dispatch.meter.admit(len(rows))) > 0:
+        time.sleep(min(wait, POLL_SECONDS))
+        dispatch.raise_if_stopping()
+    texts = dispatch.generator().write([task.question.prompt(number) for task, number in rows])
+    results: list[Attempt | str] = []
     for (task, number), text in zip(rows, texts, strict=True):
         if isinstance(text, Written):
-            made.append(course.looked_at(task, number, text))
-            continue
-        reason = text.code if isinstance(text, InputError) else str(text)
-        course.tally.failed(reason)
-        made.append(reason)
-    if kept := [one for one in made if isinstance(one, Try)]:
-        course.keep(kept)
-    return made
+            results.append(dispatch.checked(task, number, text))
+        else:
+            results.append(text.code if isinstance(text, InputError) else str(text))
+            dispatch.meter.failed(str(results[-1]))
+    dispatch.save([result for result in results if isinstance(result, Attempt)])
+    return results

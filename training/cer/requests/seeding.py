@@ -1,7 +1,7 @@
-"""Chance that does not depend on order: every draw has a generator of its own, made from names.
+"""Seeds that do not depend on order: every draw has a generator of its own, made from names.
 
 A row's draw is seeded by the run's seed and the row's id. So it is the same whatever was drawn
-before, which engine runs the step, and how often the run was killed on the way.
+before, whichever engine runs the step, and however often the run was interrupted.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import numpy as np
 def stable_hash(*names: str) -> int:
     """Return 128 bits that depend on the names alone; the built-in `hash` differs by process.
 
-    Names are length-prefixed, so no two lists of names are one text.
+    Names are length-prefixed, so different lists of names never form the same text.
 
     Example:
         >>> stable_hash("a", "b") == stable_hash("a", "b") != stable_hash("ab")
@@ -24,7 +24,7 @@ def stable_hash(*names: str) -> int:
 
 
 def generator_for(seed: int, *names: str) -> np.random.Generator:
-    """Return the generator of whatever these names stand for: a step and the id of a row.
+    """Return the random generator for these names, such as a step and the id of a row.
 
     Args:
         seed: The run's; at least 0.
@@ -39,5 +39,5 @@ def generator_for(seed: int, *names: str) -> np.random.Generator:
 
 
 def seed_for(seed: int, *names: str) -> int:
-    """Return a seed for a model, as `generator_for`: from 0 to 2^31 - 1, which all servers take."""
+    """Return a model's seed for these names: from 0 to 2^31 - 1, which all servers accept."""
     return int(generator_for(seed, *names).integers(2**31))

@@ -1,5 +1,6 @@
-"""Generators: rows of a batch are written as if each were alone."""
+"""Generators in this process: each row of a batch is written as if it were alone."""
 
+import contextlib
 import json
 import threading
 import time
@@ -18,9 +19,10 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
 from compeer_core.model_pool import load_transformers
 from tests.checkpoints import build_adapter, build_llava, build_qwen
+from tests.training.cer.requests.asking_helpers import stored_attempts
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Question
 from training.cer.requests.generators import (
-    Generator,
+    BatchGenerator,
     GeneratorSettings,
     Prompt,
     Written,
@@ -28,7 +30,6 @@ from training.cer.requests.generators import (
     reserved_tokens,
 )
 
-NEVER = threading.Event()
 NANO = Path("assets/checkpoints/compeer-nano")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,43 +67,46 @@ def settings(folder: Path, **changes: Any) -> GeneratorSettings:
 
 
 def prompts(picture: Image) -> list[Prompt]:
-    """Long and short, with no picture, one and two."""
-    said: list[tuple[str | Image, ...]] = [
+    """Long and short prompts, with no picture, one and two."""
+    contents: list[tuple[str | Image, ...]] = [
         ("I feel sad",),
         (picture, "What do you see in my face? I could not sleep at all because of the exam."),
         ("Hi",),
         (picture, "one", picture, "two"),
         ("我最近很难过，睡不着觉。" * 4,),
     ]
-    return [Prompt((Message("user", content),), seed) for seed, content in enumerate(said)]
+    return [Prompt((Message("user", content),), seed) for seed, content in enumerate(contents)]
 
 
-def written(generator: Generator, asked: list[Prompt], size: int) -> list[Written | CompeerError]:
+def written(
+    generator: BatchGenerator, rows: list[Prompt], size: int
+) -> list[Written | CompeerError]:
+    """Write the rows in batches of a size."""
     return [
-        one
-        for begin in range(0, len(asked), size)
-        for one in generator.write(asked[begin : begin + size], NEVER)
+        result
+        for begin in range(0, len(rows), size)
+        for result in generator.write(rows[begin : begin + size])
     ]
 
 
 @pytest.fixture
 def opened() -> Iterator[Any]:
-    open_ones: list[Generator] = []
+    """Opens generators, and closes them after the test."""
+    with contextlib.ExitStack() as stack:
 
-    def open_one(chosen: GeneratorSettings) -> Generator:
-        open_ones.append(open_generator(chosen))
-        return open_ones[-1]
+        def open_one(chosen: GeneratorSettings) -> BatchGenerator:
+            generator = open_generator(chosen)
+            stack.callback(generator.close)
+            return generator
 
-    yield open_one
-    for one in open_ones:
-        one.close()
+        yield open_one
 
 
 # --- batches -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["qwen", "llava"])
-def test_a_batch_is_what_the_demo_writes_one_by_one(
+def test_a_batch_equals_what_the_demo_writes_one_by_one(
     model: str, request: pytest.FixtureRequest, picture: Image, opened: Any
 ) -> None:
     folder: Path = request.getfixturevalue(model)
@@ -113,33 +117,33 @@ def test_a_batch_is_what_the_demo_writes_one_by_one(
     alone = []
     for prompt in prompts(picture):
         completion = backend.open(
-            prompt.messages, Sampling(temperature=0, max_new_tokens=24), NEVER
+            prompt.messages, Sampling(temperature=0, max_new_tokens=24), threading.Event()
         )
         alone.append(Written("".join(completion.generate()), completion.tokens))
     backend.close()
     assert together == alone
-    assert len({one.text for one in alone}) == len(alone)
+    assert len({row.text for row in alone}) == len(alone)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_a_row_draws_the_same_whoever_is_beside_it(
+def test_a_row_is_sampled_independently_of_its_batch(
     qwen: Path, picture: Image, opened: Any, penalty: float
 ) -> None:
     generator = opened(settings(qwen, repetition_penalty=penalty))
-    asked = prompts(picture)
-    alone = written(generator, asked, 1)
+    rows = prompts(picture)
+    alone = written(generator, rows, 1)
 
-    assert written(generator, asked, 5) == alone
-    assert written(generator, asked[::-1], 3) == alone[::-1]
-    assert written(generator, [asked[0], asked[0]], 2) == [alone[0]] * 2
+    assert written(generator, rows, 5) == alone
+    assert written(generator, rows[::-1], 3) == alone[::-1]
+    assert written(generator, [rows[0], rows[0]], 2) == [alone[0]] * 2
 
 
-def test_a_prompt_that_is_asked_often_is_read_once_and_answered_as_if_alone(
+def test_prompts_that_differ_only_in_their_seed_are_prefilled_once(
     qwen: Path, picture: Image, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = opened(settings(qwen, max_new_tokens=150))
-    asked = [Prompt(prompt.messages, seed) for seed in range(7) for prompt in prompts(picture)[:3]]
-    alone = written(generator, asked, 1)
+    rows = [Prompt(prompt.messages, seed) for seed in range(7) for prompt in prompts(picture)[:3]]
+    alone = written(generator, rows, 1)
     read: list[int] = []
     run = ChatModel.run
 
@@ -148,13 +152,13 @@ def test_a_prompt_that_is_asked_often_is_read_once_and_answered_as_if_alone(
         return run(chat, track, *rest, **named)
 
     monkeypatch.setattr(ChatModel, "run", counted)
-    assert written(generator, asked, 21) == alone
+    assert written(generator, rows, 21) == alone
     assert len(read) == 3
-    # Rows end at different times, so the batch has been made smaller on its way.
-    assert len({one.tokens for one in alone if isinstance(one, Written)}) > 3
+    # Rows end at different times, so the batch shrinks on the way.
+    assert len({row.tokens for row in alone if isinstance(row, Written)}) > 3
 
 
-def test_a_cache_that_cannot_be_joined_is_written_prompt_by_prompt(
+def test_caches_that_cannot_be_joined_are_decoded_prompt_by_prompt(
     tmp_path: Path, picture: Image, opened: Any
 ) -> None:
     sliding = build_qwen(tmp_path / "sliding")
@@ -166,19 +170,19 @@ def test_a_cache_that_cannot_be_joined_is_written_prompt_by_prompt(
     }
     (sliding / "config.json").write_text(json.dumps(config), encoding="utf-8")
     generator = opened(settings(sliding))
-    asked = [Prompt(prompt.messages, seed) for seed in range(3) for prompt in prompts(picture)[:3]]
-    assert written(generator, asked, 9) == written(generator, asked, 1)
+    rows = [Prompt(prompt.messages, seed) for seed in range(3) for prompt in prompts(picture)[:3]]
+    assert written(generator, rows, 9) == written(generator, rows, 1)
 
 
 def test_another_seed_gives_another_text(qwen: Path, picture: Image, opened: Any) -> None:
     generator = opened(settings(qwen))
     message = prompts(picture)[0].messages
-    texts = [one.text for one in written(generator, [Prompt(message, n) for n in range(4)], 4)]
+    texts = [row.text for row in written(generator, [Prompt(message, n) for n in range(4)], 4)]
 
     assert len(set(texts)) == 4
 
 
-def test_an_adapter_is_put_in_force_and_taken_out_again(
+def test_an_adapter_is_applied_only_for_its_own_generator(
     qwen: Path, picture: Image, opened: Any, tmp_path: Path
 ) -> None:
     adapter = build_adapter(qwen, tmp_path / "adapter")
@@ -190,38 +194,38 @@ def test_an_adapter_is_put_in_force_and_taken_out_again(
     assert written(plain, prompts(picture), 5) == before
 
 
-def test_a_row_ends_where_the_model_can_read_no_more(
+def test_a_row_ends_at_the_context_length_of_the_model(
     tmp_path: Path, picture: Image, opened: Any
 ) -> None:
     small = build_qwen(tmp_path / "small", max_position_embeddings=96)
     generator = opened(settings(small, max_new_tokens=400))
-    asked = [Prompt((Message("user", ("word " * count,)),), 1) for count in (1, 10)]
-    together = generator.write(asked, NEVER)
+    rows = [Prompt((Message("user", ("word " * count,)),), 1) for count in (1, 10)]
+    together = generator.write(rows)
 
-    assert together == written(generator, asked, 1)
-    assert all(isinstance(one, Written) and one.tokens < 96 for one in together)
+    assert together == written(generator, rows, 1)
+    assert all(isinstance(row, Written) and row.tokens < 96 for row in together)
 
 
-def test_a_row_that_cannot_be_read_does_not_spoil_its_batch(
+def test_a_row_that_is_too_long_does_not_affect_its_batch(
     qwen: Path, picture: Image, opened: Any
 ) -> None:
     generator = opened(settings(qwen))
-    asked = prompts(picture)
+    rows = prompts(picture)
     too_long = Prompt((Message("user", ("far too long " * 600,)),), 0)
-    made = generator.write([asked[0], too_long, asked[2]], NEVER)
+    made = generator.write([rows[0], too_long, rows[2]])
 
-    assert [made[0], made[2]] == written(generator, [asked[0], asked[2]], 1)
+    assert [made[0], made[2]] == written(generator, [rows[0], rows[2]], 1)
     assert isinstance(made[1], CompeerError)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("size", [5, 400])
-def test_words_are_drawn_as_often_as_is_their_share(top_p: float, size: int) -> None:
+def test_tokens_are_sampled_by_their_probability(top_p: float, size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(1, size, generator=generator) * (1.0 if size == 5 else 0.1)
     shares = torch.softmax(scores / 0.7, -1)[0]
     order = shares.argsort(descending=True)
-    # The smallest set of likeliest words that holds top_p of the probability.
+    # The smallest set of most probable tokens that holds top_p of the probability.
     count = int((shares[order].cumsum(0) < top_p).sum()) + 1
     kept = order[: min(count, size)]
     expected = torch.zeros(size)
@@ -237,7 +241,7 @@ def test_words_are_drawn_as_often_as_is_their_share(top_p: float, size: int) -> 
         )
 
     assert not drawn[expected == 0].any()
-    # Five standard deviations of a share that is counted 20,000 times.
+    # Five standard deviations of a proportion in 20,000 samples.
     deviation = (expected * (1 - expected) / 20_000).sqrt()
     assert ((drawn / 20_000 - expected).abs() <= 5 * deviation + 1e-4).all()
 
@@ -265,25 +269,24 @@ def answers(
         asker.close()
 
 
-def test_an_interrupted_run_writes_the_same_batches(qwen: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_writes_the_same_batches(qwen: Path, tmp_path: Path) -> None:
     whole = answers(qwen, tmp_path / "whole", 30)
     assert {answer.tries for answer in whole} >= {1, 2}
-    for budget in (3, 10, 22, 100):  # each start is cut off by what it may spend
+    for budget in (3, 10, 22, 100):  # each start is ended by its budget
         try:
             answers(qwen, tmp_path / "parts", 30, budget)
         except BudgetSpentError:
             continue
-    journals = [next((tmp_path / name).iterdir()).read_bytes() for name in ("whole", "parts")]
 
+    assert stored_attempts(tmp_path / "parts") == stored_attempts(tmp_path / "whole")
     assert answers(qwen, tmp_path / "parts", 30) == whole
-    assert journals[0] == journals[1]
 
 
-def test_without_chance_a_text_is_not_asked_for_again(qwen: Path, tmp_path: Path) -> None:
-    found = answers(qwen, tmp_path, 20, temperature=0)
+def test_greedy_decoding_is_not_repeated(qwen: Path, tmp_path: Path) -> None:
+    greedy = answers(qwen, tmp_path, 20, temperature=0)
 
-    assert {answer.tries for answer in found} == {1}
-    assert {answer.problem for answer in found} == {None, "begins with a small letter"}
+    assert {answer.tries for answer in greedy} == {1}
+    assert {answer.problem for answer in greedy} == {None, "begins with a small letter"}
 
 
 @pytest.mark.slow
@@ -291,13 +294,13 @@ def test_the_shipped_policy_is_several_times_faster_in_batches(
     repository: Path, opened: Any
 ) -> None:
     generator = opened(settings(repository / NANO, max_new_tokens=160, temperature=0.8))
-    said = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
-    asked = [Prompt((Message("user", (said[n % 3],)),), n) for n in range(32)]
+    texts = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
+    rows = [Prompt((Message("user", (texts[n % 3],)),), n) for n in range(32)]
     begun = time.perf_counter()
-    alone = written(generator, asked[:8], 1)
+    alone = written(generator, rows[:8], 1)
     single = (time.perf_counter() - begun) / 8
     begun = time.perf_counter()
-    together = written(generator, asked, 16)
+    together = written(generator, rows, 16)
     batched = (time.perf_counter() - begun) / 32
 
     assert together[:8] == alone
@@ -312,18 +315,17 @@ def test_recorded_turns_are_a_generator(tmp_path: Path, opened: Any) -> None:
     script.write_text('[[turns]]\ntext = "recorded"\n', encoding="utf-8")
     generator = opened(GeneratorSettings(source=f"scripted:{script}"))
 
-    assert [
-        one.text for one in generator.write([Prompt((Message("user", ("Hi",)),), 0)], NEVER)
-    ] == ["recorded"]
+    prompts = [Prompt((Message("user", (text,)),), 0) for text in ("Hi", "Hello")]
+    assert [result.text for result in generator.write(prompts)] == ["recorded"] * 2
 
 
-def test_an_author_is_named_after_the_model_unless_the_settings_say() -> None:
+def test_an_author_is_named_after_the_model_unless_the_settings_name_it() -> None:
     assert GeneratorSettings(source="openai:http://localhost/v1#org/big").author == "org/big"
     assert GeneratorSettings(source="runs/nano/final").author == "final"
     assert GeneratorSettings(source="runs/nano/final", name="nano").author == "nano"
 
 
-def test_where_an_endpoint_is_does_not_matter_to_a_journal() -> None:
+def test_stored_responses_do_not_depend_on_the_address_of_an_endpoint() -> None:
     here = GeneratorSettings(source="openai:http://localhost:1/v1#m")
     there = GeneratorSettings(source="openai:http://localhost:2/v1#m", in_flight=99)
 
@@ -331,7 +333,7 @@ def test_where_an_endpoint_is_does_not_matter_to_a_journal() -> None:
     assert here.made_under != here.model_copy(update={"top_p": 0.5}).made_under
 
 
-def test_a_source_that_is_none_is_refused() -> None:
+def test_an_unknown_kind_of_source_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown source"):
         open_generator(GeneratorSettings(source="opnai:http://localhost#m"))
 

@@ -12,11 +12,11 @@ def test_a_hash_is_the_same_in_every_process() -> None:
 
 
 @given(st.lists(st.text(), max_size=3), st.lists(st.text(), max_size=3))
-def test_other_names_give_another_hash(one: list[str], other: list[str]) -> None:
-    assert (stable_hash(*one) == stable_hash(*other)) == (one == other)
+def test_other_names_give_another_hash(names: list[str], other: list[str]) -> None:
+    assert (stable_hash(*names) == stable_hash(*other)) == (names == other)
 
 
-def test_a_draw_does_not_depend_on_what_was_drawn_before() -> None:
+def test_a_draw_does_not_depend_on_earlier_draws() -> None:
     alone = generator_for(3, "order", "b").integers(1000, size=4).tolist()
     generator_for(3, "order", "a").integers(1000, size=4)
 
@@ -25,5 +25,5 @@ def test_a_draw_does_not_depend_on_what_was_drawn_before() -> None:
 
 
 @given(st.integers(0, 2**40), st.text())
-def test_a_seed_is_one_that_every_server_takes(seed: int, name: str) -> None:
+def test_a_seed_is_accepted_by_every_server(seed: int, name: str) -> None:
     assert 0 <= seed_for(seed, name) < 2**31
