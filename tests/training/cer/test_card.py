@@ -143,7 +143,7 @@ def test_shares_and_wilson_intervals_by_hand(described):
 def test_the_strictest_licence_is_named_first(described):
     assert list(described().licences) == ["CC BY-NC 4.0", "MIT", "CC0"]
     page = card.render(described())
-    assert "The strictest is **CC BY-NC 4.0**" in page
+    assert "The strictest licence is **CC BY-NC 4.0**" in page
     assert page.startswith("---\nlicense: cc-by-nc-4.0\nlanguage: [en, zh]\n---\n")
 
 
@@ -224,17 +224,17 @@ def test_what_the_silver_step_reports_is_set_side_by_side(described):
     report = StepReport(step="silver", read=712, written=90, dropped=dropped, figures=figures)
     page = card.render(described(reports=[report]))
 
-    assert "| train | all judged | 700 | 78.1 % | 70.0 % | 60.0 % |" in page
-    assert "| train | taken | 90 | 40.0 % | – | – |" in page
-    assert "| train | all judged | strategy | 80.0 % | 25.0 % | 0.312 | – |" in page
+    assert "| train | judged | 700 | 78.1 % | 70.0 % | 60.0 % |" in page
+    assert "| train | selected | 90 | 40.0 % | – | – |" in page
+    assert "| train | judged | strategy | 80.0 % | 25.0 % | 0.312 | – |" in page
     assert "In train, all rows are taken: too few." in page
     assert "| silver | 712 | 90 | 12 |" in page
     assert "| silver | esconv | the turn is not complete | 12 |" in page
     assert "| silver | esconv | none | 0 |" not in page
-    assert "| test |" not in page.split("## Judged and taken")[1].split("##")[0]
+    assert "| test |" not in page.split("## Selection of judged rows")[1].split("##")[0]
 
 
-def test_agreement_and_leaks_are_shown_as_reported(described):
+def test_agreement_and_decontamination_are_shown_as_reported(described):
     reports = [
         StepReport(step="leaks", read=10, written=9, figures={"near-duplicates": 1}),
         StepReport(
@@ -254,12 +254,12 @@ def test_limits_follow_from_who_decided(described):
     by_control = "\n".join(described([row("a", (True, True, True), by=control)]).limits)
     by_person = "\n".join(described([row("a", (True, True, True), by=PERSON)]).limits)
 
-    assert "judged by nobody" in by_rule
+    assert "No person judged" in by_rule
     assert "depend on earlier ones by construction" in by_rule
     assert "One more." in by_rule
-    assert "the control" in by_control
+    assert "unchained control" in by_control
     assert "by construction" not in by_control
-    assert "judged by nobody" not in by_person
+    assert "No person judged" not in by_person
     assert "The only language is en." in by_person
 
 

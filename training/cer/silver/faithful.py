@@ -1,8 +1,8 @@
-"""Turns put together from what people labelled: right by construction, in the words of the first SFT.
+"""Turns made from the human labels: right by construction, in the wording of the first SFT set.
 
-The reply is the corpus's own. The sentences are those of ``training/sft/wording.toml``, read as a
-file (stages do not import each other), so that such a turn does not differ in manner from a policy
-that learnt from them. The labels follow the silver rule's idea of what is right.
+The reply is the corpus's own. The sentences come from ``training/sft/wording.toml``, which is read as
+a file (stages do not import each other), so that the style does not differ from a policy trained on
+them. The labels follow the silver rule.
 """
 
 import re
@@ -42,12 +42,12 @@ _LONGEST_QUOTE = 12
 def faithful_turn(
     case: Case, settings: StepSettings, lists: Words, rng: np.random.Generator
 ) -> SupportTurn | None:
-    """Return a turn that says what people labelled, or None where they labelled too little.
+    """Return a turn that states the human labels, or None if there are too few.
 
     Args:
-        case: Needs an original reply, a problem of the word lists, an emotion that the sentences
-            know, a strategy and the rating before the talk.
-        settings: Of the rule that the turn shall pass.
+        case: Needs an original reply, a problem of the word lists, an emotion that the wording
+            knows, a strategy and the rating before the dialogue.
+        settings: Settings of the rule that the turn has to pass.
         lists: Word lists.
         rng: Draws the sentences.
     """
@@ -91,8 +91,8 @@ def _history(case: Case, heard: Heard, told: bool, stage: Stage, rng: np.random.
     problem = _drawn(rng, words["problem"][case.labels.problem or ""])
     issue = _drawn(rng, words["history"]["issue"]).format(problem=problem)
     quotation = quote(heard.last)
-    said = [_drawn(rng, words["history"]["quote"]).format(quote=quotation)] if quotation else []
-    return " ".join([issue, *said, ending])
+    cited = [_drawn(rng, words["history"]["quote"]).format(quote=quotation)] if quotation else []
+    return " ".join([issue, *cited, ending])
 
 
 def _feeling(heard: Heard, emotion: Emotion, strength: int, rng: np.random.Generator) -> str:
@@ -109,10 +109,10 @@ def _feeling(heard: Heard, emotion: Emotion, strength: int, rng: np.random.Gener
 
 
 def quote(text: str) -> str:
-    """Return the longest sentence of a message without mark-up, cut to twelve words."""
+    """Return the longest sentence of a message without markup, at most twelve words of it."""
     sentences = [each.strip() for each in _SENTENCE.findall(text)] or [text.strip()]
-    found = _MARKUP.sub("", max(sentences, key=len)).split()
-    return " ".join(found[:_LONGEST_QUOTE]) + (" ..." if len(found) > _LONGEST_QUOTE else "")
+    words = _MARKUP.sub("", max(sentences, key=len)).split()
+    return " ".join(words[:_LONGEST_QUOTE]) + (" ..." if len(words) > _LONGEST_QUOTE else "")
 
 
 def _drawn(rng: np.random.Generator, variants: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The silver rule for the three reasoning steps. `training.cer.silver.dataset` states it for a reader."""
+"""The silver rule for the three reasoning steps, as stated in `training.cer.silver.dataset`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ FAMILIES: Mapping[Emotion, str] = MappingProxyType(
         Emotion.NEUTRAL: "neutral",
     }
 )
-"""Emotions near enough to be taken for each other by a careful reader."""
+"""Emotions that a careful reader might confuse."""
 
 ANY_FAMILY = "any"
 _STAGES = tuple(Stage)
@@ -33,45 +33,45 @@ class StepSettings(FrozenModel):
     """Thresholds of the rule for steps."""
 
     chained: bool = True
-    """Whether a wrong step takes the tolerance of the later ones away. False is the control in
-    which no label depends on another."""
+    """Whether a wrong step removes the tolerance for later ones. False: the control in which no label
+    depends on another."""
     greeting_words: int = Field(default=6, ge=0)
-    """A seeker who has said at most so many words, and no word of a feeling or a problem, has not
-    told anything yet."""
+    """A seeker with at most this many words, and no word of a feeling or a problem, has disclosed
+    nothing."""
     unknown_words: int = Field(default=15, ge=0)
-    """Up to so many words of the seeker's, none of which shows a problem, a history step may say
-    that the problem is not known."""
+    """Up to this many words of the seeker, none of which shows a problem, a history step may say that
+    the problem is not known."""
     problem_signs: int = Field(default=3, ge=1)
-    """A problem other than the corpus's may be named where the seeker's words show it so often, and
+    """Another problem than the corpus's may be named if the seeker's words show it this often, and
     more often than the corpus's."""
     cited_share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """A history step that names no problem of the list has to take this share of its telling words
-    from the seeker: those of its quotation, or of the whole text where it has none."""
+    """Least share of content words from the seeker in a history step that names no listed problem: of
+    its quotation, or of the whole text if there is none."""
     cited_words: int = Field(default=2, ge=1)
-    """And at least so many words."""
+    """Least number of such words."""
     quoted_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """A quotation of which less than this share of telling words is the seeker's makes the history
-    step wrong. 0 leaves invented quotations unpunished where the problem is right."""
+    """Least share of a quotation's content words that are the seeker's; below it the history step is
+    wrong. 0 accepts hallucinated quotes if the problem is right."""
     stage_slack: float = Field(default=0.15, ge=0.0, le=1.0)
-    """How far outside its third of the dialogue a stage may be named, as a share of the rounds."""
+    """How far outside its third of the dialogue a stage is accepted, as a share of the rounds."""
     stage_slack_by_strategy: float = Field(default=0.25, ge=0.0, le=1.0)
-    """The same for a stage that is usual for a strategy which the person used."""
+    """The same for a usual stage of a strategy that the person used."""
     intensity_slack: float = Field(default=1.5, ge=0.0, le=4.0)
-    """How far an intensity may lie from the line between the ratings before and after."""
+    """Largest distance of an intensity from the line between the ratings before and after."""
     light_intensity: int = Field(default=3, ge=1, le=5)
     """The strongest intensity of relief, and of a neutral state."""
     relief_from: float = Field(default=0.6, ge=0.0, le=1.0)
-    """From this share of the rounds on, thanks may be relief."""
+    """From this share of the rounds on, thanks count as relief."""
     habit_share: float = Field(default=0.15, ge=0.0, le=1.0)
-    """A strategy that people did not use here passes if they used it in at least this share of the
+    """A strategy that was not used here is accepted if people used it in at least this share of the
     turns in the same situation (`Habits`)."""
     habit_turns: int = Field(default=30, ge=1)
-    """Situations with fewer turns are looked up without the family of the emotion."""
+    """For situations with fewer turns, the family of the emotion is ignored."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a step is right, and why, in words; None where nobody said what would be right."""
+    """Whether a step is right, and why; None without a human label."""
 
     right: bool | None
     because: str
@@ -91,7 +91,7 @@ class StepVerdicts:
 
     @property
     def wrong(self) -> int:
-        """How many steps are wrong."""
+        """The number of wrong steps."""
         return self.labels.count(False)
 
     @property
@@ -109,11 +109,11 @@ _WORD_OF = {True: "right", False: "wrong", None: "not judged"}
 
 
 class Habits(FrozenModel):
-    """How often people used each strategy in a situation, counted on the train split.
+    """How often people used each strategy in a situation, on the train split.
 
-    A situation is the family of the seeker's emotion, the third of the dialogue, and how the
-    supporter's last turn ended: with none yet (`begins`), with a question in it (`asked`), without
-    one (`told`). A turn with two strategies counts for both.
+    A situation is the family of the seeker's emotion, the third of the dialogue, and the supporter's
+    last turn: none yet (`begins`), with a question (`asked`), or without one (`told`). A turn with two
+    strategies counts for both.
     """
 
     turns: Mapping[str, int] = {}
@@ -131,7 +131,7 @@ class Habits(FrozenModel):
 
 
 def count_habits(cases: Iterable[Case], lists: Words) -> Habits:
-    """Count the strategies of the cases of the train split; others are passed over."""
+    """Count the strategies of the cases of the train split."""
     turns: Counter[str] = Counter()
     used: defaultdict[str, Counter[Strategy]] = defaultdict(Counter)
     for case in cases:
@@ -144,7 +144,7 @@ def count_habits(cases: Iterable[Case], lists: Words) -> Habits:
 
 
 def _situations(case: Case, heard: Heard) -> tuple[str, ...]:
-    """The case's situation, then the same without the family of the emotion."""
+    """Return the case's situation, then the same without the family of the emotion."""
     before = "begins"
     if heard.supporter:
         before = "asked" if "?" in heard.supporter[-1] else "told"
@@ -175,14 +175,14 @@ def judge_steps(
 
 
 def stage_at(place: float) -> Stage:
-    """Return the stage of a place in the dialogue, in [0, 1]: its thirds, in order."""
+    """Return the stage at a position in the dialogue, in [0, 1], by thirds."""
     return _STAGES[min(2, int(place * 3))]
 
 
 def judge_history(
     step: HistoryStep, case: Case, heard: Heard, settings: StepSettings, lists: Words
 ) -> Verdict:
-    """Judge the core issue, then the stage; the step is right if both are."""
+    """Judge the core issue and the stage; the step is right if both are."""
     issue = _issue(step.text, case, heard, settings, lists)
     stage = _stage(step.stage, case, heard, settings)
     if issue.right is False or stage.right is False:
@@ -228,7 +228,7 @@ def _issue(text: str, case: Case, heard: Heard, settings: StepSettings, lists: W
 
 
 def _share_of(text: str, heard: Heard, lists: Words) -> float:
-    """Share of a text's telling words that the seeker has used; 1 where it has none."""
+    """Return the share of a text's content words that the seeker used; 1 if it has none."""
     words = lists.content(text)
     return len(words & heard.content) / len(words) if words else 1.0
 
@@ -306,7 +306,7 @@ def judge_emotion(
 
 
 def _contradiction(text: str, emotion: Emotion, intensity: int, lists: Words) -> str:
-    """Say how the words of a step contradict its labels; empty if they do not."""
+    """Return how the words of a step contradict its labels, or ""."""
     own = without_quotations(text)
     named = lists.families(own)
     if named and FAMILIES[emotion] not in named:
@@ -318,9 +318,9 @@ def _contradiction(text: str, emotion: Emotion, intensity: int, lists: Words) ->
 
 
 def expected_intensity(case: Case) -> float | None:
-    """Return the intensity on the line between the seeker's ratings before and after the talk.
+    """Return the intensity on the line between the seeker's ratings before and after the dialogue.
 
-    Where only the rating before is known, it is that one; None where neither is.
+    If only the rating before is known, return it; without it, None.
     """
     before, after = case.labels.intensity_before, case.labels.intensity_after
     if before is None:
@@ -329,7 +329,7 @@ def expected_intensity(case: Case) -> float | None:
 
 
 def is_relieved(case: Case, heard: Heard, settings: StepSettings) -> bool:
-    """Whether the seeker closes a talk that, as far as is known, helped."""
+    """Whether the seeker closes a dialogue that, as far as is known, helped."""
     before, after = case.labels.intensity_before, case.labels.intensity_after
     helped = before is None or after is None or after < before
     return helped and heard.closing and heard.place >= settings.relief_from

@@ -7,7 +7,7 @@ from training.cer.personality.drift import (
     Rewriting,
     Settings,
     TfidfSimilarity,
-    artefact,
+    llm_artifact,
     drifted,
     keeps_strategy,
 )
@@ -33,7 +33,7 @@ def why(before, after, *strategies, language="en", exact=True, similarity=None):
         ("Do you sleep?", "You sleep.", Reason.QUESTION),
         ("I am sad.", " ", Reason.NOT_REWRITTEN),
         ("I am sad.", "I am sad, " + "so very much " * 5 + "sad.", Reason.LENGTH),
-        ("I am sad.", "As an AI model, I am sad.", Reason.ARTEFACT),
+        ("I am sad.", "As an AI model, I am sad.", Reason.ARTIFACT),
         ("I am sad.", "I am sad.", None),
     ],
 )
@@ -85,4 +85,4 @@ def test_a_strategy_is_kept_where_its_words_are():
     ],
 )
 def test_machine_made_phrases_count_where_they_are_new(before, after, language, found):
-    assert (artefact(before, after, language) is not None) == found
+    assert (llm_artifact(before, after, language) is not None) == found

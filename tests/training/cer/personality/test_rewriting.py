@@ -266,7 +266,7 @@ def test_a_checker_has_the_last_word(tmp_path):
         ('{"utterances": ["Hello there."]}', "another number of utterances"),
         ('{"utterances": ["Hello there.", " "]}', "an empty utterance"),
         ('{"utterances": ["你好", "我很难过"]}', "wrong language"),
-        ('{"utterances": ["Hello', "half a JSON"),
+        ('{"utterances": ["Hello', "incomplete JSON"),
         ('{"texts": []}', "no list of utterances"),
     ],
 )

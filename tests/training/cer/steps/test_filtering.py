@@ -27,8 +27,8 @@ from training.cer.steps.filtering import (
     check_verdict,
     filter_dialogues,
     filter_question,
+    llm_artifact,
     read_verdict,
-    telltale,
     transcript,
 )
 from training.cer.steps.ingest import CorpusFile, collect
@@ -102,8 +102,11 @@ BROKEN = [
     (talk("fffffffffffffff", "ffffffffffffffffffff"), Rule.NO_WORDS),
     (talk(*CHINESE), Rule.LANGUAGE),
     (talk(*PLAIN, language="zh"), Rule.LANGUAGE),
-    (talk("Do you like it?", "As an A.I. language model, I cannot."), Rule.TELLTALE),
-    (talk("你喜欢吗？", "作为一个 AI，我没有感觉，但我会听你说。", language="zh"), Rule.TELLTALE),
+    (talk("Do you like it?", "As an A.I. language model, I cannot."), Rule.LLM_ARTIFACT),
+    (
+        talk("你喜欢吗？", "作为一个 AI，我没有感觉，但我会听你说。", language="zh"),
+        Rule.LLM_ARTIFACT,
+    ),
     (talk(*[LOOP, "Good."] * 4), Rule.REPEATED),  # four times
     (talk(LOOP, SAD, LOOP, SAD), Rule.REPEATED),  # 2 of 4 said before, more than a quarter
     (
@@ -119,9 +122,9 @@ BROKEN = [
         talk(
             "我很难过。支持者：我明白你的感受。求助者：谢谢你。", "不用客气，再见。", language="zh"
         ),
-        Rule.SPEAKERS_WITHIN,
+        Rule.NESTED_SPEAKERS,
     ),
-    (talk("What do you think? Client: I mean it.", "You look sad to me."), Rule.SPEAKERS_WITHIN),
+    (talk("What do you think? Client: I mean it.", "You look sad to me."), Rule.NESTED_SPEAKERS),
     (
         talk("Help me.", "<div class='x'><p style='margin:0'></p></div> https://a.b/cdefghij ok?"),
         Rule.MARKUP,
@@ -146,7 +149,7 @@ def test_the_finding_quotes_nobody():
     for dialogue, _ in BROKEN:
         broken = broken_rule(dialogue, Settings())
         assert broken is not None
-        if broken.rule is not Rule.TELLTALE:  # a phrase of our own list
+        if broken.rule is not Rule.LLM_ARTIFACT:  # a phrase of our own list
             assert not any(said.text in broken.detail for said in dialogue.utterances)
 
 
@@ -183,8 +186,8 @@ def test_thresholds_are_settings():
         ("", None),
     ],
 )
-def test_telltale_phrases_are_whole_words(text, phrase):
-    assert telltale(text) == phrase
+def test_llm_artifact_phrases_are_whole_words(text, phrase):
+    assert llm_artifact(text) == phrase
 
 
 texts = st.text(min_size=1, max_size=80).filter(str.strip)
@@ -303,8 +306,8 @@ def test_a_question_has_a_key_of_its_words_and_a_seed_of_its_name():
         ('{"keep": 1}', None, "no JSON with a true or false keep"),
         ("I would keep it.", None, "no JSON with a true or false keep"),
         ("", None, "no JSON with a true or false keep"),
-        ('{"keep": false, "rea', None, "half a JSON"),
-        ("{keep: true}", None, "half a JSON"),
+        ('{"keep": false, "rea', None, "incomplete JSON"),
+        ("{keep: true}", None, "incomplete JSON"),
     ],
 )  # fmt: skip
 def test_an_answer_is_read_or_told_why_not(text, verdict, problem):
