@@ -136,9 +136,6 @@ class Steps:
                 self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._known[path]
 
-    def report_path(self, name: str) -> Path:
-        return self.folder / REPORTS / f"{name}.json"
-
     def _done_before(
         self, note: Path, report: Path, fingerprint: str, outputs: Sequence[Path]
     ) -> StepReport | None:

@@ -22,7 +22,7 @@ speaker of a dialogue, seeded with the speaker's own id.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -52,9 +52,6 @@ from training.common.progress import track
 from training.data.samples import read_records, write_records
 
 VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
-
-Drawer = Callable[[str], Persona | None]
-"""Returns the persona that replaces a speaker's own, by the own id."""
 
 _DIVERSITY_PAIRS = 100_000
 

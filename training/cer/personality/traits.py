@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ from training.data.samples import read_records, write_records
 TRAITS = ("D", "I", "S", "C")
 
 _RULES_FILE = Path(__file__).with_name("traits.toml")
-_DIGIT = re.compile(r"\d")
 _CLEAR = 2.5
 """Deviations are clipped at this many spreads from the usual rate."""
 
@@ -327,19 +326,19 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Rules:
-    version: str
     prior_words: int
     weights: Mapping[str, Mapping[str, float]]
     markers: Mapping[str, Mapping[str, frozenset[str]]]
     norms: Mapping[str, Mapping[str, Mapping[str, _Norm]]]
     """By language, speaker and count."""
+    words: Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
+    """Descriptions by language, kind ("traits" or "habits"), name and level ("high" or "low")."""
 
 
 @cache
 def _rules() -> _Rules:
     table = tomllib.loads(_RULES_FILE.read_text(encoding="utf-8"))
     return _Rules(
-        table["version"],
         table["prior_words"],
         table["weights"],
         {
@@ -356,6 +355,10 @@ def _rules() -> _Rules:
                 }
                 for speaker in Speaker
             }
+            for language in LANGUAGES
+        },
+        {
+            language: {kind: table[language][kind] for kind in ("traits", "habits")}
             for language in LANGUAGES
         },
     )
@@ -440,81 +443,6 @@ def score(deviations: Counts) -> Disc:
 
 # --- In words ---------------------------------------------------------------------------------
 
-_Level = Literal["high", "low"]
-_MANNERS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
-    "en": {
-        ("D", "high"): "direct and decided",
-        ("D", "low"): "yielding and tentative",
-        ("I", "high"): "lively and outgoing",
-        ("I", "low"): "reserved and sober",
-        ("S", "high"): "patient and polite",
-        ("S", "low"): "impatient and brisk",
-        ("C", "high"): "careful and structured",
-        ("C", "low"): "casual and spontaneous",
-    },
-    "zh": {
-        ("D", "high"): "直接果断",
-        ("D", "low"): "谦让犹豫",
-        ("I", "high"): "活泼外向",
-        ("I", "low"): "含蓄冷静",
-        ("S", "high"): "耐心有礼",
-        ("S", "low"): "急促干脆",
-        ("C", "high"): "谨慎有条理",
-        ("C", "low"): "随意自然",
-    },
-}
-_HABITS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
-    "en": {
-        ("direct", "high"): "says plainly what has to be done",
-        ("direct", "low"): "seldom tells anybody what to do",
-        ("hedges", "high"): "qualifies many statements",
-        ("hedges", "low"): "states things without hedging",
-        ("polite", "high"): "thanks and apologises often",
-        ("polite", "low"): "spends few words on courtesy",
-        ("agreement", "high"): "keeps agreeing and acknowledging",
-        ("agreement", "low"): "seldom acknowledges what was said",
-        ("lively", "high"): "uses strong and emphatic words",
-        ("lively", "low"): "avoids emphasis",
-        ("positive", "high"): "uses many cheerful words",
-        ("positive", "low"): "uses few cheerful words",
-        ("structure", "high"): "gives reasons and conditions",
-        ("structure", "low"): "gives few reasons",
-        ("first_person", "high"): "speaks much of themselves",
-        ("first_person", "low"): "speaks little of themselves",
-        ("second_person", "high"): "turns to the other person often",
-        ("second_person", "low"): "seldom addresses the other person",
-        ("exclamations", "high"): "exclaims often",
-        ("questions", "high"): "asks many questions",
-        ("questions", "low"): "asks few questions",
-        ("sentence_length", "high"): "builds long sentences",
-        ("sentence_length", "low"): "speaks in short sentences",
-    },
-    "zh": {
-        ("direct", "high"): "直说该做什么",
-        ("direct", "low"): "很少要求别人",
-        ("hedges", "high"): "说话常留余地",
-        ("hedges", "low"): "说话不留余地",
-        ("polite", "high"): "常常道谢致歉",
-        ("polite", "low"): "很少客套",
-        ("agreement", "high"): "常常附和回应",
-        ("agreement", "low"): "很少附和",
-        ("lively", "high"): "语气强烈",
-        ("lively", "low"): "语气平淡",
-        ("positive", "high"): "多用积极的词",
-        ("positive", "low"): "少用积极的词",
-        ("structure", "high"): "会说明原因和条件",
-        ("structure", "low"): "很少说明原因",
-        ("first_person", "high"): "多谈自己",
-        ("first_person", "low"): "少谈自己",
-        ("second_person", "high"): "常常转向对方",
-        ("second_person", "low"): "很少称呼对方",
-        ("exclamations", "high"): "常用感叹",
-        ("questions", "high"): "问题很多",
-        ("questions", "low"): "问题很少",
-        ("sentence_length", "high"): "句子较长",
-        ("sentence_length", "low"): "句子较短",
-    },
-}
 _CLEARLY = 0.62
 _NOTABLE = 0.8
 _HABITS_TOLD = 3
@@ -528,18 +456,18 @@ def sentence_for(scores: Disc, deviations: Counts, language: str = "en") -> str:
         'Speaks in a direct and decided, impatient and brisk manner. States things without hedging.'
     """
     language = language if language in LANGUAGES else "en"
+    words_for = _rules().words[language]
     levels = [
-        (trait, level, abs(value - 0.5))
+        (abs(value - 0.5), words_for["traits"][trait][level])
         for trait in TRAITS
-        if (level := _level(value := getattr(scores, trait.lower()))) is not None
+        if (level := _level(value := getattr(scores, trait.lower())))
     ]
-    levels.sort(key=lambda entry: -entry[2])
-    manners = [_MANNERS[language][trait, level] for trait, level, _ in levels]
+    manners = [words for _, words in sorted(levels, key=lambda level: -level[0])]
     habits = [
         habit
         for name, value in sorted(deviations.items(), key=lambda entry: (-abs(entry[1]), entry[0]))
         if abs(value) >= _NOTABLE
-        and (habit := _HABITS[language].get((name, "high" if value > 0 else "low")))
+        and (habit := words_for["habits"].get(name, {}).get("high" if value > 0 else "low"))
     ][:_HABITS_TOLD]
     if language == "zh":
         first = f"说话{'、'.join(manners) or '平和居中'}。"
@@ -549,7 +477,7 @@ def sentence_for(scores: Disc, deviations: Counts, language: str = "en") -> str:
     return f"{first} {rest[0].upper()}{rest[1:]}." if rest else first
 
 
-def _level(value: float) -> _Level | None:
+def _level(value: float) -> str | None:
     if value >= _CLEARLY:
         return "high"
     return "low" if value <= 1 - _CLEARLY else None

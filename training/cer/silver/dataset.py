@@ -106,7 +106,7 @@ from training.cer.silver.steps import (
     count_habits,
     judge_steps,
 )
-from training.cer.silver.words import LANGUAGE, Heard, Words, words
+from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.raking import Pattern, Row, UnreachableError, choose, dependence
 from training.common.progress import count_lines, track
@@ -193,21 +193,23 @@ def judge(
     turn: SupportTurn, case: Case, habits: Habits, settings: Settings, lists: Words
 ) -> Silver:
     """Apply the rule to one turn."""
-    heard = Heard(case, lists)
+    context = Context(case, lists)
     greeting_words = settings.steps.greeting_words
-    steps = judge_steps(turn.reasoning, case, heard, habits, settings.steps, lists)
+    steps = judge_steps(turn.reasoning, case, context, habits, settings.steps, lists)
     generated = assess_generated(
         turn.reply,
         turn.reasoning.strategy.strategy,
         steps.wrong,
-        heard,
+        context,
         settings.replies,
         greeting_words,
         lists,
     )
     if not case.original or same_words(case.original, turn.reply):
         return Silver(steps, generated, None, None)
-    original = assess_original(case.original, case, heard, settings.replies, greeting_words, lists)
+    original = assess_original(
+        case.original, case, context, settings.replies, greeting_words, lists
+    )
     return Silver(steps, generated, original, prefer(original, generated, settings.replies.margin))
 
 
@@ -391,7 +393,7 @@ class _Judges:
         return _Judged(
             to_record(generated, reading.turn, verdict, self.settings, self.seed),
             _pattern(verdict.steps),
-            not Heard(case, lists).told(self.settings.steps.greeting_words),
+            not Context(case, lists).has_disclosed(self.settings.steps.greeting_words),
             _outcome(verdict.preference),
         )
 
@@ -468,16 +470,16 @@ def _chosen(
 def _with_few_greetings(tally: _Tally, share: float, seed: int) -> list[Row]:
     if share == 1:
         return tally.rows
-    told: Counter[Pattern] = Counter()
+    others: Counter[Pattern] = Counter()
     greetings: defaultdict[Pattern, list[Row]] = defaultdict(list)
     for row in tally.rows:
         if row.id in tally.greetings:
             greetings[row.pattern].append(row)
         else:
-            told[row.pattern] += 1
+            others[row.pattern] += 1
     dropped: set[str] = set()
     for pattern, rows in greetings.items():
-        most = int(told[pattern] * share / (1 - share))
+        most = int(others[pattern] * share / (1 - share))
         rows.sort(key=lambda row: generator_for(seed, "greetings", row.id).random())
         dropped |= {row.id for row in rows[most:]}
     return [row for row in tally.rows if row.id not in dropped]

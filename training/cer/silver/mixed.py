@@ -42,7 +42,7 @@ from training.cer.silver.steps import (
     judge_history,
     judge_strategy,
 )
-from training.cer.silver.words import LANGUAGE, Heard, Words, words
+from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.common.progress import track
 from training.data.samples import read_records, write_records
@@ -120,7 +120,7 @@ def mixed_turn(
     Returns:
         The turn, or None if no drawn step had the target label.
     """
-    heard = Heard(case, lists)
+    context = Context(case, lists)
     rule = settings.steps
 
     def drawn(
@@ -133,20 +133,20 @@ def mixed_turn(
         return None
 
     history = drawn(
-        steps.histories, lambda step: judge_history(step, case, heard, rule, lists), wanted[0]
+        steps.histories, lambda step: judge_history(step, case, context, rule, lists), wanted[0]
     )
     if history is None:
         return None
     emotion = drawn(
         steps.emotions,
-        lambda step: judge_emotion(step, case, heard, wanted[0], rule, lists),
+        lambda step: judge_emotion(step, case, context, wanted[0], rule, lists),
         wanted[1],
     )
     if emotion is None:
         return None
     for _ in range(tries):
         strategy, reply = steps.endings[rng.integers(len(steps.endings))]
-        verdict = judge_strategy(strategy, case, heard, habits, wanted[:2], rule)
+        verdict = judge_strategy(strategy, case, context, habits, wanted[:2], rule)
         if verdict.right is wanted[2]:
             return SupportTurn(Reasoning(history, emotion, strategy), reply)
     return None

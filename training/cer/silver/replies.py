@@ -11,7 +11,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.consistency import Followed, carries_out
 from compeer_core.phrases import fold, words_of
 from compeer_core.reasoning import Unreadable
-from training.cer.silver.words import LANGUAGE, Heard, Words
+from training.cer.silver.words import LANGUAGE, Context, Words
 
 
 class ReplySettings(FrozenModel):
@@ -75,7 +75,12 @@ class Assessment:
 
 
 def assess_original(
-    reply: str, case: Case, heard: Heard, settings: ReplySettings, greeting_words: int, lists: Words
+    reply: str,
+    case: Case,
+    context: Context,
+    settings: ReplySettings,
+    greeting_words: int,
+    lists: Words,
 ) -> Assessment:
     """Assess the corpus's own reply."""
     feedback = case.labels.feedback
@@ -85,9 +90,9 @@ def assess_original(
         faults.append(f"the seeker rated it {feedback} of 5")
     elif failed and (feedback is None or feedback < settings.good_feedback):
         faults.append("the dialogue is one that failed")
-    faults += _empty_talk(reply, heard, settings, greeting_words, lists)
+    faults += _empty_talk(reply, context, settings, greeting_words, lists)
     rating = 0.0 if feedback is None else settings.feedback_weight * (feedback - 3)
-    score = _score(reply, heard, settings, lists) + settings.person_bonus + rating
+    score = _score(reply, context, settings, lists) + settings.person_bonus + rating
     return Assessment(tuple(faults), score, feedback is not None or failed)
 
 
@@ -95,7 +100,7 @@ def assess_generated(
     reply: str,
     strategy: str | Unreadable,
     wrong_steps: int,
-    heard: Heard,
+    context: Context,
     settings: ReplySettings,
     greeting_words: int,
     lists: Words,
@@ -106,7 +111,7 @@ def assess_generated(
         reply: The reply's text.
         strategy: The strategy that the turn names.
         wrong_steps: The number of its wrong steps.
-        heard: The history.
+        context: The history.
         settings: Thresholds.
         greeting_words: See `StepSettings`.
         lists: Word lists.
@@ -117,18 +122,18 @@ def assess_generated(
         faults.append(f"{wrong_steps} steps before it are wrong")
     if not settings.least_words <= len(words) <= settings.most_words:
         faults.append(f"it has {len(words)} words")
-    if is_copy(words, [*heard.said, *heard.supporter], settings.copied_share):
+    if is_copy(words, [*context.seeker_turns, *context.supporter_turns], settings.copied_share):
         faults.append("it repeats an earlier turn")
     if repeats_itself(words, settings.repeated_words):
         faults.append("it repeats itself")
-    faults += _empty_talk(reply, heard, settings, greeting_words, lists)
-    faults += _off_topic(reply, heard, settings, lists)
-    faults += _out_of_place(reply, heard, greeting_words, lists)
+    faults += _empty_talk(reply, context, settings, greeting_words, lists)
+    faults += _off_topic(reply, context, settings, lists)
+    faults += _out_of_place(reply, context, greeting_words, lists)
     # A strategy of another vocabulary has no surface signs to check.
-    does = carries_out(heard.history, reply, strategy, LANGUAGE)
+    does = carries_out(context.history, reply, strategy, LANGUAGE)
     if isinstance(strategy, Unreadable) or does is Followed.NO:
         faults.append(f"it does not carry out its strategy ({_named(strategy)})")
-    score = _score(reply, heard, settings, lists) - settings.wrong_step_cost * wrong_steps
+    score = _score(reply, context, settings, lists) - settings.wrong_step_cost * wrong_steps
     return Assessment(tuple(faults), max(0.0, score), by_person=False)
 
 
@@ -154,34 +159,42 @@ def repeats_itself(words: Sequence[str], length: int) -> bool:
 
 
 def _empty_talk(
-    reply: str, heard: Heard, settings: ReplySettings, greeting_words: int, lists: Words
+    reply: str, context: Context, settings: ReplySettings, greeting_words: int, lists: Words
 ) -> list[str]:
     short = len(words_of(reply)) <= settings.empty_words
     short = short and "?" not in reply and not lists.content(reply)
-    return ["it says nothing"] if short and heard.told(greeting_words) and not heard.closing else []
+    return (
+        ["it says nothing"]
+        if short and context.has_disclosed(greeting_words) and not context.closing
+        else []
+    )
 
 
-def _off_topic(reply: str, heard: Heard, settings: ReplySettings, lists: Words) -> list[str]:
+def _off_topic(reply: str, context: Context, settings: ReplySettings, lists: Words) -> list[str]:
     words = lists.content(reply)
-    common = len(words & heard.content)
+    common = len(words & context.content)
     if common >= settings.topic_share * len(words):
         return []
     return ["it is not about what the seeker said"]
 
 
-def _out_of_place(reply: str, heard: Heard, greeting_words: int, lists: Words) -> list[str]:
+def _out_of_place(reply: str, context: Context, greeting_words: int, lists: Words) -> list[str]:
     faults = []
-    if reply in lists.set_welcome and not heard.closing:
+    if reply in lists.set_welcome and not context.closing:
         faults.append("it takes a thank-you that was not said")
-    if reply in lists.set_praise and heard.last not in lists.good_news and not heard.thanks:
+    if (
+        reply in lists.set_praise
+        and context.last_message not in lists.good_news
+        and not context.thanks
+    ):
         faults.append("it is glad of what is no good news")
-    if reply in lists.set_sympathy and not heard.told(greeting_words):
+    if reply in lists.set_sympathy and not context.has_disclosed(greeting_words):
         faults.append("it feels for what was not told")
     return faults
 
 
-def _score(reply: str, heard: Heard, settings: ReplySettings, lists: Words) -> float:
-    content = min(1.0, len(lists.content(reply) & heard.content) / settings.full_topic_words)
+def _score(reply: str, context: Context, settings: ReplySettings, lists: Words) -> float:
+    content = min(1.0, len(lists.content(reply) & context.content) / settings.full_topic_words)
     length = min(1.0, len(words_of(reply)) / settings.full_length_words)
     return (content + length) / 2
 

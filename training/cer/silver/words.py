@@ -126,51 +126,53 @@ def without_quotations(text: str) -> str:
     return _QUOTED.sub(" ", text)
 
 
-class Heard:
+class Context:
     """The dialogue before the turn in question."""
 
     def __init__(self, case: Case, lists: Words) -> None:
         self.history = case.history
-        self.said = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
+        self.seeker_turns = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
         """The seeker's turns."""
-        self.supporter = [each.text for each in case.history if each.speaker is Speaker.SUPPORTER]
-        self.last = self.said[-1]
-        self.all = "\n".join(self.said)
-        self.place = case.round / case.rounds
+        self.supporter_turns = [
+            each.text for each in case.history if each.speaker is Speaker.SUPPORTER
+        ]
+        self.last_message = self.seeker_turns[-1]
+        self.seeker_text = "\n".join(self.seeker_turns)
+        self.position = case.round / case.rounds
         """The share of the dialogue's rounds before this one, in [0, 1)."""
         self._words = lists
 
     @cached_property
     def seeker_words(self) -> int:
-        return len(words_of(self.all))
+        return len(words_of(self.seeker_text))
 
     @cached_property
     def content(self) -> frozenset[str]:
         """The content words of the seeker's turns."""
-        return self._words.content(self.all)
+        return self._words.content(self.seeker_text)
 
     @cached_property
     def signs(self) -> Mapping[str, int]:
         """How often the seeker's words show each problem, for those that occur."""
-        counts = {name: signs.count(self.all) for name, signs in self._words.signs.items()}
+        counts = {name: signs.count(self.seeker_text) for name, signs in self._words.signs.items()}
         return {name: count for name, count in counts.items() if count}
 
     @cached_property
     def thanks(self) -> bool:
         """Whether the last message thanks, or says that something helped."""
-        return self.last in self._words.thanks
+        return self.last_message in self._words.thanks
 
     @cached_property
     def closing(self) -> bool:
         """Whether the last message thanks or says goodbye, or the one before it thanked."""
-        return self.last in self._words.farewell or any(
-            each in self._words.thanks for each in self.said[-2:]
+        return self.last_message in self._words.farewell or any(
+            each in self._words.thanks for each in self.seeker_turns[-2:]
         )
 
-    def told(self, greeting_words: int) -> bool:
+    def has_disclosed(self, greeting_words: int) -> bool:
         """Whether the seeker has disclosed anything: more words than a greeting, a feeling, a problem."""
         return (
             self.seeker_words > greeting_words
             or bool(self.signs)
-            or self.all in self._words.feelings
+            or self.seeker_text in self._words.feelings
         )

@@ -150,8 +150,8 @@ class Reply:
 class Judged:
     """Two replies to the same history, in the order of the corpus."""
 
-    one: Reply
-    other: Reply
+    left: Reply
+    right: Reply
     preference: Preference
     by: DecidedBy
     original: str | None = None
@@ -204,7 +204,7 @@ def _records(
         pairs: dict[str, list[Judged]] = {}
         for pair in track(_RULES[corpus.name](reading), f"reading {corpus.name}", unit="pairs"):
             tally.count(f"{corpus.name}, in the corpus's order: {pair.preference}")
-            pairs.setdefault(pair.one.source.source_id, []).append(pair)
+            pairs.setdefault(pair.left.source.source_id, []).append(pair)
         for source_id, judged in pairs.items():
             split = _split(corpus, source_id, reading.claimed.get(source_id, set()), seed)
             for pair in judged:
@@ -222,8 +222,8 @@ def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Sp
 
 
 def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
-    record_id = f"{pair.one.source.id}+{pair.other.source.id}"
-    first, second, preference = pair.one, pair.other, pair.preference
+    record_id = f"{pair.left.source.id}+{pair.right.source.id}"
+    first, second, preference = pair.left, pair.right, pair.preference
     if generator_for(seed, "order", record_id).random() < 0.5:
         first, second, preference = second, first, preference.swapped()
     return CerRecord(
@@ -237,7 +237,7 @@ def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
 
 
 def _case(pair: Judged, split: Split) -> Case:
-    source = pair.one.source
+    source = pair.left.source
     history: list[CaseUtterance] = []
     for utterance in source.utterances[:-1]:
         text = utterance.text
@@ -265,12 +265,12 @@ def _case(pair: Judged, split: Split) -> Case:
     )
 
 
-def _same(one: str, other: str) -> bool:
-    return "".join(one.lower().split()) == "".join(other.lower().split())
+def _same(left: str, right: str) -> bool:
+    return "".join(left.lower().split()) == "".join(right.lower().split())
 
 
-def _higher(one: int, other: int) -> Preference:
-    return Preference.FIRST if one > other else Preference.SECOND
+def _higher(left: int, right: int) -> Preference:
+    return Preference.FIRST if left > right else Preference.SECOND
 
 
 # --- A rule for each corpus -----------------------------------------------------------------------
@@ -286,16 +286,16 @@ def _empathy_ratings(reading: _Reading) -> Iterator[Judged]:
         original = next(
             (each.utterances[-1].text for each in known if each.labels["reply_of"] == "human"), None
         )
-        for one, other in combinations(known, 2):
-            a, b = int(one.labels["rating"]), int(other.labels["rating"])
+        for left, right in combinations(known, 2):
+            a, b = int(left.labels["rating"]), int(right.labels["rating"])
             if a == b == 2:
                 reading.tally.count("empathy_ratings: both rated 2")
             authors = [
-                _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (one, other)
+                _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (left, right)
             ]
             yield Judged(
-                Reply(one, authors[0]),
-                Reply(other, authors[1]),
+                Reply(left, authors[0]),
+                Reply(right, authors[1]),
                 _TIED_RATING[a] if a == b else _higher(a, b),
                 by,
                 original,
@@ -308,17 +308,17 @@ def _pair(reading: _Reading) -> Iterator[Judged]:
     for post, replies in _by_post(reading, "pair").items():
         known = sorted(replies, key=lambda reply: PAIR_TIERS.index(reply.labels["tier"]))
         low: list[Judged] = []
-        for one, other in combinations(known, 2):
-            if _same(one.utterances[-1].text, other.utterances[-1].text):
+        for left, right in combinations(known, 2):
+            if _same(left.utterances[-1].text, right.utterances[-1].text):
                 reading.drop(SAME_REPLY)
                 continue
-            a, b = (rank[each.labels["tier"][:2]] for each in (one, other))
+            a, b = (rank[each.labels["tier"][:2]] for each in (left, right))
             if a != b:
-                yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+                yield Judged(Reply(left), Reply(right), _higher(a, b), by)
             elif a == rank["hq"]:
-                yield Judged(Reply(one), Reply(other), Preference.BOTH, by)
+                yield Judged(Reply(left), Reply(right), Preference.BOTH, by)
             else:
-                low.append(Judged(Reply(one), Reply(other), Preference.NEITHER, by))
+                low.append(Judged(Reply(left), Reply(right), Preference.NEITHER, by))
         if low:
             yield low[int(generator_for(reading.seed, "low pair", *post).integers(len(low)))]
 
@@ -333,15 +333,15 @@ def _counselchat(reading: _Reading) -> Iterator[Judged]:
                 reading.drop(SAME_REPLY)
             elif answer.labels.get("upvotes", "").isdigit():
                 distinct[key] = answer
-        for one, other in combinations(distinct.values(), 2):
-            a, b = int(one.labels["upvotes"]), int(other.labels["upvotes"])
+        for left, right in combinations(distinct.values(), 2):
+            a, b = int(left.labels["upvotes"]), int(right.labels["upvotes"])
             if abs(a - b) < margin:
                 reading.drop(VOTES_TOO_CLOSE)
                 continue
             by = DecidedBy(
                 kind="people" if abs(a - b) > 1 else "person", name="counselchat: more votes"
             )
-            yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+            yield Judged(Reply(left), Reply(right), _higher(a, b), by)
 
 
 class EmpathyLevels(FrozenModel):
@@ -414,8 +414,8 @@ def _epitome(reading: _Reading) -> Iterator[Judged]:
     for reply in _empathy_levels(reading):
         posts.setdefault(reply.source.source_id, []).append(reply)
     for replies in posts.values():
-        for one, other in combinations(replies, 2):
-            differences = {a - b for a, b in zip(one.levels, other.levels, strict=True)}
+        for left, right in combinations(replies, 2):
+            differences = {a - b for a, b in zip(left.levels, right.levels, strict=True)}
             if min(differences) >= 0 and max(differences) > 0:
                 preference = Preference.FIRST
             elif max(differences) <= 0 and min(differences) < 0:
@@ -423,7 +423,7 @@ def _epitome(reading: _Reading) -> Iterator[Judged]:
             else:
                 reading.drop(NOT_DOMINATED)
                 continue
-            yield Judged(Reply(one.source), Reply(other.source), preference, by)
+            yield Judged(Reply(left.source), Reply(right.source), preference, by)
 
 
 def _ed_pairs(reading: _Reading) -> Iterator[Judged]:
@@ -499,7 +499,7 @@ def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
     for reason, count in dropped.reasons.items():
         reading.drop(reason, count)
     _note_agreement(reading, placed.values())
-    for pair_id, (one, other) in pairs.items():
+    for pair_id, (left, right) in pairs.items():
         signs = [each.sign for each in placed[pair_id]]
         if len(set(signs)) > 1:
             reading.drop(PEOPLE_DIFFER)
@@ -511,8 +511,8 @@ def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
             )
             preference = Preference.FIRST if signs[0] < 0 else Preference.SECOND
             yield Judged(
-                Reply(one, one.labels["author"]),
-                Reply(other, other.labels["author"]),
+                Reply(left, left.labels["author"]),
+                Reply(right, right.labels["author"]),
                 preference,
                 by,
             )
@@ -535,7 +535,7 @@ def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDia
     files = value["file_names"]
     if not isinstance(files, list):
         raise ValueError("file_names is not a list")
-    one, other = (
+    left, right = (
         SourceDialogue(
             id=f"esconv_sra/{value['conv_id']}/{number}",
             # the dialogues are ESConv's, which are identified by their opening
@@ -557,7 +557,7 @@ def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDia
         )
         for number in (1, 2)
     )
-    return one, other
+    return left, right
 
 
 def _note_agreement(reading: _Reading, placed: Iterable[Sequence[_Placed]]) -> None:

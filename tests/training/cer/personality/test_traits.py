@@ -78,7 +78,7 @@ def test_each_speaker_of_a_training_dialogue_has_one_persona(tmp_path):
     assert {one.described_by.kind for one in personas} == {"rule"}
 
 
-def test_a_persona_is_read_off_the_longest_row(tmp_path):
+def test_a_persona_comes_from_the_longest_row(tmp_path):
     long = ["Wow!!! I love it! Great!", "Oh.", "Wow!!! So great! I love it!"]
     records = [row("a", long, round=2), row("a", ["I see."], round=0)]
     describe(written(tmp_path, records), tmp_path / "p.jsonl", Settings())

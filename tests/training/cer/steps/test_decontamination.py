@@ -187,7 +187,7 @@ def test_words_are_compared_by_their_stems_and_chinese_by_pairs():
 @pytest.mark.parametrize(
     "content", ["", "{}", '[{"base": "x"}]', "[1]", '[{"base": 1, "source": 2}]']
 )
-def test_a_file_of_something_else_is_no_file_of_cards(tmp_path, content):
+def test_a_file_in_another_format_is_rejected(tmp_path, content):
     path = tmp_path / "card.json"
     path.write_text(content, encoding="utf-8")
 
@@ -241,8 +241,10 @@ def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
         for dialogue in read_records(tmp_path / "in.jsonl", SourceDialogue)
     }
     for card, beginning in KNOWN_SOURCES.items():
-        (found,) = (id for situation, id in by_situation.items() if situation.startswith(beginning))
-        assert left_out[found].endswith(f"#{card}")
+        (result,) = (
+            id for situation, id in by_situation.items() if situation.startswith(beginning)
+        )
+        assert left_out[result].endswith(f"#{card}")
     assert 30 < report.dropped["esconv"][SOURCE_OF_CARD] < 80
 
 

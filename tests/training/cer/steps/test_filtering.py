@@ -85,7 +85,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("dialogue", GOOD, ids=lambda dialogue: dialogue.utterances[0].text[:20])
-def test_what_people_write_breaks_no_rule(dialogue):
+def test_human_dialogues_break_no_rule(dialogue):
     assert broken_rule(dialogue, Settings()) is None
 
 
@@ -137,14 +137,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("dialogue", "rule"), BROKEN, ids=lambda value: str(value)[:24])
-def test_each_rule_finds_what_it_is_for(dialogue, rule):
+def test_each_rule_detects_its_case(dialogue, rule):
     broken = broken_rule(dialogue, Settings())
 
     assert broken is not None
     assert broken.rule is rule
 
 
-def test_the_finding_quotes_nobody():
+def test_the_evidence_contains_no_private_text():
     """The file of dropped rows is shown around; texts are private talk."""
     for dialogue, _ in BROKEN:
         broken = broken_rule(dialogue, Settings())
@@ -159,10 +159,10 @@ def test_thresholds_are_settings():
     assert broken_rule(three, Settings()) is None
     # 2 of 12 utterances were said before: one sixth.
     assert broken_rule(three, Settings(max_repeated_share=0.16)) == Broken(
-        Rule.REPEATED, "2 of 12 again, one 3 times"
+        Rule.REPEATED, "2 of 12 repeated, one 3 times"
     )
     assert broken_rule(three, Settings(max_same=3)) == Broken(
-        Rule.REPEATED, "2 of 12 again, one 3 times"
+        Rule.REPEATED, "2 of 12 repeated, one 3 times"
     )
     assert broken_rule(talk(*PLAIN), Settings(min_rounds=2)) is None
     assert broken_rule(talk(*PLAIN), Settings(min_rounds=3)) == Broken(
@@ -194,7 +194,7 @@ texts = st.text(min_size=1, max_size=80).filter(str.strip)
 
 
 @given(st.lists(st.tuples(st.sampled_from(Speaker), texts), min_size=1, max_size=8))
-def test_any_text_has_one_finding_or_none(said):
+def test_any_text_breaks_at_most_one_rule(said):
     dialogue = talk(*(text for _, text in said), speakers=[speaker for speaker, _ in said])
 
     broken = broken_rule(dialogue, Settings())
@@ -302,15 +302,15 @@ def test_a_question_has_a_key_of_its_words_and_a_seed_of_its_name():
         ('{"keep": false, "reason": null}', None, "unknown reason"),
         ('{"keep": false, "reason": ["artificial"]}', None, "unknown reason"),
         ('{"keep": false}', None, "unknown reason"),
-        ('{"keep": "false", "reason": "artificial"}', None, "no JSON with a true or false keep"),
-        ('{"keep": 1}', None, "no JSON with a true or false keep"),
-        ("I would keep it.", None, "no JSON with a true or false keep"),
-        ("", None, "no JSON with a true or false keep"),
+        ('{"keep": "false", "reason": "artificial"}', None, "no JSON with a boolean keep"),
+        ('{"keep": 1}', None, "no JSON with a boolean keep"),
+        ("I would keep it.", None, "no JSON with a boolean keep"),
+        ("", None, "no JSON with a boolean keep"),
         ('{"keep": false, "rea', None, "incomplete JSON"),
         ("{keep: true}", None, "incomplete JSON"),
     ],
 )  # fmt: skip
-def test_an_answer_is_read_or_told_why_not(text, verdict, problem):
+def test_an_answer_is_read_or_rejected_with_a_reason(text, verdict, problem):
     assert read_verdict(text) == verdict
     assert check_verdict("key", text) == problem
 
@@ -473,7 +473,7 @@ def test_a_real_endpoint_with_faults_loses_nothing(tmp_path):
     assert kept == again == ["a/1", "a/2", "a/5", "a/6", "a/8"]
     assert {each.id for each in dropped} == {"a/0", "a/3", "a/4", "a/7", "a/9"}
     assert report == same
-    assert report.figures["undecided: no JSON with a true or false keep"] == 1
+    assert report.figures["undecided: no JSON with a boolean keep"] == 1
 
 
 # --- Public corpora ---------------------------------------------------------------------------
@@ -501,6 +501,6 @@ def test_the_rules_leave_the_dialogues_of_esconv_alone(corpora, tmp_path):
 
     assert report.figures["share of esconv dropped"] == 0
     assert report.dropped == {
-        "cpsycoun": {"rules: repeated": 20, "rules: speakers within": 1},
-        "smile": {"rules: repeated": 1, "rules: speakers within": 12, "rules: one speaker": 3},
+        "cpsycoun": {"rules: repetition": 20, "rules: nested speakers": 1},
+        "smile": {"rules: repetition": 1, "rules: nested speakers": 12, "rules: one speaker": 3},
     }
