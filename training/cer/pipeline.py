@@ -344,8 +344,8 @@ class _Pipeline:
             needed = sum(1 for _ in file)
         if needed and config.annotation.wait:
             raise WaitingForPeople(
-                f"{report.written} items are labelled; {needed} need another annotator and are listed "
-                f"in {desk / 'needs.jsonl'}. Add the answers to {answers} and run the command again, "
+                f"{report.written} items are labelled; {needed} still need another annotator and are "
+                f"listed in {desk / 'needs.jsonl'}. Add the answers to {answers} and run the command again, "
                 "or continue with the labelled items: --set annotation.wait=false"
             )
 

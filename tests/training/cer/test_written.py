@@ -210,7 +210,7 @@ def test_only_photos_that_the_tower_reads_correctly_are_drawn(tmp_path, small_co
 
 
 def test_readings_without_faces_are_refused(tmp_path):
-    with pytest.raises(ValidationError, match="name the folder of faces too"):
+    with pytest.raises(ValidationError, match="set `faces`"):
         Config(written=SHIPPED, output=tmp_path, readings=tmp_path / "readings.json")
 
 
@@ -225,7 +225,7 @@ GOOD = (seeker("My cat is gone"), supporter("Since when?"))
         (dialogue("b", GOOD[0], supporter("Oh.", intensity=6)), "must lie between 1 and 5, got 6"),
         (dialogue("b", GOOD[0], supporter(" ")), "the text of <reply> must not be empty"),
         (dialogue("b", GOOD[0], supporter("<reply>")), "must not hold the tag <reply>"),
-        (dialogue("b", seeker("hi", "glad"), GOOD[1]), "no class of faces; they are angry, "),
+        (dialogue("b", seeker("hi", "glad"), GOOD[1]), "not a class of faces; known: angry, "),
         (dialogue("b", *GOOD, GOOD[0]), "turns must alternate between user and assistant"),
         (dialogue("b", *GOOD[::-1]), "turns must alternate between user and assistant"),
         (dialogue("b~2", *GOOD), "id: String should match pattern"),

@@ -171,10 +171,10 @@ class Settings(FrozenModel):
 class Reason(StrEnum):
     """Why a generated turn is not judged."""
 
-    LANGUAGE = "no word lists for its language"
-    INCOMPLETE = "the turn is not complete"
-    REPEATED = "the same turn for the same history again"
-    UNLABELLED = "people labelled too little of its case"
+    LANGUAGE = "no word lists for the language"
+    INCOMPLETE = "incomplete turn"
+    REPEATED = "repeated turn for the same history"
+    UNLABELLED = "too few human labels"
 
 
 @dataclass(frozen=True)
@@ -306,13 +306,13 @@ def label(
     judges = _Judges(habits, settings, seed)
     written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
-    taken: set[str] = set()
+    selected: set[str] = set()
     faithful: set[str] = set()
     for split, tally in tallies.items():
         share = settings.faithful_share if split in settings.faithful_splits else 0.0
         shares = settings.false_shares_in(split)
         chosen, note = _chosen(tally, shares, share, settings, seed)
-        taken |= chosen
+        selected |= chosen
         rows = [row for row in tally.rows if row.id in chosen]
         wanted = round(len(rows) * share / (1 - share))
         shown = _faithful_cases(cases, split, wanted, settings, seed, engine)
@@ -322,15 +322,17 @@ def label(
         figures |= {f"{split}.raw.preference.{k}": v for k, v in sorted(tally.preferences.items())}
         if note:
             figures[f"{split}.selected.note"] = note
-    count = write_records(output, _taken(cases, judged, taken, faithful, settings, lists, seed))
+    count = write_records(
+        output, _selected(cases, judged, selected, faithful, settings, lists, seed)
+    )
     read_count = written + sum(sum(reasons.values()) for reasons in dropped.values())
-    left_out = written - len(taken)
+    left_out = written - len(selected)
     return StepReport(
         step="silver",
         read=read_count,
         written=count,
         dropped={corpus: dict(reasons) for corpus, reasons in sorted(dropped.items())},
-        figures={**figures, "judged but not taken": left_out},
+        figures={**figures, "judged but not selected": left_out},
     )
 
 
@@ -463,7 +465,7 @@ def _chosen(
     try:
         chosen = choose(rows, targets, per_group=settings.rows_per_case, at_most=at_most, seed=seed)
     except UnreachableError as error:
-        return everything, f"all rows are taken: {error}"
+        return everything, f"all rows are selected: {error}"
     return chosen, ""
 
 
@@ -549,17 +551,17 @@ def _faithful(case: Case, settings: Settings, lists: Words, seed: int) -> Suppor
     return faithful_turn(case, settings.steps, lists, rng)
 
 
-def _taken(
+def _selected(
     cases: Path,
     judged: Path,
-    taken: set[str],
+    selected: set[str],
     faithful: set[str],
     settings: Settings,
     lists: Words,
     seed: int,
 ) -> Iterator[CerRecord]:
     for record in read_records(judged, CerRecord):
-        if record.id in taken:
+        if record.id in selected:
             yield record
     for case in read_records(cases, Case):
         turn = _faithful(case, settings, lists, seed) if case.id in faithful else None

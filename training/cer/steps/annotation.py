@@ -52,7 +52,7 @@ class Need(FrozenModel):
     item_id: str
     questions: Mapping[Part, Unsettled]
     annotators: tuple[str, ...]
-    """Those who have answered; somebody else is needed."""
+    """Those who have answered; another person is needed."""
 
 
 class DroppedAnswer(FrozenModel):

@@ -77,7 +77,7 @@ class Settings(FrozenModel):
 class Reason(StrEnum):
     """Why a dialogue yields no cases."""
 
-    ANOTHER_LAYOUT = "the same dialogue in another layout"
+    ANOTHER_LAYOUT = "another layout of the dialogue"
     REPEATED = "repeated dialogue"
     NO_ROUND = "no supporter turn after a seeker turn"
 
@@ -197,17 +197,17 @@ def printable(text: str) -> str:
         ('I am here.\nStill.', '')
     """
     if text.isprintable():
-        kept = text.strip()
+        cleaned = text.strip()
     else:
         unified = text.replace("\r\n", "\n").replace("\r", "\n")
-        kept = "".join(
+        cleaned = "".join(
             character
             for character in unified
             if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
         ).strip()
     # Category Cf contains zero-width characters, which are invisible and not white space.
-    visible = any(not char.isspace() and unicodedata.category(char) != "Cf" for char in kept)
-    return kept if visible else ""
+    visible = any(not char.isspace() and unicodedata.category(char) != "Cf" for char in cleaned)
+    return cleaned if visible else ""
 
 
 # --- The row of each dialogue, and its ratings ------------------------------------------------

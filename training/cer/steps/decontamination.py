@@ -62,7 +62,7 @@ _OF_CARDS = frozenset({"seeker", "user"})
 
 
 class Settings(Rule):
-    """When a train dialogue is left out."""
+    """When a train dialogue is dropped."""
 
     card_share: float = Field(default=0.3, gt=0)
     """Least BM25 score of a match, as a share of the card's own weight."""
@@ -85,7 +85,7 @@ def read_cards(paths: Iterable[Path]) -> list[RoleCard]:
     """Read files of role cards in the layout of ESC-Eval: an array with `base`, `source` and `id`.
 
     Raises:
-        ConfigError: A file is missing or of another layout.
+        ConfigError: A file is missing or has another layout.
     """
     return [card for path in paths for card in _cards_of(path)]
 
@@ -126,7 +126,7 @@ def decontaminate(
     Args:
         source: Dialogues with a split, as `ingest.collect` writes them.
         kept: Receives the remaining dialogues.
-        dropped: Receives `DroppedDialogue` rows for those left out.
+        dropped: Receives `DroppedDialogue` rows for the others.
         settings: Thresholds.
         cards: Role cards that an evaluation will use.
     """
@@ -189,7 +189,7 @@ class _Report:
     repeated: set[str] = field(default_factory=set)
 
     def add(self, dialogue: SourceDialogue, leak: _Leak | None) -> bool:
-        """Count the dialogue; return whether it is kept."""
+        """Count the dialogue; return whether it stays."""
         self.read += 1
         if leak is None:
             return True

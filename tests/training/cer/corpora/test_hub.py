@@ -124,7 +124,7 @@ def test_all_splits_are_listed_with_our_names(hub):
     (named,) = hub_parts("hub:owner/name#validation", None)
     assert named.split == "valid"
     assert len(load("esconv", "hub:owner/name")[0]) == 3  # a name without a split is all of them
-    with pytest.raises(ConfigError, match="no split dev; there are"):
+    with pytest.raises(ConfigError, match="no split dev; known"):
         hub_parts("hub:owner/name", "dev")
     with pytest.raises(ConfigError, match="no such split; there are"):
         load("esconv", "hub:owner/name#dev")
@@ -174,5 +174,7 @@ def test_an_unknown_name_is_told_from_a_lost_network(tmp_path, monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", unknown)
 
-    with pytest.raises(ConfigError, match="no such data set or revision, or it is private"):
+    with pytest.raises(
+        ConfigError, match="no such data set or revision on the hub, or it is private"
+    ):
         load("esconv", "hub:a/b#train")

@@ -138,7 +138,7 @@ def test_a_second_run_writes_the_same_bytes(tmp_path):
 
 def test_train_personas_are_required(tmp_path):
     write_records(tmp_path / "p.jsonl", [persona("a", split="test")])
-    with pytest.raises(ConfigError, match="no persona of the training split"):
+    with pytest.raises(ConfigError, match="persona of the train split"):
         cluster(tmp_path / "p.jsonl", tmp_path / "c", Settings())
 
 

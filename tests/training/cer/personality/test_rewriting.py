@@ -253,7 +253,7 @@ def test_the_checker_can_drop_rows(tmp_path):
     report, variants = expanded(
         tmp_path, rows(6), FakeAsker(rewriter(lambda text: f"{text} Yes.")), checker
     )
-    assert report.dropped == {"toy": {"rewrite: another strategy": 1}}
+    assert report.dropped == {"toy": {"rewrite: strategy changed": 1}}
     assert report.figures["checked_by"] == "fake"
     assert "d1#1" not in {one.rewritten_from for one in variants[Variant.DUPLICATE]}
     assert len(set(checker.keys)) == len(checker.keys)

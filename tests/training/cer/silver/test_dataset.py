@@ -695,7 +695,7 @@ def test_as_many_rows_are_taken_as_the_scarcest_pattern_allows():
 
 def test_an_id_that_stands_twice_is_refused():
     row = Row("a", "a", (True, True, True))
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         choose([row, row], [0.4, 0.2, 0.2], per_group=1, at_most=None, seed=0)
 
 
@@ -795,10 +795,10 @@ def test_rows_are_judged_and_drawn_to_the_targets(files):
     assert (report.read, len(judged)) == (68, 64)
     assert report.dropped == {
         "esconv": {
-            "the same turn for the same history again": 1,
-            "the turn is not complete": 1,
-            "no word lists for its language": 1,
-            "people labelled too little of its case": 1,
+            "repeated turn for the same history": 1,
+            "incomplete turn": 1,
+            "no word lists for the language": 1,
+            "too few human labels": 1,
         }
     }
     # alike in all patterns: 8 / (0.6 * 0.7 * 0.7) = 27.2
@@ -807,7 +807,7 @@ def test_rows_are_judged_and_drawn_to_the_targets(files):
     assert report.figures["train.raw.pattern.TFF"] == 8
     assert report.figures["train.selected.wrong.history"] == pytest.approx(0.4, abs=0.05)
     assert report.figures["train.selected.wrong.strategy"] == pytest.approx(0.3, abs=0.05)
-    assert report.figures["judged but not taken"] == 37
+    assert report.figures["judged but not selected"] == 37
     assert {row.id for row in taken} <= {row.id for row in judged}
 
 
@@ -872,7 +872,7 @@ def test_faithful_turns_are_added_in_the_stated_share_and_count_as_right(files):
 
 
 def test_shares_that_leave_no_room_are_refused():
-    with pytest.raises(ValueError, match="no step can be wrong"):
+    with pytest.raises(ValueError, match="leaves no room"):
         silver.Settings(false_shares=(0.5, 0.2, 0.2), faithful_share=0.5)
     with pytest.raises(ValueError, match="less than 1"):
         silver.Settings(false_shares=(1.0, 0.2, 0.2))
@@ -906,7 +906,7 @@ def test_all_rows_are_kept_where_the_targets_cannot_be_had_and_the_report_says_s
 
     assert len(taken) == 2
     assert report.figures["train.selected.note"] == (
-        "all rows are taken: step 1 is the same in all rows that have weight"
+        "all rows are selected: step 1 has the same label in all rows with weight"
     )
     assert report.figures["test.raw.rows"] == 0
 

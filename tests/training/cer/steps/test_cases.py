@@ -255,7 +255,7 @@ def test_one_layout_yields_cases_and_another_lends_its_ratings(tmp_path, order):
 
     assert [case.dialogue_id for case in result] == [LINES.id] * 3
     assert [case.labels.feedback for case in result] == [4, 5, None]
-    assert report.dropped == {"esconv": {"the same dialogue in another layout": 2}}
+    assert report.dropped == {"esconv": {"another layout of the dialogue": 2}}
     assert (report.figures["ratings lent"], report.figures["ratings placed"]) == (2, 2)
 
 
