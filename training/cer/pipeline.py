@@ -134,7 +134,7 @@ def estimate(config: Config) -> None:
             total += cost.price or 0.0
             priced = priced or cost.price is not None
     if priced:
-        _log.info("at most %.2f in total, without retries", total)
+        _log.info("together at most %.2f, without retries", total)
 
 
 class _Pipeline:

@@ -70,7 +70,7 @@ def test_a_strategy_is_preserved_if_its_words_are():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "language", "found"),
+    ("before", "after", "language", "result"),
     [
         ("a", "Sure, here is it: a", "en", True),
         ("Sure, I can.", "Sure, I can do that.", "en", False),
