@@ -75,7 +75,8 @@ class HeldOut:
         ngrams = _ngrams(utterances, language)
         if len(ngrams) < self._rule.shared_words:
             return None
-        best, nearest = self._rule.containment, None
+        best = self._rule.containment
+        nearest: str | None = None
         for source in sorted(self._index.query(self._sketch(ngrams))):
             other = self._ngrams[source]
             shared = len(ngrams & other)
