@@ -126,7 +126,7 @@ def test_all_splits_are_listed_with_our_names(hub):
     assert len(load("esconv", "hub:owner/name")[0]) == 3  # a name without a split is all of them
     with pytest.raises(ConfigError, match="no split dev; known"):
         hub_parts("hub:owner/name", "dev")
-    with pytest.raises(ConfigError, match="no such split; there are"):
+    with pytest.raises(ConfigError, match="no such split; known"):
         load("esconv", "hub:owner/name#dev")
 
 
