@@ -1,1 +1,1 @@
-"""The CER dataset: from raw corpora to rows that are ready for training, one file per step."""
+"""The CER data set: from raw corpora to rows for training, one module per step."""

@@ -1,24 +1,24 @@
-"""The data card: what a CER data set holds, who decided its labels, and how it came about.
+"""The data card: what a CER data set holds, who decided its labels, and how it was made.
 
-`write` reads rows of any files of `CerRecord` once, in constant memory, and writes ``card.json`` (the
-numbers) and ``README.md`` (the same for a reader). Both depend on the rows, the reports and the
-settings alone: no date, no path of a machine, no chance but that of the seed.
+`write` reads `CerRecord` files once, in constant memory, and writes ``card.json`` (the numbers) and
+``README.md`` (the same as a page, from ``card.md.jinja``). Both depend only on the rows, the reports,
+the settings and the seed: they hold no date and no path.
 
-Intervals are Wilson's at 95 %. Rows of one dialogue count as independent there, so they are somewhat
-narrow.
+Intervals are Wilson's at 95 %. They treat the rows of one dialogue as independent, so they are
+somewhat too narrow.
 """
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scipy.stats import binomtest
 
-from compeer_core.cer import Candidate, CerRecord, DecidedBy, Variant
+from compeer_core.cer import CerRecord, DecidedBy, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.reasoning import STEPS, Part
@@ -26,7 +26,7 @@ from compeer_core.safety import find_risk
 from compeer_core.taxonomy import Preference
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
-from training.cer.step_files import write_json
+from training.cer.step_files import write_json, write_whole
 from training.data.samples import read_records
 
 README = "README.md"
@@ -44,54 +44,54 @@ LICENCES = (
     "MIT",
     "CC0",
 )
-"""How licences begin, from the strictest to the most permissive; others count as unknown."""
+"""Prefixes of licence names, the strictest first; any other licence counts as unknown."""
 
 _LAST_TURNS = 3
-"""Turns of a history that an example shows."""
+"""Turns of the history that an example shows."""
 _LONGEST_TEXT = 400
-"""Characters of a text that an example shows."""
+"""Characters of each text that an example shows."""
 
 
 class Settings(FrozenModel):
-    """What stands in the card beside the numbers."""
+    """The texts of the card."""
 
     title: str = "A CER data set"
-    """Its first line."""
+    """The heading."""
     command: str = ""
-    """Builds the data set again."""
+    """The command that reproduces the data set."""
     about: str = ""
-    """A paragraph that comes first."""
+    """The first paragraph."""
     quotable: Mapping[str, str] = {
         "esconv": "ESConv (Liu et al. 2021), CC BY-NC 4.0",
         "dailydialog": "DailyDialog (Li et al. 2017), CC BY-NC-SA 4.0",
         "counselchat": "counsel-chat (Bertagnolli), MIT",
         "empathetic_dialogues": "EmpatheticDialogues (Rashkin et al. 2019), CC BY-NC 4.0",
     }
-    """Corpora whose licence allows to quote an example, with the words that name the source."""
+    """Corpora whose licence allows quoting an example, with the attribution."""
     limits: tuple[str, ...] = ()
-    """Sentences that are added to the limits."""
+    """Further limits, one sentence each."""
 
 
 class Kind(StrEnum):
-    """What an example is an example of, in the order of the card."""
+    """The kinds of examples, in the order of the card."""
 
     RIGHT = "All three steps right"
-    WRONG = "At least one step wrong, and what was found"
+    WRONG = "At least one step wrong, with the reason"
     HUMAN = "Judged by a person"
     REWRITTEN = "Rewritten"
 
 
 EXAMPLES: Mapping[Kind, int] = {Kind.RIGHT: 2, Kind.WRONG: 2, Kind.HUMAN: 1, Kind.REWRITTEN: 1}
-"""How many of each kind are shown, where there are so many."""
+"""How many examples of each kind are shown at most."""
 
 
 class Share(FrozenModel):
-    """How many of the judged rows have a label."""
+    """The share of judged rows that have a label."""
 
     count: int
     of: int
     low: float
-    """Lower end of the interval, in [0, 1]."""
+    """Bounds of the 95 % CI, in [0, 1]."""
     high: float
 
     @property
@@ -100,7 +100,7 @@ class Share(FrozenModel):
 
 
 def share(count: int, of: int) -> Share:
-    """Return a share with Wilson's interval; `of` is at least 1."""
+    """Return a share with its Wilson interval; `of` is at least 1."""
     interval = binomtest(count, of).proportion_ci(method="wilson")
     return Share(
         count=count, of=of, low=round(float(interval.low), 4), high=round(float(interval.high), 4)
@@ -108,21 +108,27 @@ def share(count: int, of: int) -> Share:
 
 
 class Example(FrozenModel):
-    """A row as the card shows it."""
+    """A row as shown in the card."""
 
     kind: Kind
     id: str
     source: str
-    """Who is quoted."""
+    """The attribution of the quoted corpus."""
     history: tuple[str, ...]
-    """The last turns, each with its speaker."""
+    """The last turns, each prefixed with its speaker."""
     candidates: tuple[str, ...]
-    """In the row's order."""
+    """In the order of the row."""
     verdicts: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The turns, then the candidates."""
+        named = zip(("First", "Second"), self.candidates, strict=False)
+        return "\n".join([*self.history, "", *(f"{place} {text}" for place, text in named)])
 
 
 class Card(FrozenModel):
-    """All that the card says."""
+    """The content of the card."""
 
     title: str
     about: str
@@ -132,11 +138,11 @@ class Card(FrozenModel):
     counts: Mapping[str, Mapping[str, int]]
     """Rows by corpus, language, split, author, variant and decision."""
     wrong: Mapping[str, Mapping[str, Share]]
-    """By group of rows ("all", a split), then by step: how often it is wrong."""
+    """By group of rows ("all" or a split), then by step: how often it is wrong."""
     preferences: Mapping[str, Mapping[str, Share]]
-    """By group of rows, then by answer."""
+    """By group of rows, then by preference."""
     licences: Mapping[str, int]
-    """Rows by licence of their corpus, the strictest first."""
+    """Rows by licence of the corpus, the strictest first."""
     reports: tuple[StepReport, ...]
     examples: tuple[Example, ...]
     limits: tuple[str, ...]
@@ -152,21 +158,19 @@ def write(
     """Read rows and write the card.
 
     Args:
-        files: Files of `CerRecord` rows, by the name that the card gives them.
-        output: The folder that receives `README` and `JSON`, each whole or not at all.
-        reports: Of the steps that made the rows, in their order.
-        settings: See there.
+        files: Files of `CerRecord` rows, by their name in the card.
+        output: The folder that receives `README` and `JSON`, each written atomically.
+        reports: Reports of the steps that made the rows, in order.
+        settings: The texts of the card.
         seed: Draws the examples.
 
     Raises:
-        ConfigError: A file is missing or holds something else.
+        ConfigError: A file is missing or has another format.
     """
     card = describe(files, reports, settings, seed)
     output.mkdir(parents=True, exist_ok=True)
     write_json(output / JSON, card.model_dump(mode="json"))
-    fresh = output / f"{README}.new"
-    fresh.write_text(render(card), encoding="utf-8")
-    fresh.replace(output / README)
+    write_whole(output / README, render(card))
     return StepReport(step="card", read=sum(card.files.values()), written=1)
 
 
@@ -217,10 +221,9 @@ def _facets(record: CerRecord) -> Mapping[str, Sequence[str]]:
 
 
 def _by(decided: DecidedBy) -> str:
-    # Pseudonyms of annotators are nobody's business here.
-    return (
-        decided.kind if decided.kind in {"person", "people"} else f"{decided.kind} ({decided.name})"
-    )
+    if decided.kind in {"person", "people"}:
+        return decided.kind  # the name may be an annotator's pseudonym
+    return f"{decided.kind} ({decided.name})"
 
 
 def describe(
@@ -263,15 +266,15 @@ def _groups(tally: _Tally) -> list[str]:
 
 
 def _wrong(tally: _Tally) -> dict[str, dict[str, Share]]:
-    found: dict[str, dict[str, Share]] = {}
-    for group in _groups(tally):
-        labels = {part: tally.labels[group, part] for part in STEPS}
-        found[group] = {
+    shares = {
+        group: {
             part.value: share(counter[False], counter.total())
-            for part, counter in labels.items()
-            if counter.total()
+            for part in STEPS
+            if (counter := tally.labels[group, part]).total()
         }
-    return {group: steps for group, steps in found.items() if steps}
+        for group in _groups(tally)
+    }
+    return {group: steps for group, steps in shares.items() if steps}
 
 
 def _preferences(tally: _Tally) -> dict[str, dict[str, Share]]:
@@ -283,44 +286,42 @@ def _preferences(tally: _Tally) -> dict[str, dict[str, Share]]:
 
 
 def strictness(licence: str) -> int:
-    """Return the place of a licence in `LICENCES`, 0 being the strictest.
+    """Return the rank of a licence in `LICENCES`, 0 for the strictest.
 
     Example:
         >>> strictness("CC BY-NC 4.0") < strictness("CC BY 4.0") < strictness("MIT")
         True
     """
-    fitting = [
-        place
-        for place, name in enumerate(LICENCES)
-        if licence.casefold().startswith(name.casefold())
-    ]
-    return max(fitting, key=lambda place: len(LICENCES[place]), default=LICENCES.index("unknown"))
+    prefixes = [name for name in LICENCES if licence.casefold().startswith(name.casefold())]
+    return LICENCES.index(max(prefixes, key=len, default="unknown"))
 
 
 def _limits(tally: _Tally) -> list[str]:
-    """What follows from who decided, who wrote, and in which languages."""
+    """Return the limits that follow from the deciders and the languages of the rows."""
     decided = tally.counts["decided by"]
     limits = []
     if any(": rule" in name for name in decided):
         limits.append(
-            "Labels decided by a rule were judged by nobody. The rule compares a turn with what "
-            "people had labelled in the corpus; it cannot tell whether a sentence makes sense, and "
-            "does not hold an invented quotation against a step whose problem is right."
+            "No person judged the labels decided by a rule. The rule compares a turn with the human "
+            "labels of the corpus. It cannot tell whether a sentence makes sense, and accepts a "
+            "hallucinated quote in a step that names the right problem."
         )
     if any("not chained" in name for name in decided):
-        limits.append("Some labels are the control in which no step depends on another.")
+        limits.append(
+            "Some labels come from the unchained control, in which no step depends on another."
+        )
     elif any("chained" in name for name in decided):
         limits.append(
-            "Later steps depend on earlier ones by construction: a near emotion or a usual strategy "
-            "counts as wrong after a wrong step, although a reader may find it fitting."
+            "Labels of later steps depend on earlier ones by construction: after a wrong step, a "
+            "similar emotion or a common strategy counts as wrong, even if a reader would accept it."
         )
     if any(": model" in name for name in decided):
-        limits.append("Labels decided by a model carry that model's mistakes.")
+        limits.append("Labels decided by a model contain the errors of that model.")
     if len(tally.counts["language"]) == 1:
         limits.append(f"The only language is {next(iter(tally.counts['language']))}.")
     limits.append(
-        "People in these dialogues talk about hard times; some texts are upsetting. Nothing here is "
-        "fit to decide about a person, and a model trained on it is no substitute for help."
+        "The dialogues are about hard times, and some texts are upsetting. Do not use this data to "
+        "make decisions about a person; a model trained on it is no substitute for professional help."
     )
     return limits
 
@@ -329,22 +330,22 @@ def _limits(tally: _Tally) -> list[str]:
 
 
 def _offer(tally: _Tally, record: CerRecord, settings: Settings, seed: int) -> None:
-    """Keep the row as an example if it is one of the first by its draw."""
+    """Keep the row as an example if its draw is among the smallest."""
     kind = _kind(record)
     source = settings.quotable.get(record.case.corpus)
     if kind is None or source is None:
         return
-    kept = tally.examples[kind]
-    # Negative, so that the heap's root is the one to give way.
+    heap = tally.examples[kind]
+    # Negated, because heapq removes the smallest value.
     draw = -generator_for(seed, "example", record.id).random()
-    full = len(kept) >= EXAMPLES[kind]
-    if (full and draw <= kept[0][0]) or _is_grave(record):
+    full = len(heap) >= EXAMPLES[kind]
+    if (full and draw <= heap[0][0]) or _shows_risk(record):
         return
     entry = (draw, record.id, _example(record, kind, source))
     if full:
-        heapq.heapreplace(kept, entry)
+        heapq.heapreplace(heap, entry)
     else:
-        heapq.heappush(kept, entry)
+        heapq.heappush(heap, entry)
 
 
 def _kind(record: CerRecord) -> Kind | None:
@@ -361,8 +362,8 @@ def _kind(record: CerRecord) -> Kind | None:
     return None
 
 
-def _is_grave(record: CerRecord) -> bool:
-    """Whether a text holds signs of danger: such rows are data, and no illustration."""
+def _shows_risk(record: CerRecord) -> bool:
+    """Whether a text shows signs of danger: such rows are not used as examples."""
     texts = [each.text for each in record.case.history]
     texts += [candidate.reply for candidate in record.candidates]
     return any(find_risk(text, record.case.language) is not None for text in texts)
@@ -379,7 +380,7 @@ def _example(record: CerRecord, kind: Kind, source: str) -> Example:
             )
             verdicts.append(f"{place}: {steps}")
         if candidate.reason:
-            verdicts.append(f"{place}, found: {candidate.reason}")
+            verdicts.append(f"{place}, reason: {candidate.reason}")
     if record.preference is not None and record.preference_by is not None:
         verdicts.append(f"Preference: {record.preference} ({_by(record.preference_by)})")
     return Example(
@@ -387,19 +388,18 @@ def _example(record: CerRecord, kind: Kind, source: str) -> Example:
         id=record.id,
         source=source,
         history=tuple(
-            f"{speakers[said.speaker]}: {_short(said.text)}"
-            for said in record.case.history[-_LAST_TURNS:]
+            f"{speakers[turn.speaker]}: {_short(turn.text)}"
+            for turn in record.case.history[-_LAST_TURNS:]
         ),
-        candidates=tuple(_shown(candidate) for candidate in record.candidates),
+        candidates=tuple(
+            f"({candidate.author}) {candidate.turn or _short(candidate.reply)}"
+            for candidate in record.candidates
+        ),
         verdicts=tuple(verdicts),
     )
 
 
 _VERDICTS = {True: "right", False: "wrong", None: "not judged"}
-
-
-def _shown(candidate: Candidate) -> str:
-    return f"({candidate.author}) {candidate.turn or _short(candidate.reply)}"
 
 
 def _short(text: str) -> str:
@@ -412,226 +412,102 @@ def _short(text: str) -> str:
 
 def render(card: Card) -> str:
     """Return the card in Markdown."""
-    rows = sum(card.files.values())
+    reports = {report.step: report for report in card.reports}
     strictest = next(iter(card.licences), "none stated")
-    parts = [
-        _front_matter(card, strictest),
-        f"# {card.title}",
-        card.about,
-        f"{rows:,} rows of CER: a dialogue, one or two answers to it, whether each step of an answer's "
-        "reasoning is right, and which answer is better. Each verdict names who or what decided it.",
-        _counts(card),
-        _balance(card),
-        _made(card.reports),
-        _chosen(card.reports),
-        _figures(card.reports, "settle", "Agreement of the annotators"),
-        _figures(card.reports, "leaks", "What a test set holds leaves training"),
-        _licences(card, strictest),
-        _examples(card.examples),
-        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in card.limits),
-    ]
-    if card.command:
-        parts.append(f"## Building it again\n\n```sh\n{card.command}\n```")
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _front_matter(card: Card, strictest: str) -> str:
-    slug = strictest.casefold().replace(" ", "-")
-    known = slug.startswith("cc") or slug == "mit"
-    languages = sorted(card.counts.get("language", {}))
-    lines = ["---", f"license: {slug if known else 'other'}"]
-    if languages:
-        lines.append(f"language: [{', '.join(languages)}]")
-    return "\n".join([*lines, "---"])
-
-
-Align = Literal["left", "right"]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return a Markdown table whose first `left` columns hold words and the others numbers."""
-    dashes = ["---" if column < left else "---:" for column in range(len(head))]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-        for cells in (head, dashes, *rows)
+    page = _templates().get_template("card.md.jinja")
+    return page.render(
+        card=card,
+        licence_tag=_licence_tag(strictest),
+        strictest=strictest,
+        steps=[part.value for part in STEPS],
+        preferences=[answer.value for answer in Preference],
+        wrong=[
+            [name, *(row.get(part.value) for part in STEPS)] for name, row in card.wrong.items()
+        ],
+        compared=[[name, *row.values()] for name, row in card.preferences.items()],
+        counts=[["file", *row] for row in card.files.items()]
+        + [[facet, *row] for facet, counts in card.counts.items() for row in counts.items()],
+        dropped=[
+            [report.step, corpus, reason, count]
+            for report in card.reports
+            for corpus, reasons in report.dropped.items()
+            for reason, count in reasons.items()
+            if count
+        ],
+        silver=_silver(reports["silver"]) if "silver" in reports else None,
+        agreement=reports["settle"].figures if "settle" in reports else {},
+        decontamination=reports["leaks"].figures if "leaks" in reports else {},
+        examples=[(kind, [e for e in card.examples if e.kind is kind]) for kind in Kind],
     )
 
 
-def _counts(card: Card) -> str:
-    rows = [("file", name, count) for name, count in card.files.items()]
-    rows += [
-        (facet, value, count)
-        for facet, values in card.counts.items()
-        for value, count in values.items()
-    ]
-    cells = ([facet, value, f"{count:,}"] for facet, value, count in rows)
-    return "## What it holds\n\n" + _table(["By", "", "Rows"], cells, left=2)
-
-
-def _balance(card: Card) -> str:
-    parts = ["## How the labels are spread"]
-    if card.wrong:
-        steps = [part.value for part in STEPS]
-        parts.append("Steps that are wrong, with Wilson's 95 % interval and the number judged:")
-        parts.append(
-            _table(
-                ["Rows", *steps],
-                (
-                    [group, *(_share_cell(shares.get(step)) for step in steps)]
-                    for group, shares in card.wrong.items()
-                ),
-            )
-        )
-    if card.preferences:
-        answers = [answer.value for answer in Preference]
-        parts.append("Which answer is better, in the order in which they are shown:")
-        parts.append(
-            _table(
-                ["Rows", *answers],
-                (
-                    [group, *(_share_cell(shares.get(answer)) for answer in answers)]
-                    for group, shares in card.preferences.items()
-                ),
-            )
-        )
-    return "\n\n".join(parts) if len(parts) > 1 else ""
-
-
-def _share_cell(found: Share | None) -> str:
-    if found is None:
-        return "–"
-    return (
-        f"{100 * found.value:.1f} % ({100 * found.low:.1f} to {100 * found.high:.1f}; "
-        f"n = {found.of:,})"
+def _templates() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the page is Markdown
     )
+    environment.filters |= {"cell": _cell, "percent": _percent, "fenced": _fenced}
+    return environment
 
 
-def _made(reports: Sequence[StepReport]) -> str:
-    if not reports:
-        return ""
-    steps = _table(
-        ["Step", "read", "written", "left out"],
-        (
-            [report.step, f"{report.read:,}", f"{report.written:,}", f"{report.dropped_count:,}"]
-            for report in reports
-        ),
-    )
-    dropped = [
-        [report.step, corpus, reason, f"{count:,}"]
-        for report in reports
-        for corpus, reasons in report.dropped.items()
-        for reason, count in reasons.items()
-        if count
-    ]
-    parts = ["## How it was made", steps]
-    if dropped:
-        parts += [
-            "What was left out, and why:",
-            _table(["Step", "Corpus", "Reason", "Rows"], dropped, left=3),
-        ]
-    return "\n\n".join(parts)
+def _licence_tag(licence: str) -> str:
+    """Return the name of a licence on the hub, or "other"."""
+    slug = licence.casefold().replace(" ", "-")
+    return slug if slug.startswith("cc") or slug == "mit" else "other"
 
 
-def _chosen(reports: Sequence[StepReport]) -> str:
-    """Render what the silver rule found, and what was taken of it."""
-    report = next((each for each in reports if each.step == "silver"), None)
-    if report is None:
-        return ""
+def _silver(report: StepReport) -> dict[str, list[list[object]] | list[str]]:
+    """Return the tables of the silver rule: error rates and dependence, before and after selection."""
     figures = report.figures
-    rates, links = [], []
+    rates: list[list[object]] = []
+    links: list[list[object]] = []
     for split in ("train", "valid", "test"):
-        for which, words in (("raw", "all judged"), ("selected", "taken")):
+        for which, words in (("raw", "judged"), ("selected", "selected")):
             prefix = f"{split}.{which}"
             if not figures.get(f"{prefix}.rows"):
                 continue
-            wrong = [_number(figures.get(f"{prefix}.wrong.{part}"), percent=True) for part in STEPS]
-            rates.append([split, words, _number(figures.get(f"{prefix}.rows")), *wrong])
+            wrong = [_percent(figures.get(f"{prefix}.wrong.{part}")) for part in STEPS]
+            rates.append([split, words, figures[f"{prefix}.rows"], *wrong])
             for part in STEPS[1:]:
                 about = f"{prefix}.{part}"
-                shares = [
-                    _number(figures.get(f"{about}.wrong_after_{earlier}"), percent=True)
-                    for earlier in ("wrong", "right")
-                ]
-                measures = [_number(figures.get(f"{about}.{name}")) for name in ("phi", "bits")]
-                links.append([split, words, part.value, *shares, *measures])
+                after = [f"{about}.wrong_after_{earlier}" for earlier in ("wrong", "right")]
+                links.append(
+                    [
+                        *(split, words, part.value),
+                        *(_percent(figures.get(name)) for name in after),
+                        *(figures.get(f"{about}.{name}") for name in ("phi", "bits")),
+                    ]
+                )
     notes = [
         f"In {name.split('.')[0]}, {value}."
         for name, value in figures.items()
         if name.endswith(".note")
     ]
-    parts = [
-        "## Judged and taken",
-        "A small model's steps are wrong more often than a data set should hold. Rows were drawn by "
-        "the pattern of their labels (raking), which changes how often a step is wrong and keeps "
-        "the odds ratios of the rows that are drawn from: all but some answers to a mere greeting.",
-        _table(["Split", "Rows", "n", *(f"{part} wrong" for part in STEPS)], rates, left=2),
-        "How a step's label goes with the earlier ones: how often it is wrong where an earlier step "
-        "is wrong, and where all of them are right; the correlation (phi) and the mutual information.",
-        _table(
-            ["Split", "Rows", "Step", "wrong after wrong", "wrong after right", "phi", "bits"],
-            links,
-            left=3,
-        ),
-        *notes,
-    ]
-    return "\n\n".join(parts)
+    return {"rates": rates, "links": links, "notes": notes}
 
 
-def _figures(reports: Sequence[StepReport], step: str, title: str) -> str:
-    report = next((each for each in reports if each.step == step), None)
-    if report is None or not report.figures:
-        return ""
-    rows = ([name, _number(value)] for name, value in report.figures.items())
-    return f"## {title}\n\n" + _table(["Figure", "Value"], rows)
-
-
-def _number(value: float | int | str | None, *, percent: bool = False) -> str:
+def _cell(value: object) -> str:
+    """Return a cell of a table: numbers with separators, other floats to three decimals."""
     if value is None:
         return "–"
-    if isinstance(value, str):
-        return value
-    if percent:
-        return f"{100 * value:.1f} %"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+    if isinstance(value, Share):
+        low, high = 100 * value.low, 100 * value.high
+        return f"{100 * value.value:.1f} % ({low:.1f} to {high:.1f}; n = {value.of:,})"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value).replace("|", "\\|")
 
 
-def _licences(card: Card, strictest: str) -> str:
-    if not card.licences:
-        return ""
-    rows = ([licence, f"{count:,}"] for licence, count in card.licences.items())
-    return "\n\n".join(
-        [
-            "## Licences",
-            f"The strictest is **{strictest}**: use of the whole is bound by it. Rows carry the "
-            "licence of their corpus, so a part can be used by its own terms.",
-            _table(["Licence of the corpus", "Rows"], rows),
-        ]
-    )
+def _percent(value: float | int | str | None) -> str | None:
+    return None if value is None else f"{100 * float(value):.1f} %"
 
 
-def _examples(examples: Sequence[Example]) -> str:
-    """Render the examples, and say which kinds there are none of."""
-    parts = ["## Examples"]
-    for kind in Kind:
-        shown = [example for example in examples if example.kind is kind]
-        parts.append(f"### {kind}")
-        if not shown:
-            parts.append("There is no such row that may be quoted.")
-        for example in shown:
-            candidates = [
-                f"{place} {candidate}"
-                for place, candidate in zip(("First", "Second"), example.candidates, strict=False)
-            ]
-            body = "\n".join([*example.history, "", *candidates])
-            parts.append(f"From {example.source}; row `{example.id}`.")
-            parts.append(f"{_fence(body)}text\n{body}\n{_fence(body)}")
-            parts.append("\n".join(f"- {verdict}" for verdict in example.verdicts))
-    return "\n\n".join(part for part in parts if part)
-
-
-def _fence(body: str) -> str:
-    """Return a fence that the text does not hold."""
+def _fenced(text: str) -> str:
+    """Return a code block whose fence does not occur in the text."""
     fence = "```"
-    while fence in body:
+    while fence in text:
         fence += "`"
-    return fence
+    return f"{fence}text\n{text}\n{fence}"

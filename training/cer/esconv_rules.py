@@ -1,7 +1,7 @@
-"""ESConv's supporter turns with reasoning made by rule, as rows of CER: `python -m training cer rules <config.toml>`.
+"""ESConv's supporter turns with rule-based reasoning, as CER rows: `python -m training cer rules <config.toml>`.
 
-The turns are those of the first SFT set (`training.sft.dataset`), without photos. As rows of CER they can be learnt
-beside others. A rule wrote the steps and nobody judged them, so the rows say nothing about them.
+The turns are those of the first SFT set (`training.sft.dataset`), without photos. As CER rows they can be combined
+with others. A rule wrote the steps and nobody judged them, so the rows carry no labels.
 """
 
 import logging
@@ -28,14 +28,14 @@ _NO_FACES = dict.fromkeys(Emotion, "")
 
 
 class Config(FrozenModel):
-    """`[cer rules]`: which dialogues become rows."""
+    """`[cer rules]`: the dialogues that become rows."""
 
     esconv: Path
     """Folder with ESConv's `train.txt.gz`, `valid.txt.gz` and `test.txt.gz`."""
     output: Path
     """Folder that receives `rows.jsonl`, with the rows of all splits."""
     history_characters: int = Field(default=100_000, ge=0)
-    """Older turns are left out beyond this; no dialogue of ESConv is as long as the default."""
+    """The longest history; older turns are dropped. No ESConv dialogue reaches the default."""
     seed: int = Field(default=0, ge=0)
     """Draws the wording."""
 
@@ -43,7 +43,7 @@ class Config(FrozenModel):
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
     if resume is not None:
-        raise ConfigError("rows made by rule cannot be resumed: begin again, it takes seconds")
+        raise ConfigError("this stage cannot be resumed: run it again, it takes seconds")
     rows: list[CerRecord] = []
     for split in SPLITS:
         of_split = list(rule_rows(config, split))
@@ -61,7 +61,7 @@ def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
     """
     dialogues = list(read_esconv(config.esconv / f"{split}.txt.gz", split))
     source_ids = {
-        source.dialogue.id: opening_key(said.text for said in source.dialogue.utterances)
+        source.dialogue.id: opening_key(utterance.text for utterance in source.dialogue.utterances)
         for source in dialogues
     }
     samples = build_samples(
@@ -91,7 +91,7 @@ def _row(sample: Sample, split: Split, source_id: str, number: int, rounds: int)
         round=number,
         rounds=rounds,
         history=tuple(
-            CaseUtterance(speaker=said.speaker, text=said.text) for said in sample.history
+            CaseUtterance(speaker=turn.speaker, text=turn.text) for turn in sample.history
         ),
         original=reply,
         labels=HumanLabels(strategies=(Strategy(sample.strategy),), problem=sample.problem),

@@ -3,31 +3,31 @@
     python -m training cer training/configs/silver.toml --set data_dir=PATH
     python -m training cer training/configs/cer_full.toml --dry-run
 
-Two routes share their first steps. With ``annotation.mode = "people"`` it is the paper's: generators
-answer, two annotators judge and a third decides where they differ. ``"silver"`` needs nobody: a
-published rule judges against what people had labelled in the corpus (`training.cer.silver.dataset`).
+Two routes share their first steps. ``annotation.mode = "people"`` is the paper's route: generators
+write turns, two annotators judge them, and a third adjudicates. ``"silver"`` needs no annotators: a
+published rule compares the turns with the human labels of the corpus (`training.cer.silver.dataset`).
 
 ```text
-collect     steps/dialogues.jsonl                     every corpus in one form, with splits
-leaks       steps/clean.jsonl                         what gives a test away leaves train
+collect     steps/dialogues.jsonl                     every corpus in one format, with splits
+leaks       steps/clean.jsonl                         train without what repeats valid and test
 filter      steps/kept.jsonl                          rules, then a generator
-cases       steps/cases.jsonl                         rounds drawn by Eq. 1
+cases       steps/cases.jsonl                         rounds sampled by Eq. 1
 generate    steps/turns.jsonl                         turns with reasoning, by one or more models
-items       annotation/items.jsonl                    people: what annotators see; here the run waits
-settle      steps/labelled.jsonl                      people: what two of two or three agree on
-silver      steps/labelled.jsonl                      silver: what the rule says
-mixed       mixed.jsonl                               silver: steps of other histories, for training
+items       annotation/items.jsonl                    people: what annotators see; the run waits here
+settle      steps/labelled.jsonl                      people: labels on which two annotators agree
+silver      steps/labelled.jsonl                      silver: labels by the rule
+mixed       mixed.jsonl                               silver: turns of recombined steps, for training
 split       train.jsonl, valid.jsonl, test.jsonl
-human       human.<split>.jsonl                       judgements that corpora hold already
+human       human.<split>.jsonl                       judgements that are part of a corpus
 personality variants/duplicate.jsonl, rewrite.jsonl, persona.jsonl
 card        README.md, card.json
 ```
 
-Each step is done once (`training.cer.step_files`). The same command again goes on where the run was
-stopped, by whatever, and does again only what a changed setting asks for; the files come out the
-same, byte by byte, as if it had never stopped. `--resume RUN` does that too, and insists that the
-settings are those of the run, but for those that change no row (`_RESUMABLE`). What a generator has
-answered lies in `answers/` and is not asked again.
+Each step runs once (`training.cer.step_files`). After an interruption the same command continues,
+and repeats only the steps that a changed setting affects; the files are byte for byte those of an
+uninterrupted run. `--resume RUN` does the same but insists on the settings of the run, except for
+those that change no row (`_RESUMABLE`). The answers of generators are stored in `answers/` and not
+requested again.
 """
 
 import hashlib
@@ -58,11 +58,16 @@ from training.cer.silver import dataset as silver
 from training.cer.silver import faithful as silver_faithful
 from training.cer.silver import mixed as silver_mixed
 from training.cer.step_files import Json, Steps
-from training.cer.steps import annotation, cases, filtering, generation
-from training.cer.steps import decontamination as leaks
-from training.cer.steps import human_labels as human
-from training.cer.steps import ingest as collecting
-from training.cer.steps import subset as trial
+from training.cer.steps import (
+    annotation,
+    cases,
+    decontamination,
+    filtering,
+    generation,
+    human_labels,
+    ingest,
+    subset,
+)
 from training.common.fingerprints import stamp
 from training.common.interrupts import StopRequest
 from training.common.run_directory import CONFIG_FILE, RunDirectory
@@ -74,21 +79,21 @@ _log = logging.getLogger(__name__)
 _ENDPOINT_LOG = logging.getLogger("openai")
 
 _RESUMABLE = ("engine", "workers", "max_requests", "annotation.files", "annotation.wait")
-"""Keys that may differ from those of a run that is resumed with `--resume`."""
+"""Keys that may differ when a run is resumed with `--resume`."""
 _OF_NO_ROW = {
     *("requests_per_minute", "timeout_seconds", "retries", "backoff_seconds"),
     *("price_per_million_input", "price_per_million_output"),
 }
-"""Of a generator: how it is reached and what it costs, which changes nothing in a row."""
+"""Generator settings about connection and price, which change no row."""
 _LOCK = ".lock"
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Do the steps that are not done; with `dry_run`, check files and say what would be asked.
+    """Run the steps that are not done; with `dry_run`, check the files and estimate the requests.
 
     Raises:
-        StoppedEarly: The budget of requests is spent, or Ctrl-C was pressed.
-        WaitingForPeople: Annotators have to do their part first.
+        StoppedEarly: The request budget is spent, or Ctrl-C was pressed.
+        WaitingForPeople: Annotations are missing.
     """
     if resume is not None and resume.resolve() != config.output.resolve():
         config = config.model_copy(update={"output": resume})
@@ -97,40 +102,42 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         estimate(config)
         return
     directory = _open(config, resume)
-    with _alone(directory.path):
+    with _locked(directory.path):
         try:
             _Pipeline(config, directory).run()
         except KeyboardInterrupt:
-            raise StoppedEarly(f"stopped; {_go_on(directory.path)}") from None
+            raise StoppedEarly(
+                f"stopped; {directory.path} holds what is done, and the same command continues"
+            ) from None
         except BudgetSpentError as error:
             raise StoppedEarly(str(error)) from error
 
 
 def estimate(config: Config) -> None:
-    """Say what a run would ask its generators, and at what price. Nothing is asked or kept.
+    """Log the requests that a run would send, and their price. Nothing is sent or stored.
 
-    The steps before are done for real, in a folder that is thrown away, with the rules of the filter
-    alone: what its model would drop is counted as kept.
+    The earlier steps run in a temporary folder, with the rules of the filter only: dialogues that its
+    model would drop are counted.
     """
     without_models = config.roles.model_copy(update={"filter": None})
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        trial = config.model_copy(update={"output": folder, "roles": without_models})
-        pipeline = _Pipeline(trial, RunDirectory(folder))
+        scratch_config = config.model_copy(update={"output": folder, "roles": without_models})
+        pipeline = _Pipeline(scratch_config, RunDirectory(folder))
         pipeline.prepare()
         total = 0.0
         priced = False
-        for asked in costs.all_questions(config, pipeline.path, pipeline.pictures):
-            found = costs.estimate(asked.questions, config.generators[asked.generator])
-            _log.info("%s, %s: %s", asked.step, asked.generator, found)
-            total += found.price or 0.0
-            priced = priced or found.price is not None
+        for batch in costs.all_questions(config, pipeline.path, pipeline.pictures):
+            cost = costs.estimate(batch.questions, config.generators[batch.generator])
+            _log.info("%s, %s: %s", batch.step, batch.generator, cost)
+            total += cost.price or 0.0
+            priced = priced or cost.price is not None
     if priced:
-        _log.info("together at most %.2f, each question answered at the first try", total)
+        _log.info("together at most %.2f, without retries", total)
 
 
 class _Pipeline:
-    """One start of a run: what its steps share."""
+    """One start of a run: the state that its steps share."""
 
     def __init__(self, config: Config, directory: RunDirectory) -> None:
         self.config = config
@@ -146,7 +153,7 @@ class _Pipeline:
         )
 
     def run(self) -> None:
-        """Do all steps in order."""
+        """Run all steps in order."""
         self.prepare()
         self.generate()
         if self.config.annotation.mode == "people":
@@ -165,11 +172,11 @@ class _Pipeline:
     # --- From corpora to cases -----------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Collect, leave out what gives tests away, filter, and draw rounds."""
+        """Ingest, decontaminate, filter, and sample rounds."""
         config, path = self.config, self.path
         self.steps.run(
             "collect",
-            lambda: collecting.collect(
+            lambda: ingest.collect(
                 config.corpora, config.data_dir, path("dialogues"), seed=config.seed
             ),
             settings={
@@ -189,12 +196,12 @@ class _Pipeline:
         cards = [config.data_dir / name for name in config.role_cards]
         self.steps.run(
             "leaks",
-            lambda: leaks.exclude_leaks(
+            lambda: decontamination.decontaminate(
                 dialogues,
                 path("clean"),
                 path("leaks"),
                 config.leaks,
-                leaks.read_cards(cards),
+                decontamination.read_cards(cards),
             ),
             settings=_values(config.leaks),
             inputs=[dialogues, *cards],
@@ -225,7 +232,7 @@ class _Pipeline:
         config, path = self.config, self.path
         self.steps.run(
             "trial",
-            lambda: trial.draw_sources(path("dialogues"), path("trial"), count, config.seed),
+            lambda: subset.draw_sources(path("dialogues"), path("trial"), count, config.seed),
             settings={"sources_per_split": count, "seed": config.seed},
             inputs=[path("dialogues")],
             outputs=[path("trial")],
@@ -252,13 +259,13 @@ class _Pipeline:
             settings={
                 **_values(config.filter),
                 **self._asked(("filter",), _some(reader)),
-                "words": _texts([filtering.TELLTALES]),
+                "words": _texts([filtering.LLM_ARTIFACTS]),
             },
             inputs=[path("clean")],
             outputs=[path("kept"), path("filtered_out")],
         )
 
-    # --- Turns, and what is said about them ----------------------------------------------------
+    # --- Turns and labels ----------------------------------------------------------------------
 
     def generate(self) -> None:
         config, path = self.config, self.path
@@ -288,10 +295,10 @@ class _Pipeline:
         )
 
     def ask_people(self) -> None:
-        """Write what annotators see, and settle what they have answered.
+        """Write the annotation items, and settle the answers.
 
         Raises:
-            WaitingForPeople: There are no answers yet, or some items need another annotator.
+            WaitingForPeople: There are no answers, or some items need another annotator.
         """
         config, path = self.config, self.path
         desk = self.folder / "annotation"
@@ -336,9 +343,9 @@ class _Pipeline:
             needed = sum(1 for _ in file)
         if needed and config.annotation.wait:
             raise WaitingForPeople(
-                f"{report.written} items have a label; {needed} still need another annotator, and "
-                f"{desk / 'needs.jsonl'} names them. Put the answers into {answers} and start "
-                "again, or go on with what is settled: --set annotation.wait=false"
+                f"{report.written} items are labelled; {needed} still need another annotator and are "
+                f"listed in {desk / 'needs.jsonl'}. Add the answers to {answers} and run the command again, "
+                "or continue with the labelled items: --set annotation.wait=false"
             )
 
     def apply_rule(self) -> None:
@@ -384,7 +391,7 @@ class _Pipeline:
         )
 
     def _rule(self) -> dict[str, Json]:
-        """What a row owes to the rule beside its settings."""
+        """Return what else the rows of the rule depend on."""
         files = [
             *Path(silver.__file__).parent.glob("*.toml"),
             *VOCABULARIES.glob("strategy_signs.*.toml"),
@@ -392,7 +399,7 @@ class _Pipeline:
         ]
         return {"rule": silver.VERSION, "seed": self.config.seed, "words": _texts(files)}
 
-    # --- What is handed on ---------------------------------------------------------------------
+    # --- Output --------------------------------------------------------------------------------
 
     def split(self) -> None:
         """Write the rows by split."""
@@ -406,14 +413,14 @@ class _Pipeline:
         )
 
     def read_judged(self) -> None:
-        """Write the rows that people had judged before, by split."""
+        """Write the rows with judgements of other corpora, by split."""
         config, path = self.config, self.path
         if not config.judged:
             return
         names = [name for corpus in config.judged for name in corpus.paths]
         self.steps.run(
             "human",
-            lambda: human.judgements(
+            lambda: human_labels.judgements(
                 config.judged, config.data_dir, path("human"), config.human, seed=config.seed
             ),
             settings={
@@ -444,7 +451,7 @@ class _Pipeline:
         source, cast = self.folder / "train.jsonl", self.folder / "personas"
         rules = _texts(Path(traits.__file__).parent.glob("*.toml"))
 
-        def tell() -> StepReport:
+        def describe() -> StepReport:
             with self.askers("traits", _some(config.roles.traits), source) as askers:
                 return traits.describe(
                     source,
@@ -457,7 +464,7 @@ class _Pipeline:
 
         self.steps.run(
             "traits",
-            tell,
+            describe,
             settings={
                 **_values(settings.traits),
                 **self._asked(("disc",), _some(config.roles.traits)),
@@ -475,7 +482,7 @@ class _Pipeline:
             outputs=[cast / "personas.jsonl", cast / "clusters.json"],
         )
 
-        def reword() -> StepReport:
+        def rewrite() -> StepReport:
             roles = config.roles
             with (
                 self.askers("rewriting", _some(roles.rewriting), source) as askers,
@@ -495,7 +502,7 @@ class _Pipeline:
         names = [*_some(config.roles.rewriting), *_some(config.roles.checking)]
         self.steps.run(
             "rewriting",
-            reword,
+            rewrite,
             settings={
                 **_values(settings.rewriting),
                 "by": config.roles.rewriting,
@@ -544,32 +551,32 @@ class _Pipeline:
     def askers(
         self, step: str, names: Sequence[str], source: Path
     ) -> Iterator[Mapping[str, Asker]]:
-        """Open the generators of a step that reads `source`, and free them after it."""
+        """Open the generators of a step that reads `source`, and close them afterwards."""
         with ExitStack() as stack:
-            # Only here: any other work can be dropped at once, and is, by Ctrl-C.
+            # Other work needs no orderly stop: Ctrl-C interrupts it at once.
             stopping = stack.enter_context(StopRequest()) if names else None
-            stack.enter_context(_counted_instead_of_logged())
+            stack.enter_context(_quiet_requests())
             askers = {}
             for name in names:
                 settings = self.config.generators[name]
-                # Of a model in process, what a row reads like can depend on its batch.
+                # The output of an in-process model can depend on the batch.
                 content = self.steps.content(source) if settings.in_process else ""
                 version = f"{name}-{_version(settings, content)}"
                 folder = self.folder / "answers" / step / version
                 asker = Asker(settings, folder, self.budget, self.engine, stopping=stopping)
                 stack.callback(asker.close)
                 askers[name] = asker
-                stack.callback(self._say_counts, step, asker)
+                stack.callback(self._log_counts, step, asker)
             yield askers
 
-    def _say_counts(self, step: str, asker: Asker) -> None:
+    def _log_counts(self, step: str, asker: Asker) -> None:
         counts = asker.counts
         self.steps.unfinished += sum(counts.unanswered.values())
         if counts.requests:
             self.directory.log("%s, %s: %s", step, asker.name, _requests(counts))
 
     def _asked(self, prompts: Sequence[str], names: Sequence[str]) -> dict[str, Json]:
-        """Return what the rows of a step owe to its generators."""
+        """Return what the rows of a step depend on through its generators."""
         folders = [Path(compeer_core.prompts.__file__).parent, Path(__file__).parent / "prompts"]
         files = [
             file
@@ -588,7 +595,7 @@ class _Pipeline:
 
 
 def _open(config: Config, resume: Path | None) -> RunDirectory:
-    """Begin the run or go on with it; only `--resume` insists on the settings it began with."""
+    """Start or continue the run; only `--resume` insists on the settings of its start."""
     begun = (config.output / CONFIG_FILE).exists()
     changes = tuple(Config.model_fields)
     if resume is not None:
@@ -600,8 +607,8 @@ def _open(config: Config, resume: Path | None) -> RunDirectory:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the run for as long as this one is at work."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the run."""
     with (folder / _LOCK).open("w", encoding="utf-8") as file:
         with suppress(ImportError):
             import fcntl
@@ -609,13 +616,15 @@ def _alone(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ConfigError(f"{folder} is at work in another process already") from error
+                raise ConfigError(
+                    f"{folder} is in use by another process; wait for it, or name another output"
+                ) from error
         yield
 
 
 @contextmanager
-def _counted_instead_of_logged() -> Iterator[None]:
-    """Keep requests that fail out of the log: there can be thousands, and they are counted."""
+def _quiet_requests() -> Iterator[None]:
+    """Do not log failed requests one by one: there can be thousands, and they are counted."""
     before = _ENDPOINT_LOG.level
     _ENDPOINT_LOG.setLevel(logging.ERROR)
     try:
@@ -625,16 +634,16 @@ def _counted_instead_of_logged() -> Iterator[None]:
 
 
 def _requests(counts: Counts) -> str:
-    told = f"{counts.requests} requests sent for {counts.asked} questions"
+    parts = [f"{counts.requests} requests sent for {counts.asked} questions"]
     for name, reasons in (
-        ("got no text", counts.faults),
-        ("asked again", counts.retried),
+        ("failed requests", counts.faults),
+        ("repeated", counts.retried),
         ("without a usable answer", {**counts.failed, **counts.unanswered}),
     ):
         if reasons:
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            told = f"{told}; {name}: {listed}"
-    return told
+            parts.append(f"{name}: {listed}")
+    return "; ".join(parts)
 
 
 def _engine(config: Config) -> Engine:
@@ -650,11 +659,11 @@ def _values(settings: FrozenModel) -> dict[str, Any]:
 
 
 def _asked_under(settings: GeneratorSettings) -> dict[str, Any]:
-    """Return what a generator's answers depend on beside the questions."""
+    """Return what a generator's answers depend on, apart from the questions."""
     values = {key: value for key, value in _values(settings).items() if key not in _OF_NO_ROW}
     where = settings.where
     if where.kind is SourceKind.ENDPOINT:
-        values["source"] = where.model  # where it stands does not matter
+        values["source"] = where.model  # the address does not matter
         values.pop("in_flight")
     elif where.kind is not SourceKind.HUB:
         values["files"] = stamp(Path(where.location))
@@ -662,7 +671,7 @@ def _asked_under(settings: GeneratorSettings) -> dict[str, Any]:
 
 
 def _version(settings: GeneratorSettings, content: str) -> str:
-    """Return what tells a generator's answers from those that cannot be used beside them."""
+    """Return a key of the settings under which stored answers can be reused."""
     values: dict[str, Any] = dict(settings.made_under)
     if settings.in_process:
         values |= {**_asked_under(settings), "content": content}
@@ -684,15 +693,12 @@ def _split(step: str, source: Path, outputs: Mapping[Split, Path]) -> StepReport
     return StepReport(step=step, read=total, written=total, figures=counts)
 
 
-def _go_on(folder: Path) -> str:
-    return f"what was done is kept in {folder}; the same command goes on from there"
-
-
 def _invitation(folder: Path, count: int) -> str:
     desk = folder / "annotation"
     return (
-        f"{desk / 'items.jsonl'} holds {count} items for annotators. Two people judge each item on "
-        "their own: whether each step is right, and which reply is better. Put their answers, CSV or "
-        f"JSON lines (compeer_core.annotation.annotations), into {desk / 'answers'} and start again with "
-        "the same command; where two differ, it names the items that a third has to decide."
+        f"{desk / 'items.jsonl'} holds {count} items for annotators. Two people judge each item "
+        "independently: whether each step is right, and which reply is better. Put their answers, CSV "
+        "or JSON lines (compeer_core.annotation.annotations), into "
+        f"{desk / 'answers'} and run the same command again; it lists the items on which two "
+        "annotators disagree and a third has to adjudicate."
     )

@@ -1,4 +1,4 @@
-"""The config of stage `cer`: one table for each step, and which generator does what."""
+"""The config of stage `cer`: a table for each step, and the role of each generator."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -21,7 +21,7 @@ from training.cer.requests.generators import GeneratorSettings
 from training.cer.silver.dataset import Settings as SilverSettings
 from training.cer.silver.mixed import Mixing
 from training.cer.steps.cases import Settings as CaseSettings
-from training.cer.steps.decontamination import Settings as LeakSettings
+from training.cer.steps.decontamination import Settings as DecontaminationSettings
 from training.cer.steps.filtering import Settings as FilterSettings
 from training.cer.steps.generation import Settings as GenerationSettings
 from training.cer.steps.human_labels import JudgedCorpus
@@ -30,18 +30,18 @@ from training.cer.steps.ingest import CorpusFile
 
 
 class Roles(FrozenModel):
-    """Who does what, by the names of `Config.generators`."""
+    """The generator of each task, by its name in `Config.generators`."""
 
     filter: str | None = None
-    """Reads each dialogue that passed the rules; None leaves the filter at its rules."""
+    """Filters the dialogues that pass the rules; None: the rules only."""
     turns: tuple[str, ...] = ()
-    """Write the turns with reasoning; empty means all generators."""
+    """Write the turns with reasoning; empty: all generators."""
     traits: str | None = None
-    """Tells the traits of the speakers; None uses the lexical rule."""
+    """Describes the traits of the speakers; None: the lexical rule."""
     rewriting: str | None = None
-    """Rewrites rows; None uses the rules of manner."""
+    """Rewrites rows; None: the rules of `manner`."""
     checking: str | None = None
-    """Compares rewritten rows with the originals; None leaves it at the rules of drift."""
+    """Compares rewritten rows with the originals; None: the rules of `drift` only."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -50,87 +50,82 @@ class Roles(FrozenModel):
 
 
 class AnnotationSettings(FrozenModel):
-    """Who says what is right and what is better."""
+    """Who labels the turns."""
 
     mode: Literal["people", "silver"] = "silver"
-    """`people`: annotators, whose answers are read from files. `silver`: the published rule."""
+    """`people`: annotators, with answers from files. `silver`: the published rule."""
     files: tuple[Path, ...] = ()
-    """Answers of annotators, CSV or JSON lines, in addition to those in `annotation/answers` of the
-    run."""
+    """Annotators' answers, CSV or JSON lines, in addition to `annotation/answers` of the run."""
     wait: bool = True
-    """Wait until each question is settled or dropped. False goes on with what is settled."""
+    """Wait until each question is settled or dropped. False: continue with the settled ones."""
 
 
 class PersonalitySettings(FrozenModel):
     """How rows of the train split are rewritten."""
 
     traits: TraitSettings = TraitSettings()
-    """How manners of speaking are told."""
+    """How manners of speaking are described."""
     clusters: ClusterSettings = ClusterSettings()
-    """How they are grouped."""
+    """How personas are clustered."""
     rewriting: RewritingSettings = RewritingSettings()
-    """How rows are rewritten, and which rewritings are left out."""
+    """How rows are rewritten, and which results are dropped."""
 
 
 class Config(FrozenModel):
-    """A CER data set."""
+    """How a CER data set is made."""
 
     output: Path
-    """Where everything goes: the rows, the card, the reports, and the steps on the way."""
+    """The run directory: rows, card, reports and intermediate files."""
     data_dir: Path = Path("corpora")
-    """The folder of corpora: relative paths below start there."""
+    """The folder of corpora; paths of corpora are relative to it."""
     seed: int = Field(default=0, ge=0)
-    """Of every draw: splits without a split of their own, rounds, samples, orders, personas."""
+    """The seed of every draw: splits of unsplit corpora, rounds, samples, orders, personas."""
     engine: Literal["local", "ray"] = "local"
-    """Where the work on single rows is done: in this process, or by the workers of Ray Data (extra
-    `ray`). Both make the same files, byte by byte. On the workers run the questions to generators,
-    the rules of the filter, the drawing of rounds, the silver rule, the rule that tells traits, and
-    the rewriting by rules with its check (that of a sentence encoder aside: an open model is not sent
-    to workers). In this process stays what needs many rows at once or their order: reading corpora,
-    near-duplicates of tests, the comparison of layouts, the counts of what people do, which rows are
-    taken, the vocabulary of likeness, clusters, personas, measures and the card; then photos, which
-    lie on this machine; what people have judged, which is short; and writing files."""
+    """Where work on single rows runs: in this process, or on Ray Data workers (extra `ray`). The files
+    are the same, byte for byte. Workers run the questions to generators, the filter rules, the
+    sampling of rounds, the silver rule, the lexical traits, and rewriting by rule with its check.
+    This process keeps what needs many rows or their order (ingest, near-duplicates, the comparison of
+    layouts, habit counts, selection, clusters, personas, figures, the card), sentence encoders,
+    photos, human judgements, and writing files."""
     workers: int = Field(default=2, ge=1)
-    """Of Ray: processes, each of which takes a CPU and has its own part of the requests in flight."""
+    """Ray processes; each takes one CPU and its share of the concurrent requests."""
     max_requests: int | None = Field(default=None, ge=0)
-    """Requests to generators in one start, repeated ones included; then the run stops, and what was
-    answered is kept."""
+    """The most requests to generators in one start, retries included; the run then stops and keeps
+    the answers."""
     corpora: tuple[CorpusFile, ...] = Field(min_length=1)
-    """The files, in the order in which they are read."""
+    """The files, in reading order."""
     role_cards: tuple[str, ...] = ()
-    """Files of role cards in the layout of ESC-Eval, below `data_dir`. Dialogues of the train split
-    that they were made from are left out."""
+    """Files of role cards in ESC-Eval's layout. Their source dialogues are removed from `train`."""
     faces: str | None = None
-    """The packed folder of faces, below `data_dir`; needed for `cases.face_share`."""
+    """The packed folder of faces; needed for `cases.face_share`."""
     sources_per_split: int | None = Field(default=None, ge=1)
-    """For a trial: at most so many dialogues, in all their layouts, of each split."""
-    leaks: LeakSettings = LeakSettings()
-    """When a row of training gives a test away."""
+    """Use a subset: at most this many source dialogues of each split, in all their layouts."""
+    leaks: DecontaminationSettings = DecontaminationSettings()
+    """When a train dialogue repeats a held-out one."""
     filter: FilterSettings = FilterSettings()
-    """Which dialogues are incoherent, artificial or no dialogues."""
+    """Which dialogues are dropped as incoherent, artificial or not a dialogue."""
     cases: CaseSettings = CaseSettings()
-    """Which rounds are looked at."""
+    """Which rounds become cases."""
     generators: Mapping[str, GeneratorSettings] = {}
-    """Models that write or read, by a name of your own."""
+    """Models, by a name of your choice."""
     roles: Roles = Roles()
-    """Which of them does what."""
+    """The task of each model."""
     generation: GenerationSettings = GenerationSettings()
-    """How many turns are written, and which are usable."""
+    """How many turns are written, and which are accepted."""
     annotation: AnnotationSettings = AnnotationSettings()
-    """People or the rule."""
+    """Labels by people or by the rule."""
     silver: SilverSettings = SilverSettings()
-    """The rule's thresholds, for `annotation.mode = "silver"`."""
+    """The thresholds of the rule, for `annotation.mode = "silver"`."""
     mixing: Mixing | None = None
-    """Turns for training that are put together from steps of other histories, in silver mode."""
+    """Training turns made of recombined steps, in silver mode; None: none."""
     judged: tuple[JudgedCorpus, ...] = ()
-    """Corpora in which people have judged replies already; their rows stand in files of their
-    own."""
+    """Corpora that contain human judgements of replies; their rows get separate files."""
     human: HumanSettings = HumanSettings()
     """How those judgements become preferences."""
     personality: PersonalitySettings | None = None
-    """The three variants of the train split; None leaves them out."""
+    """The three variants of the train split; None: no variants."""
     card: CardSettings = CardSettings()
-    """What stands in the card beside the numbers."""
+    """The texts of the card."""
 
     @model_validator(mode="after")
     def _roles_are_known(self) -> Self:
@@ -139,9 +134,9 @@ class Config(FrozenModel):
                 near = get_close_matches(name, self.generators, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
                 known = ", ".join(self.generators) or "none"
-                raise ValueError(f"roles: no generator {name!r}{hint}; there are: {known}")
+                raise ValueError(f"roles: no generator {name!r}{hint}; known: {known}")
         if not self.generators:
-            raise ValueError("generators: at least one is needed, to write turns")
+            raise ValueError("generators: at least one is needed to write turns")
         return self
 
     @property
@@ -151,10 +146,10 @@ class Config(FrozenModel):
 
 
 def check(config: Config) -> None:
-    """Look for everything that a run will read, before it begins.
+    """Check that all inputs of a run exist.
 
     Raises:
-        ConfigError: A file is missing, or a model's source cannot be read.
+        ConfigError: A file is missing, or a model's source is not usable.
     """
     for file in config.corpora:
         if not is_hub_name(file.path):
@@ -166,13 +161,13 @@ def check(config: Config) -> None:
     if config.faces is not None:
         _must_exist(config.data_dir / config.faces)
     elif config.cases.face_share:
-        raise ConfigError("cases.face_share is not 0: name the packed folder of faces as `faces`")
+        raise ConfigError("cases.face_share is above 0: set `faces` to the packed folder of faces")
     for name, settings in config.generators.items():
         where = settings.where
         if where.kind is SourceKind.ENDPOINT and urlsplit(where.location).username is not None:
             raise ConfigError(
-                f"generators.{name}.source: a URL with a key or a password would be written to the "
-                f"run's config.json; put the key into {' or '.join(KEY_VARIABLES)}"
+                f"generators.{name}.source: the URL contains a user name or key, which would be saved "
+                f"in the run's config.json; set {' or '.join(KEY_VARIABLES)} instead"
             )
         if where.kind in {SourceKind.CHECKPOINT, SourceKind.SCRIPTED}:
             _must_exist(Path(where.location))

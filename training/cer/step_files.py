@@ -1,19 +1,19 @@
-"""Steps that write files, each done once: what a pipeline needs to be stopped and begun again.
+"""Steps that write files and run once each, so that a pipeline can be stopped and continued.
 
-A step reads files, writes files and returns a `StepReport`. What it did is noted beside the report:
+A step reads files, writes files and returns a `StepReport`. Two files record it:
 
 ```text
-<run>/reports/filter.json        what the step read, wrote and left out
-<run>/reports/done/filter.json   its settings and inputs, by hash, and size and hash of its outputs
+<run>/reports/filter.json        what the step read, wrote and dropped
+<run>/reports/done/filter.json   the hash of its settings and inputs, size and hash of its outputs
 ```
 
-A step is skipped if it was done under the same settings, with inputs of the same content, and its
-outputs are still there. So a change of one step's settings redoes that step and whatever follows
-from it: a later step is left alone where its own input comes out as it was, byte by byte.
+A step is skipped if its settings, the content of its inputs, and its outputs are unchanged. So a
+changed setting repeats its step and the steps that depend on it; a later step whose input comes out
+the same, byte for byte, is skipped.
 
-The note is taken away before a step begins and written once its outputs have their names. Killed
-anywhere in between, the step is done again from its inputs; what generators had answered by then is
-in their journals.
+The record is removed before a step begins, and written after its outputs have their final names. A
+step that is killed in between runs again from its inputs; answers of generators are in their
+journals by then.
 """
 
 import hashlib
@@ -34,42 +34,42 @@ REPORTS = "reports"
 _log = logging.getLogger(__name__)
 
 Json = Any
-"""What `json.dumps` can write."""
+"""Anything that `json.dumps` accepts."""
 
 
 class Output(FrozenModel):
-    """A file as a step left it."""
+    """A file that a step has written."""
 
     bytes: int
     sha256: str
 
 
 class Done(FrozenModel):
-    """The note that a step is done."""
+    """The record of a finished step."""
 
     fingerprint: str
-    """Of the step's settings and of its inputs."""
+    """The hash of the step's settings and inputs."""
     outputs: Mapping[str, Output]
     """By path below the run's folder."""
 
 
 class Steps:
-    """The steps of one run, in the order in which they are asked for.
+    """The steps of one run.
 
     Args:
-        folder: Where outputs, reports and notes lie.
-        say: Is told, in a sentence, what is done and what is skipped.
+        folder: Holds outputs, reports and records.
+        say: Receives a sentence for each step that runs or is skipped.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = _log.info) -> None:
         self.folder = folder
         self.reports: dict[str, StepReport] = {}
-        """Of the steps so far, in order."""
+        """The reports so far, in order."""
         self.redone = False
-        """Whether any step of this start had something to do."""
+        """Whether a step ran in this start."""
         self.unfinished = 0
-        """Questions of the step at work that nobody answered. Its rows are whole without them, but it
-        is not done: the next start asks them again."""
+        """Unanswered questions of the current step. Its rows are complete without them, but the step does
+        not count as finished: the next start asks them again."""
         self._say = say
         self._known: dict[Path, str] = {}
 
@@ -82,13 +82,13 @@ class Steps:
         inputs: Iterable[Path] = (),
         outputs: Sequence[Path],
     ) -> StepReport:
-        """Do a step, or find that it is done.
+        """Run a step, or skip it if it is finished.
 
         Args:
-            name: Of the step, also the name of its report.
-            work: Writes every one of `outputs` whole, under its final name at the end.
-            settings: Whatever else the outputs depend on, as JSON.
-            inputs: Files that it reads; one that is missing counts as such.
+            name: The name of the step and of its report.
+            work: Writes all `outputs` atomically.
+            settings: What else the outputs depend on, as JSON.
+            inputs: Files that it reads; a missing file counts as such.
             outputs: Files below the run's folder.
         """
         report_path = self.folder / REPORTS / f"{name}.json"
@@ -96,7 +96,7 @@ class Steps:
         fingerprint = digest([name, settings, [self.content(path) for path in inputs]])
         report = self._done_before(note, report_path, fingerprint, outputs)
         if report is not None:
-            self._say(f"{name}: done before, {report.written} rows")
+            self._say(f"{name}: already done, {report.written} rows")
         else:
             self.redone = True
             note.unlink(missing_ok=True)
@@ -121,23 +121,20 @@ class Steps:
             self._say(f"{name}: {_sentence(report)}, {time.monotonic() - begun:.1f} s")
             if self.unfinished:
                 self._say(
-                    f"{name}: {self.unfinished} questions got no answer; the rows go on without "
+                    f"{name}: {self.unfinished} questions were not answered; the rows continue without "
                     "them, and the same command asks them again"
                 )
         self.reports[name] = report
         return report
 
     def content(self, path: Path) -> str:
-        """Return the hash of a file's content, "" of one that is missing; files are read once."""
+        """Return the hash of a file's content, or "" if it is missing; each file is read once."""
         if path not in self._known:
             if not path.is_file():
                 return ""
             with path.open("rb") as file:
                 self._known[path] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._known[path]
-
-    def report_path(self, name: str) -> Path:
-        return self.folder / REPORTS / f"{name}.json"
 
     def _done_before(
         self, note: Path, report: Path, fingerprint: str, outputs: Sequence[Path]
@@ -146,9 +143,9 @@ class Steps:
             return None
         try:
             done = TypeAdapter(Done).validate_json(note.read_bytes())
-            found = StepReport.model_validate_json(report.read_bytes())
+            earlier = StepReport.model_validate_json(report.read_bytes())
         except ValidationError:
-            return None  # of another version of this program: the step is done again
+            return None  # written by another version of this program
         if done.fingerprint != fingerprint:
             return None
         for path in outputs:
@@ -156,14 +153,19 @@ class Steps:
             if output is None or not path.is_file() or path.stat().st_size != output.bytes:
                 return None
             self._known[path] = output.sha256
-        return found
+        return earlier
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Write under a temporary name and rename, so that a crash leaves the old file whole."""
+    """Write a value as indented JSON, atomically."""
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name and rename it, so that a crash leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
 
 

@@ -1,13 +1,11 @@
-"""Written dialogues as rows of CER: `python -m training cer written <config.toml>`.
+"""Dialogues written by a language model, as CER rows: `python -m training cer written <config.toml>`.
 
-A large language model wrote whole dialogues (`assets/cer/README.md`), each supporter turn with its three steps. Here
-each of these turns becomes one row, in the form in which SFT reads any other. Nobody judged the steps, so the rows
-say nothing about them.
+A large language model wrote whole dialogues (`assets/cer/README.md`), each supporter turn with its three steps. Each
+of these turns becomes one row, in the format that SFT reads. Nobody judged the steps, so the rows carry no labels.
 
-A dialogue names the class of a photo and never the photo. Photos are drawn from the packed folder of faces: those to
-train with for the train split, those kept from training for the others. A small image tower takes many faces for
-something else, and what a turn says of them would be wrong then; `readings` leaves only photos that it takes for
-what the dialogue names.
+A dialogue names the class of a photo, not the photo. Photos are drawn from the packed folder of faces: its train
+photos for the train split, held-out ones for the others. A small image tower misreads many faces, and the text of a
+turn would then be wrong; `readings` restricts the draw to photos that the tower reads as the class in question.
 """
 
 import gzip
@@ -43,46 +41,46 @@ _log = logging.getLogger(__name__)
 
 LICENCE = "CC BY 4.0"
 ONE_IN = 12
-"""One in so many dialogues is for validation, and one for the test."""
+"""One dialogue in this many is for validation, and one for the test."""
 
 
 class Config(FrozenModel):
-    """`[cer written]`: which dialogues, and which photos they are shown with."""
+    """`[cer written]`: the dialogues and their photos."""
 
     written: Path
-    """The dialogues: JSON lines, packed with gzip."""
+    """The dialogues: JSON lines, compressed with gzip."""
     output: Path
     """Folder that receives `rows.jsonl`."""
     faces: Path | None = None
-    """Folder of the packed faces. None leaves out every turn before which a photo was shown."""
+    """Folder of the packed faces. None drops every turn that follows a photo."""
     readings: Path | None = None
-    """What an image tower takes each photo for (`readings.json` of a `vision` run): only photos that it takes for the
-    class that is named are drawn. None draws from all of the class."""
+    """The class that an image tower reads in each photo (`readings.json` of a `vision` run): only photos that it reads
+    correctly are drawn. None draws from all photos of a class."""
     photo_draws: int = Field(default=1, gt=0)
-    """How often a dialogue of the train split that shows a photo is written, each time with other photos."""
+    """How often a train dialogue with photos is written, each time with other photos."""
     seed: int = Field(default=0, ge=0)
     """Draws the photos."""
 
     @model_validator(mode="after")
     def _readings_are_of_faces(self) -> Self:
         if self.readings is not None and self.faces is None:
-            raise ValueError("readings say what photos look like: name the folder of faces too")
+            raise ValueError("readings need photos: set `faces` to the packed folder of faces")
         return self
 
 
 class SeekerTurn(FrozenModel):
-    """What the seeker wrote."""
+    """A seeker turn."""
 
     role: Literal["user"]
     text: str = Field(pattern=r"\S")
     face: str | None = None
-    """The class of the photo that is shown with it."""
+    """The class of its photo."""
 
     @field_validator("face")
     @classmethod
     def _is_a_class(cls, value: str | None) -> str | None:
         if value is not None and value not in FACE_CLASSES:
-            raise ValueError(f"no class of faces; they are {', '.join(FACE_CLASSES)}")
+            raise ValueError(f"not a class of faces; known: {', '.join(FACE_CLASSES)}")
         return value
 
 
@@ -109,7 +107,7 @@ class WrittenTurn(FrozenModel):
         """Return the turn as what a policy writes.
 
         Raises:
-            ValueError: A part is empty, or could not be read back.
+            ValueError: A part is empty, or cannot be parsed again.
         """
         return SupportTurn(
             Reasoning(
@@ -126,7 +124,7 @@ class WrittenDialogue(FrozenModel):
 
     id: str = Field(pattern=r"^[\w.-]+$")
     situation: str
-    """What the writer had in mind; nobody in the dialogue knows it."""
+    """The writer's idea, which is not part of the dialogue."""
     turns: tuple[Annotated[SeekerTurn | WrittenTurn, Field(discriminator="role")], ...] = Field(
         min_length=2
     )
@@ -135,7 +133,9 @@ class WrittenDialogue(FrozenModel):
     def _takes_turns(self) -> Self:
         roles = [turn.role for turn in self.turns]
         if roles != ["user", "assistant"] * (len(roles) // 2):
-            raise ValueError("user and assistant must take turns, from a user to an assistant")
+            raise ValueError(
+                "turns must alternate between user and assistant and end with assistant"
+            )
         return self
 
     @model_validator(mode="after")
@@ -148,14 +148,12 @@ class WrittenDialogue(FrozenModel):
             for quotation in invented(
                 f"{turn.history}\n{turn.emotion_text}\n{turn.strategy_text}", messages
             ):
-                raise ValueError(
-                    f'"{quotation}" is quoted, but no message before holds it letter for letter'
-                )
+                raise ValueError(f'"{quotation}" is quoted, but no earlier message contains it')
         return self
 
     @property
     def faces(self) -> Mapping[int, str]:
-        """The classes of the photos, by the index of the turn."""
+        """The classes of the photos, by turn index."""
         return {
             place: turn.face
             for place, turn in enumerate(self.turns)
@@ -164,13 +162,13 @@ class WrittenDialogue(FrozenModel):
 
 
 Photos = Mapping[tuple[str, str], Sequence[str]]
-"""Names of photos as `CaseUtterance.images` has them, by their split ("train", "valid") and class."""
+"""Names of photos for `CaseUtterance.images`, by split ("train", "valid") and class."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
     if resume is not None:
-        raise ConfigError("written rows cannot be resumed: begin again, it takes seconds")
+        raise ConfigError("this stage cannot be resumed: run it again, it takes seconds")
     rows = list(written_rows(config))
     for split in SPLITS:
         cases = [row.case for row in rows if row.case.split == split]
@@ -181,10 +179,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def written_rows(config: Config) -> Iterator[CerRecord]:
-    """Yield a row for each supporter turn, in the order of the file, draw after draw.
+    """Yield a row for each supporter turn, in the order of the file, draw by draw.
 
     Raises:
-        ConfigError: A file is missing, a line is no written dialogue, or there is no photo to draw.
+        ConfigError: A file is missing, a line is not a dialogue, or there is no photo to draw.
     """
     photos = None if config.faces is None else read_photos(config.faces, config.readings)
     left_out: Counter[str] = Counter()
@@ -201,7 +199,7 @@ def written_rows(config: Config) -> Iterator[CerRecord]:
             yield from rows
     if left_out.total():
         _log.info(
-            "left out, because no folder of faces is named: %s",
+            "dropped, because `faces` is not set: %s",
             ", ".join(f"{left_out[split]} turns of {split}" for split in SPLITS),
         )
 
@@ -210,7 +208,7 @@ def read_written(path: Path) -> Iterator[WrittenDialogue]:
     """Yield the dialogues of a file.
 
     Raises:
-        ConfigError: The file is missing or not packed with gzip, a line is no written dialogue, or two have one id.
+        ConfigError: The file is missing or not a gzip file, a line is not a dialogue, or an id occurs twice.
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
@@ -220,7 +218,7 @@ def read_written(path: Path) -> Iterator[WrittenDialogue]:
         ) from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: cannot be read as JSON lines packed with gzip ({error}); get the file anew"
+            f"{path}: not gzip-compressed JSON lines ({error}); fetch the file again"
         ) from error
     lines: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -232,18 +230,18 @@ def read_written(path: Path) -> Iterator[WrittenDialogue]:
             problem = error.errors()[0]
             place = ".".join(map(str, problem["loc"])) or "the line"
             raise ConfigError(
-                f"{path}, line {number}: {place}: {problem['msg']}; correct the line or take it out"
+                f"{path}, line {number}: {place}: {problem['msg']}; correct or remove the line"
             ) from error
         if (first := lines.setdefault(dialogue.id, number)) != number:
             raise ConfigError(
-                f"{path}, line {number}: the id {dialogue.id} is that of line {first} too; "
-                "give it another"
+                f"{path}, line {number}: id {dialogue.id} is already used in line {first}; "
+                "choose another"
             )
         yield dialogue
 
 
 def split_of(dialogue_id: str) -> Split:
-    """Return the split of a dialogue, which depends on its id alone."""
+    """Return the split of a dialogue, which depends only on its id."""
     places: dict[int, Split] = {0: "valid", 1: "test"}
     return places.get(stable_hash("split", dialogue_id) % ONE_IN, "train")
 
@@ -253,10 +251,10 @@ def read_photos(folder: Path, readings: Path | None) -> Photos:
 
     Args:
         folder: The packed faces.
-        readings: What a tower takes each photo for; None lets all be drawn.
+        readings: The class that a tower reads in each photo; None allows all photos.
 
     Raises:
-        ConfigError: A file is missing or names a class that is none.
+        ConfigError: A file is missing or names an unknown class.
     """
     read_as = None if readings is None else read_readings(readings)
     photos: dict[tuple[str, str], list[str]] = {}
@@ -269,15 +267,15 @@ def read_photos(folder: Path, readings: Path | None) -> Photos:
 def _drawn_photos(
     dialogue: WrittenDialogue, split: Split, photos: Photos, count: int, seed: int
 ) -> list[dict[int, str]]:
-    """Return `count` draws: a photo for each turn that names a class, no photo twice if there are enough."""
+    """Return `count` draws of a photo for each turn with a class, without repetition if there are enough."""
     part = "train" if split == "train" else "valid"
     draws: list[dict[int, str]] = [{} for _ in range(count)]
     for place, face_class in dialogue.faces.items():
         names = photos.get((part, face_class), ())
         if not names:
             raise ConfigError(
-                f"dialogue {dialogue.id}: no {part} photo of class {face_class} can be drawn; name a whole folder of "
-                "faces, or readings of a tower that knows this class"
+                f"dialogue {dialogue.id}: no {part} photo of class {face_class}; use the complete folder of faces, or "
+                "readings of a tower that knows this class"
             )
         rng = generator_for(seed, "photo", dialogue.id, str(place))
         chosen = rng.choice(len(names), size=count, replace=count > len(names))
@@ -289,7 +287,7 @@ def _drawn_photos(
 def _rows_of(
     dialogue: WrittenDialogue, name: str, split: Split, shown: Mapping[int, str]
 ) -> Iterator[CerRecord]:
-    """Yield the rows of one draw, up to the first photo that is named and not shown."""
+    """Yield the rows of one draw, up to the first missing photo."""
     history: list[CaseUtterance] = []
     for place, turn in enumerate(dialogue.turns):
         if isinstance(turn, SeekerTurn):

@@ -102,11 +102,11 @@ def described(tmp_path):
     return describe
 
 
-def test_rows_are_counted_by_everything_that_tells_them_apart(described):
-    found = described()
+def test_rows_are_counted_by_each_facet(described):
+    result = described()
 
-    assert found.files == {"rows.jsonl": 6}
-    assert found.counts == {
+    assert result.files == {"rows.jsonl": 6}
+    assert result.counts == {
         "corpus": {"esconv": 4, "counselchat": 1, "smile": 1},
         "language": {"en": 5, "zh": 1},
         "split": {"train": 5, "test": 1},
@@ -121,29 +121,29 @@ def test_rows_are_counted_by_everything_that_tells_them_apart(described):
 
 
 def test_shares_and_wilson_intervals_by_hand(described):
-    found = described()
+    result = described()
 
     # history wrong: c and d of a, b, c, d, f. Wilson with z = 1.96, z^2 = 3.8416:
     # centre (2 + 1.9208) / 8.8416 = 0.44345,
     # half-width 1.96 / 8.8416 * sqrt(2 * 3 / 5 + 0.9604) = 0.32581
-    history = found.wrong["all"]["history"]
+    history = result.wrong["all"]["history"]
     assert (history.count, history.of) == (2, 5)
     assert history.low == pytest.approx(0.44345 - 0.32581, abs=2e-4)
     assert history.high == pytest.approx(0.44345 + 0.32581, abs=2e-4)
     # nobody judged the strategy of d: c and f of a, b, c, f
-    strategy = found.wrong["all"]["strategy"]
+    strategy = result.wrong["all"]["strategy"]
     assert (strategy.count, strategy.of) == (2, 4)
-    assert (found.wrong["train"]["emotion"].count, found.wrong["train"]["emotion"].of) == (1, 4)
-    assert set(found.wrong["test"]) == {"history", "emotion"}
-    answers = {name: each.count for name, each in found.preferences["all"].items()}
+    assert (result.wrong["train"]["emotion"].count, result.wrong["train"]["emotion"].of) == (1, 4)
+    assert set(result.wrong["test"]) == {"history", "emotion"}
+    answers = {name: each.count for name, each in result.preferences["all"].items()}
     assert answers == {"first": 1, "second": 2, "both": 1, "neither": 0}
-    assert "test" not in found.preferences
+    assert "test" not in result.preferences
 
 
 def test_the_strictest_licence_is_named_first(described):
     assert list(described().licences) == ["CC BY-NC 4.0", "MIT", "CC0"]
     page = card.render(described())
-    assert "The strictest is **CC BY-NC 4.0**" in page
+    assert "The strictest licence is **CC BY-NC 4.0**" in page
     assert page.startswith("---\nlicense: cc-by-nc-4.0\nlanguage: [en, zh]\n---\n")
 
 
@@ -162,15 +162,15 @@ def test_the_order_of_licences(stricter, looser):
     assert card.strictness(stricter) < card.strictness(looser)
 
 
-def test_a_set_without_a_known_licence_says_other(described):
+def test_an_unknown_licence_is_other(described):
     page = card.render(described([row("a", (True, True, True), licence="none stated")]))
 
     assert page.startswith("---\nlicense: other\n")
 
 
 def test_examples_are_of_each_kind_and_only_of_corpora_that_may_be_quoted(described):
-    found = described()
-    names = {kind: {e.id for e in found.examples if e.kind is kind} for kind in card.Kind}
+    result = described()
+    names = {kind: {e.id for e in result.examples if e.kind is kind} for kind in card.Kind}
 
     assert names == {
         card.Kind.RIGHT: {"a", "b"},
@@ -178,7 +178,7 @@ def test_examples_are_of_each_kind_and_only_of_corpora_that_may_be_quoted(descri
         card.Kind.HUMAN: {"e"},
         card.Kind.REWRITTEN: set(),  # f is of a corpus that is not on the list
     }
-    page = card.render(found)
+    page = card.render(result)
     assert "names a breakup" in page
     assert "From counsel-chat (Bertagnolli), MIT; row `e`." in page
     assert "### Rewritten\n\nThere is no such row that may be quoted." in page
@@ -187,25 +187,25 @@ def test_examples_are_of_each_kind_and_only_of_corpora_that_may_be_quoted(descri
 
 
 def test_a_row_with_signs_of_danger_is_no_example(described):
-    found = described([row("a", (True, True, True), said="I want to kill myself.")])
+    result = described([row("a", (True, True, True), said="I want to kill myself.")])
 
-    assert found.examples == ()
-    assert found.counts["corpus"] == {"esconv": 1}
+    assert result.examples == ()
+    assert result.counts["corpus"] == {"esconv": 1}
 
 
-def test_few_examples_are_drawn_and_the_order_of_rows_is_free(described):
+def test_few_examples_are_drawn_independently_of_row_order(described):
     many = [row(f"r{n}", (True, True, True)) for n in range(50)]
-    found = described(many)
+    result = described(many)
 
-    assert len(found.examples) == 2
-    assert found.examples == described(many[::-1]).examples
+    assert len(result.examples) == 2
+    assert result.examples == described(many[::-1]).examples
 
 
 def test_names_of_annotators_are_not_shown(described):
     assert "Wren" not in card.render(described())
 
 
-def test_what_the_silver_step_reports_is_set_side_by_side(described):
+def test_figures_before_and_after_selection_share_a_table(described):
     figures = {
         "train.raw.rows": 700,
         "train.raw.wrong.history": 0.78125,
@@ -224,17 +224,17 @@ def test_what_the_silver_step_reports_is_set_side_by_side(described):
     report = StepReport(step="silver", read=712, written=90, dropped=dropped, figures=figures)
     page = card.render(described(reports=[report]))
 
-    assert "| train | all judged | 700 | 78.1 % | 70.0 % | 60.0 % |" in page
-    assert "| train | taken | 90 | 40.0 % | – | – |" in page
-    assert "| train | all judged | strategy | 80.0 % | 25.0 % | 0.312 | – |" in page
+    assert "| train | judged | 700 | 78.1 % | 70.0 % | 60.0 % |" in page
+    assert "| train | selected | 90 | 40.0 % | – | – |" in page
+    assert "| train | judged | strategy | 80.0 % | 25.0 % | 0.312 | – |" in page
     assert "In train, all rows are taken: too few." in page
     assert "| silver | 712 | 90 | 12 |" in page
     assert "| silver | esconv | the turn is not complete | 12 |" in page
     assert "| silver | esconv | none | 0 |" not in page
-    assert "| test |" not in page.split("## Judged and taken")[1].split("##")[0]
+    assert "| test |" not in page.split("## Selection of judged rows")[1].split("##")[0]
 
 
-def test_agreement_and_leaks_are_shown_as_reported(described):
+def test_agreement_and_decontamination_are_shown_as_reported(described):
     reports = [
         StepReport(step="leaks", read=10, written=9, figures={"near-duplicates": 1}),
         StepReport(
@@ -254,12 +254,12 @@ def test_limits_follow_from_who_decided(described):
     by_control = "\n".join(described([row("a", (True, True, True), by=control)]).limits)
     by_person = "\n".join(described([row("a", (True, True, True), by=PERSON)]).limits)
 
-    assert "judged by nobody" in by_rule
+    assert "No person judged" in by_rule
     assert "depend on earlier ones by construction" in by_rule
     assert "One more." in by_rule
-    assert "the control" in by_control
+    assert "unchained control" in by_control
     assert "by construction" not in by_control
-    assert "judged by nobody" not in by_person
+    assert "No person judged" not in by_person
     assert "The only language is en." in by_person
 
 
@@ -286,7 +286,7 @@ def test_no_rows_give_a_card_too_and_a_missing_file_is_named(described, tmp_path
         card.describe({"x": tmp_path / "x.jsonl"}, [], card.Settings(), 0)
 
 
-def test_a_text_with_a_fence_cannot_leave_its_block(described):
-    found = described([row("a", (True, True, True), said="```\n# Hello")])
+def test_a_text_with_a_fence_cannot_end_its_code_block(described):
+    result = described([row("a", (True, True, True), said="```\n# Hello")])
 
-    assert "````text" in card.render(found)
+    assert "````text" in card.render(result)

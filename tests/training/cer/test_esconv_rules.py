@@ -55,7 +55,7 @@ def test_a_turn_becomes_a_row_by_hand(tmp_path):
     assert list(turns_to_learn(first, unjudged=True)) == [turn]
 
 
-def test_older_turns_are_left_out_beyond_the_limit(small_corpora, tmp_path):
+def test_older_turns_are_dropped_beyond_the_limit(small_corpora, tmp_path):
     def lengths(limit: int) -> list[int]:
         config = Config(esconv=small_corpora / "esconv", output=tmp_path, history_characters=limit)
         return [len(row.case.history) for row in rule_rows(config, "valid")]
@@ -98,4 +98,4 @@ def test_the_public_corpus_as_rows(corpora, tmp_path):
             splits.setdefault(row.case.source_id, set()).add(split)
 
     assert counts == {"train": 10_191, "valid": 2156, "test": 1839}
-    assert all(len(found) == 1 for found in splits.values())
+    assert all(len(result) == 1 for result in splits.values())

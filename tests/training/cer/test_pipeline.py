@@ -78,15 +78,15 @@ def notes(output: Path) -> dict[str, int]:
     }
 
 
-def test_the_silver_route_writes_rows_that_say_what_the_rule_found(silver):
+def test_the_silver_route_writes_rows_with_the_reasons_of_the_rule(silver):
     config = silver()
 
     pipeline.run(config)
 
     rows = {name: list(read_records(config.output / f"{name}.jsonl", CerRecord)) for name in SPLITS}
-    everything = [row for found in rows.values() for row in found]
+    everything = [row for result in rows.values() for row in result]
     assert everything
-    assert all(row.case.split == name for name, found in rows.items() for row in found)
+    assert all(row.case.split == name for name, result in rows.items() for row in result)
     judged = [one for row in everything for one in row.candidates if one.steps is not None]
     assert judged
     assert all(one.steps_by.kind == "rule" and one.reason for one in judged)
@@ -98,7 +98,7 @@ def test_the_silver_route_writes_rows_that_say_what_the_rule_found(silver):
     assert not list(config.output.rglob("*.new"))
 
 
-def test_what_is_done_is_left_alone(silver, endpoint):
+def test_finished_steps_are_skipped(silver, endpoint):
     config = silver()
     pipeline.run(config)
     files = {path: path.stat() for path in config.output.rglob("*.json*") if path.is_file()}
@@ -125,20 +125,20 @@ def test_what_is_done_is_left_alone(silver, endpoint):
         ("generators.writer.in_flight=3", []),
     ],
 )
-def test_a_changed_setting_redoes_what_depends_on_it(silver, change, again):
+def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver, change, again):
     config = silver()
     pipeline.run(config)
     before = notes(config.output)
 
     pipeline.run(silver(change))
 
-    found = done_again(config.output, before)
-    assert found[:1] == again[:1]
+    result = done_again(config.output, before)
+    assert result[:1] == again[:1]
     # what comes out the same as before leaves later steps alone
-    assert found == [step for step in again if step in found]
+    assert result == [step for step in again if step in result]
 
 
-def test_only_questions_that_changed_are_asked_again(silver, endpoint):
+def test_only_changed_questions_are_sent_again(silver, endpoint):
     pipeline.run(silver())
     asked = endpoint.requests
 
@@ -173,7 +173,7 @@ def test_two_starts_do_not_work_on_one_run(silver):
     with pytest.raises(StoppedEarly):
         pipeline.run(config)
 
-    with pipeline._alone(config.output), pytest.raises(ConfigError, match="another process"):
+    with pipeline._locked(config.output), pytest.raises(ConfigError, match="another process"):
         pipeline.run(config)
     with pytest.raises(StoppedEarly):
         pipeline.run(config)
@@ -188,11 +188,11 @@ def test_variants_come_out_in_equal_numbers_without_any_model(silver):
         variant: list(read_records(config.output / "variants" / f"{variant}.jsonl", CerRecord))
         for variant in (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
     }
-    assert len({len(found) for found in rows.values()}) == 1
-    assert all(row.variant is variant for variant, found in rows.items() for row in found)
+    assert len({len(result) for result in rows.values()}) == 1
+    assert all(row.variant is variant for variant, result in rows.items() for row in result)
 
 
-def test_a_part_of_the_sources_is_enough_for_a_trial(silver):
+def test_a_subset_of_the_sources_can_be_drawn(silver):
     config = silver("sources_per_split=2")
 
     pipeline.run(config)
@@ -232,7 +232,7 @@ def test_a_wrong_key_is_named_with_its_place(silver, change, says):
         ("generators={a={source='openai:http://me:sk-1@localhost/v1#m'}}", "COMPEER_API_KEY"),
     ],
 )
-def test_what_is_missing_is_named_before_anything_is_written(silver, change, says):
+def test_missing_inputs_are_reported_before_anything_is_written(silver, change, says):
     config = silver(change)
 
     for dry_run in (True, False):
@@ -256,7 +256,7 @@ class Pieces(LocalEngine):
             yield from function(iter(copies))
 
 
-def test_an_engine_that_cuts_the_stream_gives_the_same_rows(silver, tmp_path, monkeypatch):
+def test_an_engine_that_works_in_batches_gives_the_same_rows(silver, tmp_path, monkeypatch):
     used: list[Pieces] = []
     monkeypatch.setattr(pipeline, "RayEngine", lambda n: used.append(Pieces(n)) or used[-1])
     local, other = silver(), silver("engine=ray", f"output={tmp_path / 'pieces'}")

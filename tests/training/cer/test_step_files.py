@@ -54,7 +54,7 @@ def mill(tmp_path: Path) -> Mill:
     return Mill(tmp_path)
 
 
-def test_what_is_done_is_not_done_again(mill):
+def test_a_finished_step_does_not_run_again(mill):
     first = mill.grind()
     second = mill.grind()
 
@@ -64,7 +64,7 @@ def test_what_is_done_is_not_done_again(mill):
     assert second.reports == first.reports
 
 
-def test_a_changed_setting_redoes_its_step_and_what_follows(mill):
+def test_a_changed_setting_repeats_its_step_and_later_ones(mill):
     mill.grind()
     mill.done.clear()
     mill.settings["upper"] = False
@@ -74,7 +74,7 @@ def test_a_changed_setting_redoes_its_step_and_what_follows(mill):
     assert mill.path("join").read_text(encoding="utf-8") == "a-b-c"
 
 
-def test_a_change_that_changes_nothing_leaves_later_steps_alone(mill):
+def test_a_change_without_effect_skips_later_steps(mill):
     mill.settings["read"] = "ABC"
     mill.grind()
     mill.done.clear()
@@ -85,7 +85,7 @@ def test_a_change_that_changes_nothing_leaves_later_steps_alone(mill):
 
 
 @pytest.mark.parametrize("damage", ["gone", "longer"])
-def test_an_output_that_is_not_as_it_was_is_made_again(mill, damage):
+def test_a_changed_output_is_written_again(mill, damage):
     mill.grind()
     mill.done.clear()
     if damage == "gone":
@@ -113,12 +113,12 @@ def test_a_step_that_was_interrupted_after_its_output_is_not_done(mill):
     assert mill.path("upper").read_text(encoding="utf-8") == "ABC"
 
 
-def test_a_step_with_questions_that_nobody_answered_is_not_done_but_the_next_ones_are(mill):
+def test_a_step_with_unanswered_questions_is_not_finished_but_later_ones_are(mill):
     mill.unanswered_in = "upper"
 
     mill.grind()
 
-    assert any("3 questions got no answer" in sentence for sentence in mill.said)
+    assert any("3 questions were not answered" in sentence for sentence in mill.said)
     mill.unanswered_in = ""
     mill.grind()
     assert mill.done == ["read", "upper", "join", "upper"]
@@ -127,7 +127,7 @@ def test_a_step_with_questions_that_nobody_answered_is_not_done_but_the_next_one
 
 
 @pytest.mark.parametrize("note", ["reports/upper.json", "reports/done/upper.json"])
-def test_a_note_that_another_version_wrote_means_not_done(mill, note):
+def test_a_record_of_another_version_means_not_finished(mill, note):
     mill.grind()
     mill.done.clear()
     (mill.folder / note).write_text('{"made_by": "another version"}', encoding="utf-8")

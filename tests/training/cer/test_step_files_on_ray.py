@@ -65,12 +65,12 @@ def dialogues(small_corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         CorpusFile(loader="esconv", path=f"esconv/{split}.txt.gz", split=split) for split in SPLITS
     ]
     collect(files, small_corpora, path, seed=0)
-    found = list(read_records(path, SourceDialogue))
-    for number, talk in enumerate(found[:9]):
+    result = list(read_records(path, SourceDialogue))
+    for number, talk in enumerate(result[:9]):
         kept = talk.utterances[:: 1 if number % 3 else 2] if number % 2 else talk.utterances[:3]
         name = talk.id.replace("/lines/", "/windows/")
-        found.insert(3 * number, talk.model_copy(update={"id": name, "utterances": kept}))
-    write_records(path, [*found, found[5]])
+        result.insert(3 * number, talk.model_copy(update={"id": name, "utterances": kept}))
+    write_records(path, [*result, result[5]])
     return path
 
 
@@ -128,7 +128,7 @@ def test_drawing_cases_with_photos(
     assert set(report.dropped["esconv"]) >= {cases.Reason.ANOTHER_LAYOUT, cases.Reason.REPEATED}
 
 
-def test_what_is_wrong_with_a_row_is_said_in_the_same_words(
+def test_errors_of_a_row_have_the_same_message(
     dialogues: Path, ray_engine: RayEngine, tmp_path: Path
 ) -> None:
     read = read_records(dialogues, SourceDialogue)
@@ -141,7 +141,7 @@ def test_what_is_wrong_with_a_row_is_said_in_the_same_words(
         said.append(str(caught.value))
 
     assert said[1] == said[0]
-    assert "its split is 'dev2'" in said[0]
+    assert "split is 'dev2'" in said[0]
     assert not (tmp_path / "cases.jsonl").exists()
 
 
@@ -163,10 +163,10 @@ def test_the_silver_rule(dialogues: Path, ray_engine: RayEngine, tmp_path: Path)
     assert set(report.dropped["esconv"]) >= {silver.Reason.INCOMPLETE, silver.Reason.REPEATED}
 
 
-def generated(found: Iterator[Case]) -> Iterator[GeneratedTurn]:
+def generated(result: Iterator[Case]) -> Iterator[GeneratedTurn]:
     """Two turns for each case, of which now and then one is half, or the same again."""
     kinds = list(product(("work", "a breakup"), (Emotion.ANXIETY, Emotion.SHAME), Stage))
-    for number, case in enumerate(found):
+    for number, case in enumerate(result):
         for sample in range(2):
             problem, emotion, stage = kinds[(number + (number % 3) * sample) % len(kinds)]
             reasoning = Reasoning(

@@ -186,7 +186,7 @@ def test_a_dialogue_without_photos_is_written_once(tmp_path, small_corpora):
     assert [row.id for row in rows] == [f"{name}#0"]
 
 
-def test_only_photos_that_a_tower_takes_for_what_is_named_are_drawn(tmp_path, small_corpora):
+def test_only_photos_that_the_tower_reads_correctly_are_drawn(tmp_path, small_corpora):
     faces = small_corpora / "faces"
     files = {
         name: [f.file for f in read_faces(faces) if (f.split, f.face_class) == ("train", name)]
@@ -205,12 +205,12 @@ def test_only_photos_that_a_tower_takes_for_what_is_named_are_drawn(tmp_path, sm
     shown = {row.case.history[2].images for row in rows if row.case.round == 2}
     assert shown == {(f"faces/{files['sad'][0]}",)}
     readings.write_text(json.dumps(dict.fromkeys(files["sad"], "angry")), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"no train photo of class sad can be drawn; name"):
+    with pytest.raises(ConfigError, match=r"no train photo of class sad; use"):
         rows_of(tmp_path, *lines, faces=faces, readings=readings)
 
 
 def test_readings_without_faces_are_refused(tmp_path):
-    with pytest.raises(ValidationError, match="name the folder of faces too"):
+    with pytest.raises(ValidationError, match="set `faces`"):
         Config(written=SHIPPED, output=tmp_path, readings=tmp_path / "readings.json")
 
 
@@ -225,14 +225,14 @@ GOOD = (seeker("My cat is gone"), supporter("Since when?"))
         (dialogue("b", GOOD[0], supporter("Oh.", intensity=6)), "must lie between 1 and 5, got 6"),
         (dialogue("b", GOOD[0], supporter(" ")), "the text of <reply> must not be empty"),
         (dialogue("b", GOOD[0], supporter("<reply>")), "must not contain the tag <reply>"),
-        (dialogue("b", seeker("hi", "glad"), GOOD[1]), "no class of faces; they are angry, "),
-        (dialogue("b", *GOOD, GOOD[0]), "user and assistant must take turns"),
-        (dialogue("b", *GOOD[::-1]), "user and assistant must take turns"),
+        (dialogue("b", seeker("hi", "glad"), GOOD[1]), "not a class of faces; known: angry, "),
+        (dialogue("b", *GOOD, GOOD[0]), "turns must alternate between user and assistant"),
+        (dialogue("b", *GOOD[::-1]), "turns must alternate between user and assistant"),
         (dialogue("b~2", *GOOD), "id: String should match pattern"),
-        (dialogue("a", *GOOD), "the id a is that of line 1 too; give it another"),
+        (dialogue("a", *GOOD), "id a is already used in line 1; choose another"),
         (
             dialogue("b", GOOD[0], supporter("Oh.", emotion_text='"my Cat" is the word.')),
-            '"my Cat" is quoted, but no message before holds it letter for letter',
+            '"my Cat" is quoted, but no earlier message contains it',
         ),
         (  # said later, or by the supporter
             dialogue(
@@ -244,7 +244,7 @@ GOOD = (seeker("My cat is gone"), supporter("Since when?"))
         ({"id": "b"}, "situation: Field required"),
     ],
 )
-def test_a_line_that_is_no_dialogue_is_named_with_what_is_wrong(tmp_path, line, told):
+def test_an_invalid_line_is_reported_with_its_error(tmp_path, line, told):
     path = pack(tmp_path / "written.jsonl.gz", dialogue("a", *GOOD), line)
 
     with pytest.raises(ConfigError) as raised:
@@ -261,7 +261,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     whole = SHIPPED.read_bytes()
     for broken in (b"{}", whole[:1000], whole[:600] + b"\0" * 99, gzip.compress(b"\xff")):
         path.write_bytes(broken)
-        with pytest.raises(ConfigError, match="cannot be read as JSON lines packed with gzip"):
+        with pytest.raises(ConfigError, match="not gzip-compressed JSON lines"):
             list(read_written(path))
     path.write_bytes(gzip.compress(b"\n[1]\n"))
     with pytest.raises(ConfigError, match="line 2: the line: Input should be"):
@@ -313,4 +313,4 @@ def test_the_shipped_dialogues_with_the_public_photos(corpora, tmp_path):
     splits: dict[str, set[str]] = {}
     for row in rows:
         splits.setdefault(row.case.source_id, set()).add(row.case.split)
-    assert all(len(found) == 1 for found in splits.values())
+    assert all(len(result) == 1 for result in splits.values())

@@ -1,9 +1,9 @@
-"""Public corpora, each read in its own layout into `training.cer.records.SourceDialogue`.
+"""Loaders of public corpora, each for one layout, that yield `training.cer.records.SourceDialogue`s.
 
-A loader takes the path of one file (plain or `.gz`; for some a folder or a tar archive), a
-`Dropped` that counts what is left out, and the name of the split that the file holds. It yields in
-constant memory. A path such as `hub:thu-coai/esconv#train` names a data set of the hub instead
-(`hub`), for loaders whose layout its rows have.
+A loader takes the path of a file (plain or `.gz`; for some a folder or a tar archive), a `Dropped`
+that counts what is skipped, and the name of the file's split. It needs constant memory. A path such as
+`hub:thu-coai/esconv#train` names a hub data set instead (`hub`), whose rows must have the loader's
+layout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ class Loader(Protocol):
         """Yield its dialogues.
 
         Raises:
-            ConfigError: The file is missing or damaged as a whole.
+            ConfigError: The file is missing or damaged.
         """
         ...
 
@@ -54,4 +54,4 @@ LOADERS: Mapping[str, Loader] = MappingProxyType(
         "empathy_ratings": answers.load_empathy_ratings,
     }
 )
-"""By the name that a configuration gives a layout of a corpus."""
+"""Loaders by the name of the layout in a config."""

@@ -1,13 +1,13 @@
-"""Posts and questions with answers that people have judged.
+"""Posts and questions with judged answers.
 
-Each answer is a dialogue of its own, of the post and the answer; all answers to one post share a
-`source_id`, and what people thought of an answer is a label of the dialogue.
+Each answer becomes a dialogue of the post and the answer; all answers to one post share a
+`source_id`, and the judgement of an answer is a label of the dialogue.
 
 - EPITOME (Sharma et al. 2020, https://arxiv.org/abs/2009.08441): a level of 0 to 2 for one of three
   mechanisms per file, with the part of the answer that shows it.
 - counsel-chat (https://github.com/nbertagnolli/counsel-chat): therapists' answers, with votes.
 - EmpatheticDialogues pairs: a CSV without header; label 0 is a person's reply, 1 a worse one. The
-  post is all that the speaker has said so far.
+  post is everything that the speaker has said so far.
 - PAIR (Min et al. 2022): eight reflections of a client's prompt, in three tiers of quality.
 - empathy ratings (Welivita and Pu 2024, https://arxiv.org/abs/2406.05063): one reply of a person and
   two of ChatGPT, each rated 1 to 3 by people.
@@ -31,7 +31,7 @@ from training.cer.corpora.reading import (
 from training.cer.records import Dropped, Reason, SourceDialogue
 
 PAIR_TIERS = ("hq1", "hq2", "mq1", "lq1", "lq2", "lq3", "lq4", "lq5")
-"""From high to low; within one letter they are equals."""
+"""From high to low; tiers with the same letters are equal."""
 RATED_REPLIES = ("human", "chatgpt", "chatgpt_empathy")
 _TAG = re.compile(r"<[^<>]*>")
 _PARAGRAPH = re.compile(r"</p>|<br\s*/?>", re.IGNORECASE)
@@ -67,7 +67,7 @@ def _answered(
 def load_epitome(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield the pairs of one mechanism's file; the label `rp_id` names the answer in all three."""
+    """Yield the pairs of one mechanism's file; the label `rp_id` identifies the answer in all three."""
     builder = Builder("epitome", "en", "academic, non-commercial", path, dropped, split)
     columns = ("sp_id", "rp_id", "seeker_post", "response_post", "level", "rationales")
 
@@ -76,7 +76,7 @@ def load_epitome(
         return _answered(
             builder,
             row.where,
-            # 52 of the public rows repeat an earlier pair of ids
+            # 52 public rows repeat an earlier pair of ids
             id=f"{pair['sp_id']}/{pair['rp_id']}/{row.where}",
             source_id=pair["sp_id"],
             post=pair["seeker_post"],
@@ -94,7 +94,7 @@ def load_epitome(
 def load_counselchat(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield the answers of either file; HTML is taken out. The older one names its splits."""
+    """Yield the answers of either file, without HTML. The older file names its splits."""
     columns = ("questionID", "questionTitle", "questionText", "answerText", "upvotes")
 
     def convert(row: Row) -> SourceDialogue | None:
@@ -106,7 +106,7 @@ def load_counselchat(
             builder,
             row.where,
             id=f"{answer['questionID']}/{row.where}",
-            # the files number their questions differently, but quote them alike
+            # the files number the questions differently, but have the same texts
             source_id=text_key("".join(filter(str.isalnum, title.lower()))),
             post=text or title,
             answer=_without_html(answer["answerText"]),

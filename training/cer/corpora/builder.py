@@ -1,4 +1,4 @@
-"""From the raw values of a record to a `SourceDialogue`: one way for all corpora."""
+"""Build `SourceDialogue`s from the raw values of records, in the same way for all corpora."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from compeer_core.dialogue import Speaker
 from compeer_core.taxonomy import Emotion, Strategy, map_emotion, map_strategy
 from training.cer.records import Dropped, Reason, SourceDialogue, SourceUtterance
 
-# The table compares a label with every spelling it knows, which is too slow for each utterance.
+# The mapping compares a label with every known spelling, which is too slow for each utterance.
 _emotion = lru_cache(maxsize=1024)(map_emotion)
 _strategy = lru_cache(maxsize=1024)(map_strategy)
 
 
 @dataclass(frozen=True)
 class Said:
-    """An utterance as the corpus has it."""
+    """An utterance as in the corpus."""
 
     speaker: Speaker
     text: str
@@ -29,7 +29,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Builder:
-    """What all records of one file share, and how they are made."""
+    """The common values of the records of one file."""
 
     corpus: str
     language: str
@@ -38,7 +38,7 @@ class Builder:
     dropped: Dropped
     split: str | None
     vocabulary: str = ""
-    """The corpus's name in the table of labels; empty where it has neither kind."""
+    """The corpus's name in the label mapping; empty if it has no labels there."""
 
     def dialogue(
         self,
@@ -55,7 +55,7 @@ class Builder:
         survey: Mapping[str, int] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> SourceDialogue | None:
-        """Return the dialogue, or None where nothing with a text is left of it."""
+        """Return the dialogue, or None if no utterance has text."""
         utterances = tuple(
             utterance for each in said if (utterance := self._utterance(where, each)) is not None
         )
@@ -63,9 +63,9 @@ class Builder:
             self.dropped.add(Reason.NO_UTTERANCES, self.path, where)
             return None
         known = self._emotion(where, emotion)
-        kept = dict(labels or {})
+        all_labels = dict(labels or {})
         if emotion and known is None:
-            kept["emotion"] = emotion
+            all_labels["emotion"] = emotion
         return SourceDialogue(
             id=id,
             source_id=f"{self.corpus}/{source_id}",
@@ -80,7 +80,7 @@ class Builder:
             intensity_before=before,
             intensity_after=after,
             survey=survey or {},
-            labels=kept,
+            labels=all_labels,
         )
 
     def _utterance(self, where: int | str, said: Said) -> SourceUtterance | None:
@@ -108,22 +108,22 @@ class Builder:
     def _strategy(self, where: int | str, label: str) -> Strategy | None:
         if not label:
             return None
-        found = _strategy(self.vocabulary, label)
-        if found is None:
+        strategy = _strategy(self.vocabulary, label)
+        if strategy is None:
             self.dropped.add(Reason.UNKNOWN_STRATEGY, self.path, where, label)
-        return found
+        return strategy
 
     def _emotion(self, where: int | str, label: str) -> Emotion | None:
         if not label:
             return None
-        found = _emotion(self.vocabulary, label)
-        if found is None:
+        emotion = _emotion(self.vocabulary, label)
+        if emotion is None:
             self.dropped.add(Reason.UNKNOWN_EMOTION, self.path, where, label)
-        return found
+        return emotion
 
 
 def rating(value: object) -> int | None:
-    """Return a rating of 1 to 5, written as a number or a string; None where it was not given.
+    """Return a rating of 1 to 5, given as a number or a string; None if it is missing.
 
     Raises:
         ValueError: It is something else.

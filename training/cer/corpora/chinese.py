@@ -1,12 +1,12 @@
 """Chinese counselling dialogues written or rewritten by language models.
 
 - SMILE (Qiu et al. 2024, https://arxiv.org/abs/2305.00450): one JSON file per dialogue, roles
-  `client` and `counselor`; its place for labels is always empty.
+  `client` and `counselor`; its label field is always empty.
 - CPsyCoun (Zhang et al. 2024, https://arxiv.org/abs/2405.16433): CPsyCounD, one text file per
   dialogue, and CPsyCounE, one JSON list of strings per dialogue in a folder for each topic.
 - SoulChat (Chen et al. 2023, https://arxiv.org/abs/2311.00273): one array of objects with `id`,
   `topic` and `messages` of `role` user or assistant and `content`.
-  No file was at hand: the layout is as it is remembered, to be checked against a real file.
+    No file was available: the layout follows published descriptions and is untested on a real file.
 
 SMILE and CPsyCoun are read from a folder or from a tar archive.
 """

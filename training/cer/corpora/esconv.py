@@ -1,15 +1,15 @@
-"""ESConv (Liu et al. 2021, https://arxiv.org/abs/2106.01144) in the layouts that are in use.
+"""ESConv (Liu et al. 2021, https://arxiv.org/abs/2106.01144) in its common layouts.
 
 - lines: one object per line, speakers `usr` and `sys`, `text`; the layout of its data set card.
 - original: one array, `speaker`, `annotation` and `content`, with the seeker's feedback; the failed
-  dialogues have it too, where the speakers are `speaker` (who seeks help) and `listener`.
+  dialogues use it too, with the speakers `speaker` (who seeks help) and `listener`.
 - MultiESC (https://github.com/lwgkzl/MultiESC): one object per line, turns joined and
   tokenised, feedback and the cause of the emotion.
-- windows: one window of context per line, utterances as `<number> <who> <turn> [Strategy] text`
-  between ` EOS `, where who is 0 for the seeker and 1 for the supporter.
+- windows: one context window per line, utterances as `<number> <who> <turn> [Strategy] text` between
+  ` EOS `, where who is 0 for the seeker and 1 for the supporter.
 
-A dialogue has the same `source_id` in all of them, made of how it opens: none of the layouts has
-ids, and the windows have nothing but text.
+A dialogue has the same `source_id` in all of them, derived from its opening, because the layouts have
+no ids.
 """
 
 import re
@@ -61,7 +61,7 @@ def load_original(
 def load_multiesc(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield the dialogues of a split in MultiESC's layout; its texts stay tokenised."""
+    """Yield the dialogues of a split in MultiESC's layout; the texts stay tokenised."""
     return _load(path, dropped, split, "multiesc", json_lines(path, dropped))
 
 
@@ -72,7 +72,7 @@ def _load(
 
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
-        said = [_said(entry) for entry in record["dialog"]]
+        utterances = [_said(entry) for entry in record["dialog"]]
         survey = record.get("survey_score") or {}
         seeker = survey.get("seeker") or {}
         ratings = {
@@ -84,8 +84,8 @@ def _load(
         return builder.dialogue(
             row.where,
             id=f"esconv/{layout}/{split or 'all'}/{row.where}",
-            source_id=opening_key(each.text for each in said),
-            said=said,
+            source_id=opening_key(each.text for each in utterances),
+            said=utterances,
             emotion=record["emotion_type"],
             problem=record["problem_type"].strip().lower(),
             situation=record["situation"].strip(),
@@ -103,7 +103,7 @@ def _said(entry: dict[str, Any]) -> Said:
     speaker = _SPEAKERS[entry["speaker"]]
     labels = labels_of(entry, ["cause"])
     others = annotation.get("all_strategy") or []
-    if len(others) > 1:  # of a joined turn; the first is its strategy
+    if len(others) > 1:  # a joined turn; its strategy is the first
         labels["all_strategy"] = "; ".join(others)
     return Said(
         speaker,
@@ -123,10 +123,10 @@ _WINDOW_PART = re.compile(
 def load_windows(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield each window of context as a dialogue; the windows of one dialogue share a source.
+    """Yield each context window as a dialogue; the windows of one dialogue share a source.
 
-    Windows follow each other, so a dialogue ends where the turn numbers begin anew. What precedes
-    each turn number in the file is 1.0 for the utterance to predict and 0.0 otherwise.
+    Windows are in order, so a new dialogue begins where the turn numbers restart. The number before
+    each turn number is 1.0 for the utterance to predict and 0.0 otherwise.
     """
     builder = _builder(path, dropped, split)
     windows: list[tuple[int | str, dict[int, Said]]] = []

@@ -1,10 +1,10 @@
-"""ESCoT (Zhang et al. 2024, https://arxiv.org/abs/2406.10960): dialogues with a chain of reasons.
+"""ESCoT (Zhang et al. 2024, https://arxiv.org/abs/2406.10960): dialogues with chains of thought.
 
 The full layout has the dialogue before a reply, the reply, and five links: emotion, its stimulus,
-the seeker's appraisal, the strategy and the reason for it. The chain layout (its folder of ablation
-data, the only one in which the training split is small enough to be published) has the same as one
-input and one output text, without the name of the strategy. The links are labels of the last
-utterance, which is the reply; the emotion is a sentence, so it is a label and no `Emotion`.
+the seeker's appraisal, the strategy and the reason for it. The chain layout (its ablation data, the
+only one with a small train split) has the same as one input and one output text, without the name of
+the strategy. The links become labels of the last utterance, which is the reply; the emotion is a
+sentence, so it is a label and not an `Emotion`.
 """
 
 import re
@@ -34,7 +34,7 @@ def _builder(path: Path, dropped: Dropped, split: str | None) -> Builder:
 
 
 def load(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
-    """Yield the dialogues of a file in the full layout, each ended by the explained reply."""
+    """Yield the dialogues of a file in the full layout, each ending with the explained reply."""
     builder = _builder(path, dropped, split)
 
     def convert(row: Row) -> SourceDialogue | None:
@@ -58,7 +58,7 @@ def load(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[Sou
 
 
 def load_chain(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
-    """Yield the dialogues of a file of the ablation data, with those links that it has."""
+    """Yield the dialogues of a file of the ablation data, with its links."""
     builder = _builder(path, dropped, split)
 
     def convert(row: Row) -> SourceDialogue | None:

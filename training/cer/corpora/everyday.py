@@ -1,20 +1,19 @@
-"""Dialogues that are not emotional support as such: everyday talk and motivational interviews.
+"""Dialogues other than emotional support: everyday talk and motivational interviews.
 
 - DailyDialog (Li et al. 2017, https://arxiv.org/abs/1710.03957) in ConvLab's unified format, one
-  array. Neither side seeks help; who speaks first is taken for the seeker.
+  array. Neither side seeks help; the first speaker counts as the seeker.
 - EmpatheticDialogues (Rashkin et al. 2019, https://arxiv.org/abs/1811.00207), a CSV per split with a
-  row for each utterance. Commas are written `_comma_` and nothing is quoted, so that quotation marks
-  stand for themselves; some files have a ninth field, without a name, of replies to choose from.
-  Who speaks first lives through what the column `prompt` tells and feels the emotion in the column
-  `context`, one of 32 that are kept as a label. As a data set of the hub:
-  `hub:facebook/empathetic_dialogues@refs/convert/parquet`.
+  row for each utterance. Commas are written `_comma_` and nothing is quoted, so quotation marks are
+  literal; some files have an unnamed ninth field of candidate replies. The first speaker describes the
+  situation in the column `prompt` and feels the emotion in the column `context`, one of 32, which is
+  stored as a label. On the hub: `hub:facebook/empathetic_dialogues@refs/convert/parquet`.
 - AnnoMI (Wu et al. 2022, https://github.com/uccollab/AnnoMI): transcribed counselling, good and bad.
-  The full file repeats a row for each annotator: the text is kept once, with the first
-  annotator's labels.
+  The full file has a row for each annotator: the text is read once, with the first annotator's
+  labels.
 - AvaMERG (Zhang et al. 2025, https://arxiv.org/abs/2502.04976): empathetic dialogues with avatars.
-  No file was at hand: this follows programs that read it (one array; `conversation_id`, `topic` and
-  `turns`, each with a `dialogue_history` of `index`, `role` and `utterance`, and a `response`), and
-  was tried on made-up text only.
+  No file was available: the layout follows programs that read it (one array; `conversation_id`,
+  `topic` and `turns`, each with a `dialogue_history` of `index`, `role` and `utterance`, and a
+  `response`), and is tested on synthetic text only.
 """
 
 from collections.abc import Iterator
@@ -145,7 +144,7 @@ def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Itera
 def load_avamerg(
     path: Path, dropped: Dropped, split: str | None = None
 ) -> Iterator[SourceDialogue]:
-    """Yield the dialogues; of the growing histories the last, which holds the others, is read."""
+    """Yield the dialogues, from the last of the growing histories, which contains the others."""
     builder = Builder("avamerg", "en", "see the authors' page", path, dropped, split)
 
     def convert(row: Row) -> SourceDialogue | None:

@@ -1,12 +1,12 @@
-"""Data sets of the Hugging Face hub in the place of files.
+"""Read data sets of the Hugging Face hub instead of files.
 
-A corpus may be named `hub:<owner>/<name>[@revision][:config][#split]`. Its rows are streamed and
-stand for the records of a file, so a loader can read a data set whose rows are laid out as its
-file is. ESConv's (`hub:thu-coai/esconv`) are text files of JSON lines, hence rows with one column
-`text`. A data set made by a script cannot be loaded any more; where the hub has converted it, the
-rows are under the revision `refs/convert/parquet`.
+A corpus path may be `hub:<owner>/<name>[@revision][:config][#split]`. The rows are streamed and
+replace the records of a file, so a loader can read a data set whose rows have the layout of its file.
+ESConv's (`hub:thu-coai/esconv`) are text files of JSON lines, hence rows with one column `text`. Data
+sets that are made by a script can no longer be loaded; if the hub has converted one, use the revision
+`refs/convert/parquet`.
 
-The library caches and authenticates as it is set up to do (`HF_HOME`, `HF_TOKEN`).
+The library's cache and authentication settings apply (`HF_HOME`, `HF_TOKEN`).
 """
 
 import re
@@ -35,12 +35,12 @@ OWN_SPLITS: Mapping[str, str] = {
     "dev": "valid",
     "test": "test",
 }
-"""What corpora call their splits, and what the splits are called here."""
+"""Our names of splits, by the corpora's names."""
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A name, taken apart."""
+    """The parts of a name."""
 
     name: str
     revision: str | None
@@ -50,22 +50,22 @@ class HubName:
 
 @dataclass(frozen=True)
 class HubPart:
-    """One split of a data set: a path for a loader, and what the split is called there."""
+    """One split of a data set: a path for a loader, and the name of the split."""
 
     path: Path
     split: str
 
 
 def is_hub_name(path: Path | str) -> bool:
-    """Tell whether it names a data set and no file."""
+    """Whether the path names a hub data set."""
     return str(path).startswith(PREFIX)
 
 
 def read_hub_name(path: Path | str) -> HubName:
-    """Take a name apart.
+    """Parse a name.
 
     Raises:
-        ConfigError: It is not of the form above.
+        ConfigError: It is malformed.
 
     Example:
         >>> read_hub_name("hub:thu-coai/esconv#train")
@@ -73,34 +73,34 @@ def read_hub_name(path: Path | str) -> HubName:
     """
     match = _NAME.fullmatch(str(path))
     if match is None:
-        raise ConfigError(f"{path}: not of the form hub:<owner>/<name>[@revision][:config][#split]")
+        raise ConfigError(f"{path}: expected hub:<owner>/<name>[@revision][:config][#split]")
     return HubName(**match.groupdict())
 
 
 def hub_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one split, or of all splits where the name has none.
+    """Yield the rows of one split, or of all splits if the name has none.
 
     Raises:
-        ConfigError: There is no such data set or split, or it cannot be reached or read.
+        ConfigError: The data set or split does not exist or cannot be read.
     """
     named = read_hub_name(path)
     splits = _opened(path, named)
     if named.split is not None and named.split not in splits:
-        raise ConfigError(f"{path}: no such split; there are {', '.join(splits)}")
+        raise ConfigError(f"{path}: no such split; known: {', '.join(splits)}")
     for name in [named.split] if named.split is not None else list(splits):
         with _explained(path):
             yield from splits[name]
 
 
 def hub_parts(path: str, split: str | None) -> list[HubPart]:
-    """Return the splits to read of a data set, each with a path that names it.
+    """Return the splits to read from a data set, each with a path that names it.
 
     Args:
-        path: As in a configuration.
-        split: Only those that are this split of ours; None for all.
+        path: The path in the config.
+        split: Our name of the split to read; None for all.
 
     Raises:
-        ConfigError: As `hub_rows` does, or there is no such split.
+        ConfigError: As in `hub_rows`.
     """
     named = read_hub_name(path)
     if named.split is not None:
@@ -109,7 +109,7 @@ def hub_parts(path: str, split: str | None) -> list[HubPart]:
     parts = [HubPart(Path(f"{path}#{name}"), OWN_SPLITS.get(name, name)) for name in names]
     chosen = [part for part in parts if split in {None, part.split}]
     if not chosen:
-        raise ConfigError(f"{path}: no split {split}; there are {', '.join(names)}")
+        raise ConfigError(f"{path}: no split {split}; known: {', '.join(names)}")
     return chosen
 
 
@@ -125,7 +125,7 @@ def _opened(path: Path, named: HubName) -> Mapping[str, Any]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn what the library raises into one sentence with the way out."""
+    """Turn the library's errors into one sentence that says what to do."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     try:
@@ -134,18 +134,18 @@ def _explained(path: Path) -> Iterator[None]:
         raise
     except DatasetNotFoundError as error:
         raise ConfigError(
-            f"{path}: the hub has no such data set or revision, or it is private; check the name,"
+            f"{path}: no such data set or revision on the hub, or it is private; check the name,"
             " or log in with hf auth login"
         ) from error
     except (ConnectionError, httpx.TransportError) as error:
         raise ConfigError(
-            f"{path}: the hub cannot be reached; check the network, or download the data set"
-            " elsewhere (hf download --repo-type dataset) and give the path of its files"
+            f"{path}: the hub is not reachable; check the network, or download the data set"
+            " elsewhere (hf download --repo-type dataset) and use the path of its files"
         ) from error
     except (OSError, ValueError, RuntimeError, DatasetsError, httpx.HTTPError) as error:
         if _OF_A_SCRIPT in str(error):
             raise ConfigError(
-                f"{path}: this data set is made by a script, which the library does not run; name"
-                " the revision @refs/convert/parquet, where the hub may have converted it"
+                f"{path}: this data set needs a script, which the library does not run; try the"
+                " revision @refs/convert/parquet, which the hub may provide"
             ) from error
         raise ConfigError(f"{path}: {str(error).partition(chr(10))[0]}") from error

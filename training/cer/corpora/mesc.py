@@ -1,9 +1,9 @@
 """MESC (Chu et al. 2024, https://arxiv.org/abs/2408.03650): scenes of therapy from a TV series.
 
 The CSV has clean text and times, an emotion for each utterance and a strategy for each of the
-therapist's. The JSON files have in addition the problem and the situation, and behind nearly every
-text what a video model wrote about the picture; that caption is split off into its own field. A
-scene has the same `source_id` in both.
+therapist's. The JSON files add the problem and the situation, and after nearly every text a video
+model's caption of the picture, which is moved to a separate field. A scene has the same `source_id`
+in both.
 """
 
 import re
@@ -31,10 +31,10 @@ _SPEAKERS = {
     **dict.fromkeys(("Therapist", "sys"), Speaker.SUPPORTER),
 }
 _KEY_LETTERS = 200
-"""Scenes are cut from longer talks and open alike: 60 letters would not tell all of them apart."""
+"""Scenes are parts of longer sessions with similar openings: 60 letters would not be unique."""
 
-# How the captions of the public files begin; compared with the clean texts of the CSV, this splits
-# every utterance of both files where it should.
+# The beginnings of captions in the public files. Compared with the clean texts of the CSV, this splits
+# every utterance of both files correctly.
 _CAPTION = re.compile(
     r"\s*\bThe (?:emotion(?:al)? state of the speaker\b|speaker(?:'s (?:emotion|facial)"
     r"| (?:seems|appears|is|in the|looks|does|has|could|may|cannot)\b)).*",
@@ -79,7 +79,7 @@ def load_csv(path: Path, dropped: Dropped, split: str | None = None) -> Iterator
 
 
 def load_json(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[SourceDialogue]:
-    """Yield the scenes of one split, captions apart from what is said."""
+    """Yield the scenes of one split, with captions in their own field."""
     builder = _builder(path, dropped, split)
 
     def convert(row: Row) -> SourceDialogue | None:

@@ -1,11 +1,10 @@
-"""Reading files of any size in constant memory: JSON lines, JSON arrays, CSV, packed folders.
+"""Read files of any size in constant memory: JSON lines, JSON arrays, CSV, archives.
 
-Each function yields numbered rows and counts those that cannot be read. A file that is missing,
-cut short or not in UTF-8 is a `ConfigError`: it is damaged as a whole, and the cure is a new copy.
+Each function yields numbered rows and counts unreadable ones. A file that is missing, truncated or not
+in UTF-8 raises `ConfigError`: it has to be fetched again.
 
-In the place of a file there may be a data set of the hub (`training.cer.corpora.hub`): its rows
-stand for the records of the file. A column that is null in a row counts as absent, because a data
-set gives all rows the same columns.
+A hub data set (`training.cer.corpora.hub`) can replace a file; its rows replace the records. A column
+that is null in a row counts as absent, because all rows of a data set have the same columns.
 """
 
 import csv
@@ -28,14 +27,14 @@ from training.cer.records import Dropped, Reason, SourceDialogue
 
 _CHUNK = 1 << 18
 _LARGEST_RECORD = 1 << 24
-"""In characters. A record of an array that is not closed until then is taken for broken."""
+"""In characters. A longer record of an array counts as broken."""
 _DAMAGED = (OSError, EOFError, UnicodeDecodeError, zlib.error, tarfile.TarError, csv.Error)
 _OF_ANOTHER_LAYOUT = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A record of a file, and where it stands: a line or record number, or a packed file."""
+    """A record of a file, with its line or record number or the name of the packed file."""
 
     value: Any
     where: int | str
@@ -49,16 +48,16 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file  # type: ignore[misc]  # GzipFile reads as IO[bytes] does
     except _DAMAGED as error:
-        raise ConfigError(f"{path}: damaged, fetch it again ({error})") from error
+        raise ConfigError(f"{path}: damaged ({error}); fetch it again") from error
 
 
 def json_lines(path: Path, dropped: Dropped) -> Iterator[Row]:
-    """Yield the objects of a file with one per line; empty lines are no records."""
+    """Yield the objects of a JSON lines file; empty lines are skipped."""
     if is_hub_name(path):
         yield from _hub_objects(path, dropped)
         return
     with _opened(path) as file:
-        # Bytes are split at line feeds only, so U+2028 within a string does no harm.
+        # Bytes are split at line feeds only, so U+2028 within a string is safe.
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -71,39 +70,39 @@ def json_lines(path: Path, dropped: Dropped) -> Iterator[Row]:
 
 
 def json_array(path: Path, dropped: Dropped) -> Iterator[Row]:
-    """Yield the objects of a file that is one array, without holding more than one."""
+    """Yield the objects of a JSON array, one in memory at a time."""
     if is_hub_name(path):
         yield from _hub_objects(path, dropped)
         return
     decoder = json.JSONDecoder()
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-        held = text.read(_CHUNK).lstrip()
-        if not held.startswith("["):
+        buffer = text.read(_CHUNK).lstrip()
+        if not buffer.startswith("["):
             raise ConfigError(f"{path}: not a JSON array")
         at = 1
         number = 0
         while True:
-            at = _after_space(held, at)
-            if at < len(held):
-                if held[at] == "]":
+            at = _after_space(buffer, at)
+            if at < len(buffer):
+                if buffer[at] == "]":
                     return
                 try:
-                    value, at = decoder.raw_decode(held, at)
+                    value, at = decoder.raw_decode(buffer, at)
                 except RecursionError:
                     dropped.add(Reason.NOT_JSON, path, f"record {number}")
                     return
                 except ValueError:
-                    pass  # not whole yet, or broken: more text will tell
+                    pass  # incomplete or broken: read more text
                 else:
                     yield Row(value, number)
                     number += 1
                     continue
-            # Twice as much each time, so that a long record is not decoded from its start often.
-            more = text.read(max(_CHUNK, len(held) - at))
-            if not more or len(held) - at > _LARGEST_RECORD:
+            # Twice as much each time, so that a long record is not decoded many times.
+            more = text.read(max(_CHUNK, len(buffer) - at))
+            if not more or len(buffer) - at > _LARGEST_RECORD:
                 dropped.add(Reason.NOT_JSON, path, f"record {number}")
                 return
-            held, at = held[at:] + more, 0
+            buffer, at = buffer[at:] + more, 0
 
 
 def _after_space(text: str, at: int) -> int:
@@ -113,7 +112,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _hub_objects(path: Path, dropped: Dropped) -> Iterator[Row]:
-    """A data set made of text files has one column, `text`, with a line in each row."""
+    """Yield the objects of a data set; one of text files has a single column `text` of lines."""
     for number, row in enumerate(hub_rows(path), start=1):
         if row.keys() != {"text"}:
             yield Row(_without_nulls(row), number)
@@ -126,23 +125,23 @@ def _hub_objects(path: Path, dropped: Dropped) -> Iterator[Row]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
-    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def csv_rows(
     path: Path, dropped: Dropped, columns: Iterable[str], *, quoted: bool = True
 ) -> Iterator[Row]:
-    """Yield the rows of a CSV with a header, which must have these columns; others are kept too.
+    """Yield the rows of a CSV with a header that includes these columns.
 
-    Where the file is not `quoted`, a quotation mark is a character like any other, and fields
-    beyond those of the header are ignored.
+    In a file that is not `quoted`, quotation marks are literal, and fields beyond the header are
+    ignored.
     """
     if is_hub_name(path):
         yield from _hub_table(path, columns)
         return
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        csv.field_size_limit(_LARGEST_RECORD)  # pictures within HTML exceed the default
+        csv.field_size_limit(_LARGEST_RECORD)  # pictures in HTML exceed the default
         reader = csv.DictReader(
             text, strict=True, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
         )
@@ -164,20 +163,20 @@ def _hub_table(path: Path, columns: Iterable[str]) -> Iterator[Row]:
 
 
 def _as_field(value: object) -> str:
-    """Return a value as the CSV had it: a column of integers with gaps is read as one of floats."""
+    """Return a value as in the CSV: a column of integers with gaps is read as floats."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "" if value is None else str(value)
 
 
-def _check_columns(path: Path, wanted: Iterable[str], found: Iterable[str]) -> None:
-    missing = set(wanted) - set(found)
+def _check_columns(path: Path, required: Iterable[str], columns: Iterable[str]) -> None:
+    missing = set(required) - set(columns)
     if missing:
-        raise ConfigError(f"{path}: no column {', '.join(sorted(missing))}")
+        raise ConfigError(f"{path}: missing column {', '.join(sorted(missing))}")
 
 
 def bare_csv_rows(path: Path, dropped: Dropped, width: int) -> Iterator[Row]:
-    """Yield the rows of a CSV that has no header."""
+    """Yield the rows of a CSV without a header."""
     _refuse_hub_name(path)
     with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
@@ -189,7 +188,7 @@ def bare_csv_rows(path: Path, dropped: Dropped, width: int) -> Iterator[Row]:
 
 
 def text_lines(path: Path) -> Iterator[Row]:
-    """Yield the lines of a text; only line feeds end one."""
+    """Yield the lines of a text, split at line feeds only."""
     _refuse_hub_name(path)
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -197,26 +196,26 @@ def text_lines(path: Path) -> Iterator[Row]:
 
 
 def packed_files(path: Path, suffix: str) -> Iterator[Row]:
-    """Yield the bytes of the files with a suffix, in a folder (sorted) or in a tar archive."""
+    """Yield the bytes of the files with a suffix, from a folder (sorted) or a tar archive."""
     _refuse_hub_name(path)
     if path.is_dir():
         for inner in sorted(path.rglob(f"*{suffix}")):
             yield Row(inner.read_bytes(), inner.relative_to(path).as_posix())
         return
-    # mode r| never seeks and is told to forget each member, so the archive's size does not matter
+    # mode r| never seeks, and members are forgotten, so that memory stays constant
     with _opened(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member) if member.name.endswith(suffix) else None
             if content is not None:
                 yield Row(content.read(), member.name)
-            archive.members.clear()  # type: ignore[attr-defined]  # else it keeps every header
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header
 
 
 def _refuse_hub_name(path: Path) -> None:
     if is_hub_name(path):
         raise ConfigError(
-            f"{path}: this corpus is read from its own files, not from rows of a data set; download"
-            " them (hf download --repo-type dataset) and give their path"
+            f"{path}: this corpus is read from its own files, not from a hub data set; download"
+            " them (hf download --repo-type dataset) and use their path"
         )
 
 
@@ -226,12 +225,12 @@ def converted(
     path: Path,
     dropped: Dropped,
 ) -> Iterator[SourceDialogue]:
-    """Yield what `convert` makes of each row; one that is of another layout is counted.
+    """Yield the converted rows; count those in another layout.
 
-    `convert` returns None for what it has counted itself.
+    `convert` returns None for a row that it has counted itself.
 
     Raises:
-        ConfigError: A data set of the hub has rows, and all of them are of another layout.
+        ConfigError: All rows of a hub data set have another layout.
     """
     fitting = misfits = 0
     for row in rows:
@@ -246,8 +245,8 @@ def converted(
             yield dialogue
     if misfits and not fitting and is_hub_name(path):
         raise ConfigError(
-            f"{path}: its rows are not laid out as the files that this loader reads; download the"
-            " corpus's own files and give their path, or name another loader"
+            f"{path}: its rows do not have the layout of this loader; download the corpus's own files"
+            " and use their path, or choose another loader"
         )
 
 
@@ -256,11 +255,11 @@ _NOT_A_LETTER = re.compile(r"[\W_]+")
 
 
 def opening_key(texts: Iterable[str], letters: int = 60) -> str:
-    """Return a name for a dialogue by how it opens, the same in all layouts of one corpus.
+    """Return a key of a dialogue from its opening, the same in all layouts of a corpus.
 
-    Layouts differ in how they join turns, in spaces around punctuation, in case, and MultiESC drops
-    sentences that are said again; so only letters and digits count, and each sentence once. Of
-    ESConv's 1,261 public dialogues no two have the same key.
+    Layouts differ in joined turns, spacing and case, and MultiESC drops repeated sentences; so only
+    letters and digits count, and each sentence once. ESConv's 1,261 public dialogues have distinct
+    keys.
 
     Example:
         >>> opening_key(["Hi there.", "I can't sleep"]) == opening_key(["hi there . i can ' t sleep ."])
@@ -280,15 +279,15 @@ def opening_key(texts: Iterable[str], letters: int = 60) -> str:
 
 
 def text_key(text: str) -> str:
-    """Return a short name for a text that says nothing of it."""
+    """Return a short hash of a text, which does not reveal it."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def plain(value: object) -> str:
-    """Return a label as text: no space around it, nothing where there is none."""
+    """Return a label as stripped text, "" if it is None."""
     return "" if value is None else str(value).strip()
 
 
 def labels_of(values: Mapping[str, object], names: Iterable[str]) -> dict[str, str]:
-    """Return those labels that are there and not empty."""
+    """Return the labels that exist and are not empty."""
     return {name: text for name in names if (text := plain(values.get(name)))}

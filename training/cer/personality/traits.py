@@ -1,20 +1,19 @@
-"""DISC traits of the people who talk, and how a sentence describes them.
+"""DISC traits of speakers, and their description in words.
 
 DISC goes back to Marston, "Emotions of Normal People" (1928): dominance, inducement (today
 influence), submission (today steadiness) and compliance. Marston built no test. The paper uses the
 four as names for ways of communicating, and so does this module: they are a **vocabulary of
-manner**, no clinical test and no statement about a person.
+manner**, neither a clinical test nor a statement about a person.
 
-There are two routes to the same record, `Persona`:
+A `Persona` comes from one of two sources:
 
-- a generator is asked (prompt ``disc.<language>.md``) for four scores and a description;
-- a published lexical rule (``traits.toml``) counts words that are direct, hedging, polite and so
-  on, and punctuation, and sentence lengths; compares the rates with the usual ones; adds the
-  deviations up to four scores; and describes the scores and the largest deviations in words.
+- a generator answers the prompt ``disc.<language>.md`` with four scores and a description;
+- a published lexical rule (``traits.toml``) counts direct, hedging, polite and other words,
+  punctuation and sentence lengths; compares the rates with the usual ones; adds the deviations up to
+  four scores; and describes the scores and the largest deviations in words.
 
-A persona belongs to one speaker of one dialogue. It is read off the row with the longest history
-among the dialogue's rows, so that no row sees more of a dialogue than the rows do; only the
-training split is read by default.
+A persona belongs to one speaker of one dialogue. It is derived from the row with the longest history,
+so that it shows no more of a dialogue than the rows do. By default only the train split is read.
 """
 
 import json
@@ -24,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +46,12 @@ from training.data.samples import read_records, write_records
 TRAITS = ("D", "I", "S", "C")
 
 _RULES_FILE = Path(__file__).with_name("traits.toml")
-_DIGIT = re.compile(r"\d")
 _CLEAR = 2.5
-"""A count further than this many spreads from the usual says no more than one at it."""
+"""Deviations are clipped at this many spreads from the usual rate."""
 
 
 class Disc(FrozenModel):
-    """How much of each way of communicating somebody shows, 0 to 1; 0.5 is the usual."""
+    """Scores of the four ways of communicating, 0 to 1; 0.5 is usual."""
 
     d: float = Field(ge=0, le=1)
     """Dominance: direct, decided, to the point."""
@@ -66,14 +64,14 @@ class Disc(FrozenModel):
 
 
 class Persona(FrozenModel):
-    """One speaker's manner, as told by a rule or a generator."""
+    """One speaker's manner, described by a rule or a generator."""
 
     id: str
     """`<corpus>/<dialogue id>/<speaker>`."""
     corpus: str
     dialogue_id: str
     source_id: str
-    """The dialogue of origin: two windows of one dialogue have the same people."""
+    """The original dialogue: two windows of it have the same speakers."""
     split: Split
     language: str
     speaker: Speaker
@@ -84,12 +82,12 @@ class Persona(FrozenModel):
 
 
 class Settings(FrozenModel):
-    """How traits are told."""
+    """How traits are determined."""
 
     splits: tuple[Split, ...] = ("train",)
-    """Whose speakers are described. Only rows of the training split are rewritten."""
+    """The splits whose speakers are described. Only rows of the train split are rewritten."""
     characters: int = Field(default=6000, ge=200)
-    """How much of a speaker's text a generator reads, from its end."""
+    """The most characters of a speaker's text, from its end."""
 
 
 def persona_id(record: CerRecord, speaker: Speaker) -> str:
@@ -112,12 +110,12 @@ def describe(
     """Write a `Persona` for each speaker of each dialogue of CER rows.
 
     Args:
-        source: `CerRecord` lines; rows that are themselves repetitions are passed over.
-        output: `Persona` lines, in the order of the dialogues' longest rows.
-        settings: See `Settings`.
-        asker: The generator; None uses the lexical rule.
-        seed: Of the generator's sampling.
-        engine: Where the rule is applied; an asker has its own.
+        source: `CerRecord` rows; variants are skipped.
+        output: Receives `Persona` rows, in the order of the dialogues' longest rows.
+        settings: How traits are determined.
+        asker: The generator; None: the lexical rule.
+        seed: The seed of the generator's sampling.
+        engine: Applies the rule; an asker has its own.
     """
     chosen = _longest_rows(source, settings.splits)
     speeches = _Speeches(source, frozenset(chosen.values()), settings.characters)
@@ -126,12 +124,12 @@ def describe(
 
     def personas() -> Iterator[Persona]:
         nonlocal read
-        told = (
+        outcomes = (
             engine.map(_by_rule, speeches)
             if asker is None
             else _by_generator(speeches, asker, seed)
         )
-        for corpus, outcome in track(told, "personas", unit="speakers"):
+        for corpus, outcome in track(outcomes, "personas", unit="speakers"):
             read += 1
             if isinstance(outcome, Persona):
                 yield outcome
@@ -151,7 +149,7 @@ def describe(
 
 @dataclass(frozen=True)
 class Speech:
-    """What one speaker says in a dialogue, one utterance after the other."""
+    """The utterances of one speaker in a dialogue."""
 
     id: str
     corpus: str
@@ -164,7 +162,7 @@ class Speech:
 
 
 def _longest_rows(source: Path, splits: Iterable[Split]) -> dict[str, int]:
-    """Return, for each dialogue, the number of its line that shows most of it."""
+    """Return, for each dialogue, the index of the row with the longest history."""
     wanted = frozenset(splits)
     rounds: dict[str, tuple[int, int]] = {}
     for number, record in enumerate(read_records(source, CerRecord)):
@@ -179,7 +177,7 @@ def _longest_rows(source: Path, splits: Iterable[Split]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Speeches:
-    """The speeches of chosen rows, read from the file each time they are wanted."""
+    """The speeches of the chosen rows, read from the file at each iteration."""
 
     source: Path
     rows: frozenset[int]
@@ -193,7 +191,7 @@ class _Speeches:
     def _of(self, record: CerRecord) -> Iterator[Speech]:
         case = record.case
         for speaker in Speaker:
-            texts = [said.text for said in case.history if said.speaker is speaker and said.text]
+            texts = [turn.text for turn in case.history if turn.speaker is speaker and turn.text]
             if speaker is Speaker.SUPPORTER and case.original:
                 texts.append(case.original)
             if texts:
@@ -210,13 +208,13 @@ class _Speeches:
 
 
 def _last(texts: list[str], characters: int) -> list[str]:
-    kept: list[str] = []
+    last: list[str] = []
     for text in reversed(texts):
         characters -= len(text)
-        if kept and characters < 0:
+        if last and characters < 0:
             break
-        kept.append(text[: 4 * characters] if characters < 0 else text)
-    return kept[::-1]
+        last.append(text[: 4 * characters] if characters < 0 else text)
+    return last[::-1]
 
 
 def _persona(speech: Speech, scores: Disc, description: str, by: DecidedBy) -> Persona:
@@ -240,7 +238,7 @@ def _persona(speech: Speech, scores: Disc, description: str, by: DecidedBy) -> P
 def _by_generator(
     speeches: Iterable[Speech], asker: Asker, seed: int
 ) -> Iterator[tuple[str, Persona | str]]:
-    """Yield the corpus of each speech, with the persona or why there is none."""
+    """Yield the corpus of each speech, with its persona or why there is none."""
     by = DecidedBy(kind="model", name=asker.name)
     answers = asker.ask(
         (_question(speech, seed) for speech in speeches), check_disc, label="traits", total=None
@@ -265,7 +263,7 @@ def _question(speech: Speech, seed: int) -> Question:
 
 
 class DiscAnswer(FrozenModel):
-    """What a generator is asked for."""
+    """The JSON object that a generator returns."""
 
     D: float = Field(ge=0, le=1)
     I: float = Field(ge=0, le=1)  # noqa: E741  # the letters of DISC
@@ -275,33 +273,33 @@ class DiscAnswer(FrozenModel):
 
 
 def read_disc(text: str) -> tuple[Disc, str]:
-    """Read a generator's answer: one JSON object, alone or in a fence.
+    """Read a generator's answer: one JSON object, bare or in a code fence.
 
     Raises:
-        ValueError: It is not one, or a value is missing or out of its range.
+        ValueError: It is not one, or a value is missing or out of range.
     """
     answer = DiscAnswer.model_validate(json_object(text))
     return Disc(d=answer.D, i=answer.I, s=answer.S, c=answer.C), answer.description.strip()
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that an answer consists of.
+    """Return the JSON object of an answer.
 
     Raises:
-        ValueError: There is none, it is cut off, or there is text around it other than a fence.
+        ValueError: There is none, it is incomplete, or there is text around it other than a fence.
     """
     bare = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip())
     try:
-        found = json.loads(bare)
+        value = json.loads(bare)
     except json.JSONDecodeError as error:
-        raise ValueError("half a JSON" if bare.startswith("{") else "no JSON") from error
-    if not isinstance(found, dict):
+        raise ValueError("incomplete JSON" if bare.startswith("{") else "no JSON") from error
+    if not isinstance(value, dict):
         raise ValueError("no JSON object")
-    return found
+    return value
 
 
 def check_disc(key: str, text: str) -> str | None:
-    """Return why an answer is of no use, or None. The key says the language (``disc:<language>:``)."""
+    """Return why an answer is unusable, or None. The key contains the language (``disc:<language>:``)."""
     try:
         _, description = read_disc(text)
     except ValidationError as error:
@@ -328,19 +326,19 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Rules:
-    version: str
     prior_words: int
     weights: Mapping[str, Mapping[str, float]]
     markers: Mapping[str, Mapping[str, frozenset[str]]]
     norms: Mapping[str, Mapping[str, Mapping[str, _Norm]]]
     """By language, speaker and count."""
+    words: Mapping[str, Mapping[str, Mapping[str, Mapping[str, str]]]]
+    """Descriptions by language, kind ("traits" or "habits"), name and level ("high" or "low")."""
 
 
 @cache
 def _rules() -> _Rules:
     table = tomllib.loads(_RULES_FILE.read_text(encoding="utf-8"))
     return _Rules(
-        table["version"],
         table["prior_words"],
         table["weights"],
         {
@@ -359,11 +357,15 @@ def _rules() -> _Rules:
             }
             for language in LANGUAGES
         },
+        {
+            language: {kind: table[language][kind] for kind in ("traits", "habits")}
+            for language in LANGUAGES
+        },
     )
 
 
 RULE = DecidedBy(kind="rule", name="traits/1")
-"""Who decided, where the lexical rule did."""
+"""The decider of personas by the lexical rule."""
 
 
 def _by_rule(speeches: Iterable[Speech]) -> Iterator[tuple[str, Persona | str]]:
@@ -375,14 +377,14 @@ def _by_rule(speeches: Iterable[Speech]) -> Iterator[tuple[str, Persona | str]]:
 
 
 def count(texts: Iterable[str], language: str = "en") -> tuple[Counts, int]:
-    """Count what the rule looks at.
+    """Count what the rule needs.
 
     Returns:
         The counts by name (`sentence_length`: sentences), and the number of words.
     """
     language = language if language in LANGUAGES else "en"
     joined = "\n".join(texts)
-    found = words(joined, language)
+    all_words = words(joined, language)
     markers = _rules().markers[language]
     if language == "zh":
         counts = {
@@ -390,20 +392,20 @@ def count(texts: Iterable[str], language: str = "en") -> tuple[Counts, int]:
             for name, listed in markers.items()
         }
     else:
-        said = [word.replace("’", "'") for word in found]
+        plain = [word.replace("’", "'") for word in all_words]
         counts = {
-            name: float(sum(word in listed for word in said)) for name, listed in markers.items()
+            name: float(sum(word in listed for word in plain)) for name, listed in markers.items()
         }
     counts["exclamations"] = float(len(re.findall("[!！]", joined)))
     counts["questions"] = float(questions(joined))
     counts["sentence_length"] = float(len(sentences(joined)))
-    return counts, len(found)
+    return counts, len(all_words)
 
 
 def unusual(texts: Iterable[str], speaker: Speaker, language: str = "en") -> Counts:
-    """Return how far each count lies from the usual of such speakers, in spreads.
+    """Return the deviation of each count from the usual rate of such speakers, in spreads.
 
-    The rate of a speaker of few words is drawn towards the usual (``prior_words``).
+    The rates of speakers with few words shrink towards the usual rate (``prior_words``).
     """
     rules = _rules()
     language = language if language in LANGUAGES else "en"
@@ -422,7 +424,7 @@ def unusual(texts: Iterable[str], speaker: Speaker, language: str = "en") -> Cou
 
 
 def score(deviations: Counts) -> Disc:
-    """Add deviations up to scores: the logistic function of a weighted sum, to three decimals.
+    """Return scores: the logistic function of the weighted sum of deviations, to three decimals.
 
     Example:
         >>> score({})
@@ -441,81 +443,6 @@ def score(deviations: Counts) -> Disc:
 
 # --- In words ---------------------------------------------------------------------------------
 
-_Level = Literal["high", "low"]
-_MANNERS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
-    "en": {
-        ("D", "high"): "direct and decided",
-        ("D", "low"): "yielding and tentative",
-        ("I", "high"): "lively and outgoing",
-        ("I", "low"): "reserved and sober",
-        ("S", "high"): "patient and polite",
-        ("S", "low"): "impatient and brisk",
-        ("C", "high"): "careful and structured",
-        ("C", "low"): "casual and spontaneous",
-    },
-    "zh": {
-        ("D", "high"): "直接果断",
-        ("D", "low"): "谦让犹豫",
-        ("I", "high"): "活泼外向",
-        ("I", "low"): "含蓄冷静",
-        ("S", "high"): "耐心有礼",
-        ("S", "low"): "急促干脆",
-        ("C", "high"): "谨慎有条理",
-        ("C", "low"): "随意自然",
-    },
-}
-_HABITS: Mapping[str, Mapping[tuple[str, _Level], str]] = {
-    "en": {
-        ("direct", "high"): "says plainly what has to be done",
-        ("direct", "low"): "seldom tells anybody what to do",
-        ("hedges", "high"): "qualifies many statements",
-        ("hedges", "low"): "states things without hedging",
-        ("polite", "high"): "thanks and apologises often",
-        ("polite", "low"): "spends few words on courtesy",
-        ("agreement", "high"): "keeps agreeing and acknowledging",
-        ("agreement", "low"): "seldom acknowledges what was said",
-        ("lively", "high"): "uses strong and emphatic words",
-        ("lively", "low"): "avoids emphasis",
-        ("positive", "high"): "uses many cheerful words",
-        ("positive", "low"): "uses few cheerful words",
-        ("structure", "high"): "gives reasons and conditions",
-        ("structure", "low"): "gives few reasons",
-        ("first_person", "high"): "speaks much of themselves",
-        ("first_person", "low"): "speaks little of themselves",
-        ("second_person", "high"): "turns to the other person often",
-        ("second_person", "low"): "seldom addresses the other person",
-        ("exclamations", "high"): "exclaims often",
-        ("questions", "high"): "asks many questions",
-        ("questions", "low"): "asks few questions",
-        ("sentence_length", "high"): "builds long sentences",
-        ("sentence_length", "low"): "speaks in short sentences",
-    },
-    "zh": {
-        ("direct", "high"): "直说该做什么",
-        ("direct", "low"): "很少要求别人",
-        ("hedges", "high"): "说话常留余地",
-        ("hedges", "low"): "说话不留余地",
-        ("polite", "high"): "常常道谢致歉",
-        ("polite", "low"): "很少客套",
-        ("agreement", "high"): "常常附和回应",
-        ("agreement", "low"): "很少附和",
-        ("lively", "high"): "语气强烈",
-        ("lively", "low"): "语气平淡",
-        ("positive", "high"): "多用积极的词",
-        ("positive", "low"): "少用积极的词",
-        ("structure", "high"): "会说明原因和条件",
-        ("structure", "low"): "很少说明原因",
-        ("first_person", "high"): "多谈自己",
-        ("first_person", "low"): "少谈自己",
-        ("second_person", "high"): "常常转向对方",
-        ("second_person", "low"): "很少称呼对方",
-        ("exclamations", "high"): "常用感叹",
-        ("questions", "high"): "问题很多",
-        ("questions", "low"): "问题很少",
-        ("sentence_length", "high"): "句子较长",
-        ("sentence_length", "low"): "句子较短",
-    },
-}
 _CLEARLY = 0.62
 _NOTABLE = 0.8
 _HABITS_TOLD = 3
@@ -529,18 +456,18 @@ def sentence_for(scores: Disc, deviations: Counts, language: str = "en") -> str:
         'Speaks in a direct and decided, impatient and brisk manner. States things without hedging.'
     """
     language = language if language in LANGUAGES else "en"
+    words_for = _rules().words[language]
     levels = [
-        (trait, level, abs(value - 0.5))
+        (abs(value - 0.5), words_for["traits"][trait][level])
         for trait in TRAITS
-        if (level := _level(value := getattr(scores, trait.lower()))) is not None
+        if (level := _level(value := getattr(scores, trait.lower())))
     ]
-    levels.sort(key=lambda entry: -entry[2])
-    manners = [_MANNERS[language][trait, level] for trait, level, _ in levels]
+    manners = [words for _, words in sorted(levels, key=lambda level: -level[0])]
     habits = [
-        told
+        habit
         for name, value in sorted(deviations.items(), key=lambda entry: (-abs(entry[1]), entry[0]))
         if abs(value) >= _NOTABLE
-        and (told := _HABITS[language].get((name, "high" if value > 0 else "low")))
+        and (habit := words_for["habits"].get(name, {}).get("high" if value > 0 else "low"))
     ][:_HABITS_TOLD]
     if language == "zh":
         first = f"说话{'、'.join(manners) or '平和居中'}。"
@@ -550,12 +477,12 @@ def sentence_for(scores: Disc, deviations: Counts, language: str = "en") -> str:
     return f"{first} {rest[0].upper()}{rest[1:]}." if rest else first
 
 
-def _level(value: float) -> _Level | None:
+def _level(value: float) -> str | None:
     if value >= _CLEARLY:
         return "high"
     return "low" if value <= 1 - _CLEARLY else None
 
 
 def _article(manners: list[str]) -> str:
-    told = ", ".join(manners) or "balanced"
-    return f"{'an' if told[0] in 'aeiou' else 'a'} {told}"
+    listed = ", ".join(manners) or "balanced"
+    return f"{'an' if listed[0] in 'aeiou' else 'a'} {listed}"

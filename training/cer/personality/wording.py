@@ -1,8 +1,8 @@
-"""What can be counted in a text without understanding it: words, sentences, numbers, negations.
+"""Surface counts of a text: words, sentences, numbers, negations.
 
-The same counts serve the lexical traits, the rule rewriter's promises and the final filter, so that
-all three mean the same by "a negation". They are made for English and Chinese; any other language
-is read as English is: by letters between spaces.
+The lexical traits, the rule rewriter's guarantees and the final filter share them, so that all three
+mean the same by "a negation". They are made for English and Chinese; any other language is read like
+English: by letters between spaces.
 """
 
 import re
@@ -16,7 +16,7 @@ _SENTENCE_END = re.compile(
 _QUESTION_MARK = re.compile("[?？]")
 
 _DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
-# Without "one" and "second": more often a pronoun and a moment than numbers.
+# Without "one" and "second", which are more often a pronoun and a moment than numbers.
 _SPELLED = (
     "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
@@ -37,7 +37,7 @@ _NEGATION = re.compile(
     rf"\w+n['’]t|{'|'.join(_BARE_NEGATIONS.split())}|werent|wont|wouldnt)\b",
     re.IGNORECASE,
 )
-# Words that hold the character of a negation and deny nothing.
+# Words that contain the character of a negation but negate nothing.
 _CHINESE_HARMLESS = re.compile(
     "不过|不仅|不但|不断|不妨|不错|差不多|不管|不论|不同|不得不|不久|非常|除非|是非|无论|无非|"
     "别人|特别|分别|区别|个别|告别|别的|(.)不\\1|没错|有没有"
@@ -57,7 +57,7 @@ def words(text: str, language: str = "en") -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text without the space between them; lines end sentences too.
+    """Return the sentences of a text, stripped; line breaks end sentences too.
 
     Example:
         >>> sentences("Hello. How are you?")
@@ -68,23 +68,23 @@ def sentences(text: str) -> list[str]:
 
 
 def numbers(text: str, language: str = "en") -> Counter[str]:
-    """Return the numbers of a text with their counts; words for small ones read as digits.
+    """Return the numbers of a text with their counts; small spelled-out numbers become digits.
 
     Example:
         >>> sorted(numbers("two of 12 people"))
         ['12', '2']
     """
-    found = Counter(_DIGITS.findall(text))
+    counts = Counter(_DIGITS.findall(text))
     if language == "zh":
-        return found + Counter(_CHINESE_NUMBER.findall(text))
+        return counts + Counter(_CHINESE_NUMBER.findall(text))
     spelled = (word.lower() for word in _NUMBER_WORD.findall(text))
-    return found + Counter(_VALUES.get(word, word) for word in spelled)
+    return counts + Counter(_VALUES.get(word, word) for word in spelled)
 
 
 def negations(text: str, language: str = "en") -> int:
-    """Return how many words of a text deny something.
+    """Return the number of negations in a text.
 
-    A word counts once in whichever form it comes: "do not", "don't" and "dont" are the same.
+    All forms count once: "do not", "don't" and "dont" are the same.
 
     Example:
         >>> negations("I don't know, and he does not either"), negations("我不过是没睡好", "zh")
@@ -96,5 +96,5 @@ def negations(text: str, language: str = "en") -> int:
 
 
 def questions(text: str) -> int:
-    """Return how many question marks a text has."""
+    """Return the number of question marks in a text."""
     return len(_QUESTION_MARK.findall(text))

@@ -1,6 +1,6 @@
-"""The words of the pipeline's prompts: one file per purpose and language beside this module.
+"""The prompts of the pipeline: one file per purpose and language beside this module.
 
-They are filled with `compeer_core.prompts.fill`; what a person or a model wrote passes
+They are filled with `compeer_core.prompts.fill`; texts of people and models pass through
 `compeer_core.prompts.neutralise` first.
 """
 
@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).parent
 
 @cache
 def load(name: str, language: str = "en") -> str:
-    """Return the words of a prompt, without the line break at the end of its file.
+    """Return the text of a prompt, stripped.
 
     Args:
         name: The purpose, for example ``filter``.
@@ -29,5 +29,5 @@ def load(name: str, language: str = "en") -> str:
     except OSError as error:
         known = ", ".join(sorted(file.stem for file in _FOLDER.glob("*.md")))
         raise PromptError(
-            f"there is no prompt {name!r} in language {language!r}; there are: {known or 'none'}"
+            f"no prompt {name!r} in language {language!r}; known: {known or 'none'}"
         ) from error

@@ -1,1 +1,1 @@
-"""Silver CER: verdicts by a published rule, a documented baseline for learnt judges."""
+"""Silver CER: labels by a published rule, a documented baseline for trained judges."""

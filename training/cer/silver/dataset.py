@@ -1,78 +1,76 @@
-"""Silver CER: verdicts on steps and replies by a published rule, against what people labelled.
+"""Silver CER: labels of steps and replies by a published rule, from the corpus's human labels.
 
-Nobody judged these turns. A model wrote them, so their mistakes are a model's own; the rule below
-compares them with the labels that a corpus has from people. It can be applied by hand. Numbers in
-brackets are the defaults of `StepSettings` and `ReplySettings`, words are those of
-``words.toml``. It reads English only.
+No person judged these turns. A model wrote them, so their errors are a model's own, and the rule below
+compares them with the human labels of the corpus. It can be applied by hand. Numbers in brackets are
+the defaults of `StepSettings` and `ReplySettings`, word lists are those of ``words.toml``. It reads
+English only.
 
-**Told.** The seeker has told something once they have said more than [6] words, or a word of a
-feeling or of a problem.
+**Disclosed.** The seeker has disclosed something after more than [6] words, or a word of a feeling or
+of a problem.
 
 **History step.** Right if both its issue and its stage are right.
 
-- Issue, before anything was told: right if the step says that the problem is not known; wrong if it
-  names or implies one.
+- Issue, before anything is disclosed: right if the step says that the problem is not known; wrong if
+  it names or implies one.
 - Issue, later: right if the step, without its quotations, names the problem type of the dialogue, or
   one that the seeker's own words show at least [3] times and more often than that one. A step that
-  says that the problem is not known is right up to [15] words of the seeker's, if none shows a
-  problem. A step that names no problem of the list ("a hard time") is right if at least half [0.5],
-  and at least [2], of the telling words of its quotation are the seeker's. Otherwise wrong. An
-  invented quotation alone does not make a step wrong; `quoted_share` can ask for that.
-- Stage: right if it is the stage of its third of the dialogue's rounds, give or take [0.15] of them,
-  or [0.25] if it is a usual stage of a strategy that the person used here; Exploration is right
-  until something was told.
+  says that the problem is not known is right for up to [15] words of the seeker, if none shows a
+  problem. A step that names no listed problem ("a hard time") is right if at least half [0.5], and at
+  least [2], of the content words of its quotation are the seeker's. Otherwise wrong. A hallucinated
+  quote alone does not make a step wrong; `quoted_share` can require real quotes.
+- Stage: right if it is the stage of its third of the dialogue's rounds, with a tolerance of [0.15] of
+  them, or [0.25] for a usual stage of a strategy that the person used here; Exploration is right
+  until something is disclosed.
 
-**Emotion step.** Right if the sentiment goes with the emotion, the words of the step do not name
-another family of emotions or the other end of the scale, and the emotion and its intensity fit what
-people labelled:
+**Emotion step.** Right if the sentiment matches the emotion, the words of the step name no other
+family of emotions and no contrary strength, and the emotion and its intensity match the human labels:
 
-- The label of the dialogue does not count in three cases. Before anything was told, only Neutral is
-  right. As long as no word of a feeling was said, Neutral is right too. Where the seeker gives thanks
-  or takes leave after [0.6] of the rounds, and their rating did not stay as it was or rise, Joy and
+- The label of the dialogue does not count in three cases. Before anything is disclosed, only Neutral
+  is right. While no word of a feeling has been said, Neutral is right too. If the seeker gives thanks
+  or says goodbye after [0.6] of the rounds, and their rating did not stay equal or rise, Joy and
   Neutral are right too. All of these need an intensity of at most [3].
-- Otherwise the emotion is the one labelled, or one of its family (worry: Anxiety, Nervousness,
-  Fear; sorrow: Sadness, Depression, Pain; anger: Anger, Disgust, Jealousy; shame: Shame, Guilt),
-  and the intensity is at most [1.5] from the straight line between the ratings before and after.
-- **Depends on the history step:** where that is not right, only the emotion labelled will do.
+- Otherwise the emotion is the labelled one, or one of its family (worry: Anxiety, Nervousness, Fear;
+  sorrow: Sadness, Depression, Pain; anger: Anger, Disgust, Jealousy; shame: Shame, Guilt), and the
+  intensity differs by at most [1.5] from the line between the ratings before and after.
+- **Depends on the history step:** if that is not right, only the labelled emotion is right.
 
-**Strategy step.** Right if it is a strategy that the person used in this turn; or one that people
-used in at least [15 %] of the turns of the train split in the same situation: family of the
-emotion, third of the dialogue, and whether the supporter's last turn asked.
+**Strategy step.** Right if it is a strategy that the person used in this turn, or one that people used
+in at least [15 %] of the train turns in the same situation: family of the emotion, third of the
+dialogue, and whether the supporter's last turn asked a question.
 
-- **Depends on both earlier steps:** where one of them is not right, only a strategy that the person
-  used will do.
+- **Depends on both earlier steps:** if one of them is not right, only a strategy that the person used
+  is right.
 
-With ``chained = false`` the two dependences are left out: the control, in which no label is looked
-at for another.
+With ``chained = false`` the two dependences are removed: the unchained control.
 
-**Reply.** Two replies are compared, that of the corpus and the generated one, in random order.
+**Reply.** Two replies are compared, the corpus's and the generated one, in random order.
 
-- The original is acceptable unless the seeker rated the support up to [2] of 5 right after it; or
-  the dialogue is one that failed and there is no rating from [4] on; or it says nothing (at most
-  [4] words, no question, no telling word, and nobody is closing the talk). The first two are
-  people's judgements, the third is the rule's.
-- The generated reply is acceptable if at most [1] of its steps is wrong; it has [3] to [120] words;
-  it is no near copy of an earlier turn and repeats no run of [3] words; it says something; at
-  least [20 %] of its telling words, if it has any, are the seeker's; it does not welcome thanks,
-  praise news or pity a trouble that were not there; and it shows the outer signs of the strategy
-  that it names (`compeer_core.consistency`). All of this is the rule's.
-- One acceptable: it is better. None: neither. Both: the better score wins, and both are equally good
-  if the scores differ by at most [0.2]. The score is the mean of two numbers in [0, 1]: telling
-  words shared with the seeker (full at [3]) and length (full at [12] words). A generated reply
-  loses [0.25] for each wrong step. An original gains [0.15] for having been written by a person for
-  this seeker, and gains or loses [0.125] for each point of the seeker's rating above or below 3.
+- The original is acceptable unless the seeker rated the support up to [2] of 5 right after it; or the
+  dialogue failed and there is no rating of [4] or more; or it is empty talk (at most [4] words, no
+  question, no content word, and nobody is closing the dialogue). The first two are human judgements,
+  the third is the rule's.
+- The generated reply is acceptable if at most [1] of its steps is wrong; it has [3] to [120] words; it
+  is no near copy of an earlier turn and repeats no run of [3] words; it is not empty talk; at least
+  [20 %] of its content words, if any, are the seeker's; it does not welcome thanks, praise news or
+  pity a trouble that did not occur; and it shows the surface signs of the strategy that it names
+  (`compeer_core.consistency`). All of this is the rule's.
+- One acceptable: it is better. None: neither. Both: the higher score wins, and both are equally good
+  if the scores differ by at most [0.2]. The score is the mean of two numbers in [0, 1]: content words
+  shared with the seeker (full at [3]) and length (full at [12] words). A generated reply loses [0.25]
+  for each wrong step. An original gains [0.15] because a person wrote it for this seeker, and gains or
+  loses [0.125] for each point of the seeker's rating above or below 3.
 
-**Which rows are taken.** Labels of a small model are wrong far too often. Rows are drawn by the
-pattern of their three labels so that each step is wrong as often as `Settings.false_shares` says, for
-the train split `Settings.train_false_shares` (`training.cer.steps.raking`, which keeps the odds ratios of
-the rows that it draws from), for each split on its own. Before that, answers to a seeker who has
-told nothing yet are thinned out, to at most one in ten [0.1] of each pattern. All judged rows, taken
-or not, are written to a second file. A stated share of the rows taken, none by default, may be turns
-put together from the corpus's own labels (`faithful_turn`), which are right by construction.
+**Selection.** A small model is wrong far too often. Rows are sampled by the pattern of their three
+labels so that each step is wrong as often as `Settings.false_shares` states, for the train split
+`Settings.train_false_shares` (`training.cer.steps.raking`, which preserves odds ratios), for each split
+separately. Before that, answers to a seeker who has disclosed nothing are reduced to at most [0.1] of
+each pattern. All judged rows, selected or not, are written to a second file. A share of the selected
+rows, none by default, can be turns made from the corpus's own labels (`faithful_turn`), which are
+right by construction.
 
-**What it cannot see.** Whether a sentence makes sense, whether a quotation was ever said, and
+**Limits.** The rule cannot see whether a sentence makes sense, whether a quotation was ever said, and
 whether a strategy that nobody used here would have been as good. The last makes the chained labels
-harsher than a reader: a fitting strategy after a wrong step counts as wrong.
+stricter than a reader: a fitting strategy after a wrong step counts as wrong.
 """
 
 import hashlib
@@ -108,7 +106,7 @@ from training.cer.silver.steps import (
     count_habits,
     judge_steps,
 )
-from training.cer.silver.words import LANGUAGE, Heard, Words, words
+from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.raking import Pattern, Row, UnreachableError, choose, dependence
 from training.common.progress import count_lines, track
@@ -116,41 +114,41 @@ from training.data.samples import read_records, write_records
 
 VERSION = "silver/1"
 CORPUS = "corpus"
-"""The author of what the supporter of the corpus said."""
+"""The author of the corpus's own reply."""
 FAITHFUL = "corpus-wording"
-"""The author of turns that were put together from the corpus's labels."""
+"""The author of turns made from the corpus's labels."""
 
 Figures = dict[str, float | int | str | None]
 InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Settings(FrozenModel):
-    """The rule's thresholds, and which rows are taken."""
+    """The thresholds of the rule, and the selection of rows."""
 
     steps: StepSettings = StepSettings()
-    """Of the rule for steps."""
+    """Thresholds of the rule for steps."""
     replies: ReplySettings = ReplySettings()
-    """Of the rule for replies."""
+    """Thresholds of the rule for replies."""
     false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
-    """How often the history, the emotion and the strategy step shall be wrong, each in (0, 1); None
-    takes all rows. The paper says 23 % over all; its Table 1 implies some 41, 18 and 20 %."""
+    """Target rate of wrong history, emotion and strategy steps, each in (0, 1); None selects all
+    rows. The paper states 23 % over all; its Table 1 implies about 41, 18 and 20 %."""
     train_false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = None
-    """The same for the train split alone; None: as `false_shares`. Where right and wrong steps are
-    equally frequent, a judge gains nothing from learning which is commoner."""
+    """The same for the train split; None: as `false_shares`. If right and wrong steps are equally
+    frequent, a judge gains nothing from learning the majority class."""
     greeting_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """In each pattern, at most this share of the rows to take from may answer a seeker who has told
-    nothing yet. Such turns are easily right, and would else be most of what is right."""
+    """In each pattern, the largest share of candidate rows that may answer a seeker who has disclosed
+    nothing. Such turns are easily right, and would otherwise be most of the right ones."""
     faithful_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the rows taken that are put together from the corpus's labels. They give more rows,
-    but a judge may tell them by their quotations, which are real while a small model's are
-    invented; and three right steps each make the labels depend on each other, chained or not. So
-    measure without them, and leave them out of the control."""
+    """Share of the selected rows that are made from the corpus's labels. They add rows, but a judge
+    may recognise them by their quotations, which are real while a small model's are invented; and
+    three right steps each make the labels dependent, chained or not. So evaluate without them, and
+    leave them out of the control."""
     faithful_splits: tuple[Split, ...] = ("train",)
-    """Where such rows are put."""
+    """The splits that get such rows."""
     rows_per_case: int = Field(default=1, ge=1)
-    """At most so many generated turns of one history are taken."""
+    """The most generated turns of one history that are selected."""
     rows_per_split: int | None = Field(default=None, ge=1)
-    """At most so many rows of a split are taken; None takes as many as there are."""
+    """The most rows of a split that are selected; None: no limit."""
 
     @model_validator(mode="after")
     def _leaves_room_for_wrong_steps(self) -> Self:
@@ -158,13 +156,13 @@ class Settings(FrozenModel):
             shares = self.false_shares_in(split)
             if shares is not None and max(shares) + self.faithful_share >= 1:
                 raise ValueError(
-                    f"with a share of {self.faithful_share} that is right, no step can be wrong in "
-                    f"{max(shares)} of the rows"
+                    f"faithful_share {self.faithful_share} leaves no room for a share of "
+                    f"{max(shares)} wrong steps; lower one of them"
                 )
         return self
 
     def false_shares_in(self, split: Split) -> tuple[float, float, float] | None:
-        """How often each step shall be wrong in a split; None if all its rows are taken."""
+        """Return the target rates of wrong steps in a split; None if all its rows are selected."""
         if self.false_shares is None or split != "train":
             return self.false_shares
         return self.train_false_shares or self.false_shares
@@ -173,48 +171,50 @@ class Settings(FrozenModel):
 class Reason(StrEnum):
     """Why a generated turn is not judged."""
 
-    LANGUAGE = "no word lists for its language"
-    INCOMPLETE = "the turn is not complete"
-    REPEATED = "the same turn for the same history again"
-    UNLABELLED = "people labelled too little of its case"
+    LANGUAGE = "no word lists for the language"
+    INCOMPLETE = "incomplete turn"
+    REPEATED = "repeated turn for the same history"
+    UNLABELLED = "too few human labels"
 
 
 @dataclass(frozen=True)
 class Silver:
-    """What the rule says about one generated turn."""
+    """The rule's result for one generated turn."""
 
     steps: StepVerdicts
     generated: Assessment
     original: Assessment | None
-    """None where the corpus has no reply to compare with, or the very same one."""
+    """None if the corpus has no reply, or the same one."""
     preference: Preference | None
-    """With the original as the first reply."""
+    """The preference with the original as the first reply."""
 
 
 def judge(
     turn: SupportTurn, case: Case, habits: Habits, settings: Settings, lists: Words
 ) -> Silver:
     """Apply the rule to one turn."""
-    heard = Heard(case, lists)
+    context = Context(case, lists)
     greeting_words = settings.steps.greeting_words
-    steps = judge_steps(turn.reasoning, case, heard, habits, settings.steps, lists)
+    steps = judge_steps(turn.reasoning, case, context, habits, settings.steps, lists)
     generated = assess_generated(
         turn.reply,
         turn.reasoning.strategy.strategy,
         steps.wrong,
-        heard,
+        context,
         settings.replies,
         greeting_words,
         lists,
     )
     if not case.original or same_words(case.original, turn.reply):
         return Silver(steps, generated, None, None)
-    original = assess_original(case.original, case, heard, settings.replies, greeting_words, lists)
+    original = assess_original(
+        case.original, case, context, settings.replies, greeting_words, lists
+    )
     return Silver(steps, generated, original, prefer(original, generated, settings.replies.margin))
 
 
 def prefer(first: Assessment, second: Assessment, margin: float) -> Preference:
-    """Compare two replies: by whether they are acceptable, then by score.
+    """Compare two replies by acceptability, then by score.
 
     Example:
         >>> good, better = Assessment((), 0.5, False), Assessment((), 0.8, False)
@@ -231,26 +231,26 @@ def prefer(first: Assessment, second: Assessment, margin: float) -> Preference:
 
 
 def to_record(
-    generated: GeneratedTurn, turn: SupportTurn, found: Silver, settings: Settings, seed: int
+    generated: GeneratedTurn, turn: SupportTurn, verdict: Silver, settings: Settings, seed: int
 ) -> CerRecord:
-    """Return the row of a judged turn; which reply is the first is drawn by seed and id."""
+    """Return the row of a judged turn; seed and id determine the order of replies."""
     case = generated.case
     kind = "chained" if settings.steps.chained else "not chained"
     candidate = Candidate(
         author=generated.author,
         reply=turn.reply,
         turn=generated.text.strip(),
-        steps=found.steps.labels,
+        steps=verdict.steps.labels,
         steps_by=DecidedBy(kind="rule", name=f"{VERSION} steps, {kind}"),
-        reason=f"{found.steps.because}; reply {found.generated.because}",
+        reason=f"{verdict.steps.because}; reply {verdict.generated.because}",
     )
-    if found.original is None or found.preference is None:
+    if verdict.original is None or verdict.preference is None:
         return CerRecord(id=generated.id, case=case, first=candidate)
     original = Candidate(
-        author=CORPUS, reply=case.original or "", reason=f"reply {found.original.because}"
+        author=CORPUS, reply=case.original or "", reason=f"reply {verdict.original.because}"
     )
     by = f"{VERSION} replies, {kind}"
-    if found.original.by_person:
+    if verdict.original.by_person:
         by += ", with the seeker's rating or the corpus's list of failed dialogues"
     swapped = generator_for(seed, "order", generated.id).random() < 0.5
     return CerRecord(
@@ -258,7 +258,7 @@ def to_record(
         case=case,
         first=candidate if swapped else original,
         second=original if swapped else candidate,
-        preference=found.preference.swapped() if swapped else found.preference,
+        preference=verdict.preference.swapped() if swapped else verdict.preference,
         preference_by=DecidedBy(kind="rule", name=by),
     )
 
@@ -270,7 +270,7 @@ def to_record(
 class _Tally:
     rows: list[Row] = field(default_factory=list)
     greetings: set[str] = field(default_factory=set)
-    """Ids of rows whose seeker has told nothing yet."""
+    """Ids of rows whose seeker has disclosed nothing."""
     preferences: Counter[str] = field(default_factory=Counter)
 
 
@@ -284,20 +284,20 @@ def label(
     *,
     engine: Engine = LOCAL,
 ) -> StepReport:
-    """Judge generated turns and take those that give the wanted shares of wrong steps.
+    """Judge generated turns and select rows with the target rates of wrong steps.
 
     Args:
-        cases: `Case` rows: what people do is counted on those of the train split, and turns from
-            the corpus's own labels are made for them.
+        cases: `Case` rows; those of the train split provide the habit counts, and the faithful turns
+            are made for cases.
         turns: `GeneratedTurn` rows.
-        output: Receives the `CerRecord` rows that are taken, whole or not at all.
-        judged: Receives all judged generated turns.
-        settings: See there.
-        seed: Draws the order of replies, the rows that are taken, and the faithful turns' words.
-        engine: Where turns are judged. What people do is counted, and rows are drawn, here.
+        output: Receives the selected `CerRecord` rows, atomically.
+        judged: Receives all judged turns.
+        settings: Thresholds and selection.
+        seed: Draws the order of replies, the selection, and the wording of faithful turns.
+        engine: Judges the turns. Habits are counted and rows selected in this process.
 
     Raises:
-        ConfigError: A file is missing or holds something else.
+        ConfigError: A file is missing or has another format.
     """
     lists = words()
     habits = count_habits(read_records(cases, Case), lists)
@@ -306,13 +306,13 @@ def label(
     judges = _Judges(habits, settings, seed)
     written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
-    taken: set[str] = set()
+    selected: set[str] = set()
     faithful: set[str] = set()
     for split, tally in tallies.items():
         share = settings.faithful_share if split in settings.faithful_splits else 0.0
         shares = settings.false_shares_in(split)
         chosen, note = _chosen(tally, shares, share, settings, seed)
-        taken |= chosen
+        selected |= chosen
         rows = [row for row in tally.rows if row.id in chosen]
         wanted = round(len(rows) * share / (1 - share))
         shown = _faithful_cases(cases, split, wanted, settings, seed, engine)
@@ -322,21 +322,23 @@ def label(
         figures |= {f"{split}.raw.preference.{k}": v for k, v in sorted(tally.preferences.items())}
         if note:
             figures[f"{split}.selected.note"] = note
-    count = write_records(output, _taken(cases, judged, taken, faithful, settings, lists, seed))
+    count = write_records(
+        output, _selected(cases, judged, selected, faithful, settings, lists, seed)
+    )
     read_count = written + sum(sum(reasons.values()) for reasons in dropped.values())
-    left_out = written - len(taken)
+    left_out = written - len(selected)
     return StepReport(
         step="silver",
         read=read_count,
         written=count,
         dropped={corpus: dict(reasons) for corpus, reasons in sorted(dropped.items())},
-        figures={**figures, "judged but not taken": left_out},
+        figures={**figures, "judged but not selected": left_out},
     )
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """A generated turn, and whether the same was generated for the same history before."""
+    """A generated turn, and whether it repeats an earlier one for the same history."""
 
     generated: GeneratedTurn
     repeated: bool
@@ -344,12 +346,12 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A row, and what is counted about it."""
+    """A row, with what is counted."""
 
     record: CerRecord
     pattern: Pattern
     is_greeting: bool
-    """The seeker has told nothing yet."""
+    """The seeker has disclosed nothing."""
     outcome: str
 
 
@@ -372,11 +374,11 @@ class _Judges:
     def __call__(self, turns: Iterator[_Turn]) -> Iterator[_Judged | _Left]:
         lists = words()
         for turn in turns:
-            found = self._of(turn, lists)
-            if isinstance(found, Reason):
-                yield _Left(turn.generated.case.corpus, found)
+            result = self._of(turn, lists)
+            if isinstance(result, Reason):
+                yield _Left(turn.generated.case.corpus, result)
             else:
-                yield found
+                yield result
 
     def _of(self, turn: _Turn, lists: Words) -> _Judged | Reason:
         generated, case = turn.generated, turn.generated.case
@@ -387,14 +389,14 @@ class _Judges:
             return Reason.INCOMPLETE
         if turn.repeated:
             return Reason.REPEATED
-        found = judge(reading.turn, case, self.habits, self.settings, lists)
-        if None in found.steps.labels:
+        verdict = judge(reading.turn, case, self.habits, self.settings, lists)
+        if None in verdict.steps.labels:
             return Reason.UNLABELLED
         return _Judged(
-            to_record(generated, reading.turn, found, self.settings, self.seed),
-            _pattern(found.steps),
-            not Heard(case, lists).told(self.settings.steps.greeting_words),
-            _outcome(found.preference),
+            to_record(generated, reading.turn, verdict, self.settings, self.seed),
+            _pattern(verdict.steps),
+            not Context(case, lists).has_disclosed(self.settings.steps.greeting_words),
+            _outcome(verdict.preference),
         )
 
 
@@ -405,8 +407,8 @@ def _judged(
     dropped: Mapping[str, Counter[str]],
     tallies: Mapping[Split, _Tally],
 ) -> Iterator[CerRecord]:
-    found = engine.map(judges, _with_repetitions(read_records(turns, GeneratedTurn)))
-    for each in track(found, "silver", total=count_lines(turns), unit="turns"):
+    results = engine.map(judges, _with_repetitions(read_records(turns, GeneratedTurn)))
+    for each in track(results, "silver", total=count_lines(turns), unit="turns"):
         if isinstance(each, _Left):
             dropped[each.corpus][each.reason] += 1
             continue
@@ -450,11 +452,11 @@ def _chosen(
     settings: Settings,
     seed: int,
 ) -> tuple[frozenset[str], str]:
-    """Return the ids of the rows that are taken, and what a reader should know about it."""
+    """Return the ids of the selected rows, and a note for the report or ""."""
     everything = frozenset(row.id for row in tally.rows)
     if false_shares is None or not tally.rows:
         return everything, ""
-    # Faithful rows have no wrong step, so the generated ones have to have more of them.
+    # Faithful rows have no wrong step, so the generated ones need more of them.
     targets = [share / (1 - faithful_share) for share in false_shares]
     at_most = settings.rows_per_split
     if at_most is not None:
@@ -463,35 +465,35 @@ def _chosen(
     try:
         chosen = choose(rows, targets, per_group=settings.rows_per_case, at_most=at_most, seed=seed)
     except UnreachableError as error:
-        return everything, f"all rows are taken: {error}"
+        return everything, f"all rows are selected: {error}"
     return chosen, ""
 
 
 def _with_few_greetings(tally: _Tally, share: float, seed: int) -> list[Row]:
     if share == 1:
         return tally.rows
-    told: Counter[Pattern] = Counter()
+    others: Counter[Pattern] = Counter()
     greetings: defaultdict[Pattern, list[Row]] = defaultdict(list)
     for row in tally.rows:
         if row.id in tally.greetings:
             greetings[row.pattern].append(row)
         else:
-            told[row.pattern] += 1
+            others[row.pattern] += 1
     dropped: set[str] = set()
     for pattern, rows in greetings.items():
-        most = int(told[pattern] * share / (1 - share))
+        most = int(others[pattern] * share / (1 - share))
         rows.sort(key=lambda row: generator_for(seed, "greetings", row.id).random())
         dropped |= {row.id for row in rows[most:]}
     return [row for row in tally.rows if row.id not in dropped]
 
 
 def _figures(prefix: str, rows: Sequence[Row], *, faithful: int = 0) -> Figures:
-    """How often each step is wrong, and how the labels depend on each other.
+    """Return how often each step is wrong, and how the labels depend on each other.
 
     Args:
-        prefix: Of the names.
+        prefix: The prefix of the names.
         rows: Generated turns.
-        faithful: How many rows without a wrong step there are beside them.
+        faithful: The number of faithful rows, which have no wrong step.
     """
     patterns = [row.pattern for row in rows] + [(True, True, True)] * faithful
     figures: Figures = {f"{prefix}.rows": len(patterns), f"{prefix}.faithful": faithful}
@@ -504,17 +506,11 @@ def _figures(prefix: str, rows: Sequence[Row], *, faithful: int = 0) -> Figures:
         name = "".join("T" if right else "F" for right in pattern)
         figures[f"{prefix}.pattern.{name}"] = count
     for number in (1, 2):
-        found = dependence(patterns, number)
-        about = f"{prefix}.{STEPS[number]}"
-        figures[f"{about}.wrong_after_wrong"] = _rounded(found.wrong_after_wrong)
-        figures[f"{about}.wrong_after_right"] = _rounded(found.wrong_after_right)
-        figures[f"{about}.phi"] = _rounded(found.phi)
-        figures[f"{about}.bits"] = _rounded(found.bits)
+        measured = dependence(patterns, number)
+        for name in ("wrong_after_wrong", "wrong_after_right", "phi", "bits"):
+            value = getattr(measured, name)
+            figures[f"{prefix}.{STEPS[number]}.{name}"] = None if value is None else round(value, 4)
     return figures
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 # --- turns from the corpus's labels -----------------------------------------------------------
@@ -523,7 +519,7 @@ def _rounded(value: float | None) -> float | None:
 def _faithful_cases(
     cases: Path, split: str, count: int, settings: Settings, seed: int, engine: Engine
 ) -> set[str]:
-    """Draw cases of a split for which a faithful turn can be made."""
+    """Draw cases of a split that allow a faithful turn."""
     if not count:
         return set()
     of_split = (case for case in read_records(cases, Case) if case.split == split)
@@ -536,7 +532,7 @@ def _faithful_cases(
 
 @dataclass(frozen=True)
 class _Wordable:
-    """Finds the cases for which a faithful turn can be made, by id."""
+    """Yields the ids of the cases that allow a faithful turn."""
 
     settings: Settings
     seed: int
@@ -555,17 +551,17 @@ def _faithful(case: Case, settings: Settings, lists: Words, seed: int) -> Suppor
     return faithful_turn(case, settings.steps, lists, rng)
 
 
-def _taken(
+def _selected(
     cases: Path,
     judged: Path,
-    taken: set[str],
+    selected: set[str],
     faithful: set[str],
     settings: Settings,
     lists: Words,
     seed: int,
 ) -> Iterator[CerRecord]:
     for record in read_records(judged, CerRecord):
-        if record.id in taken:
+        if record.id in selected:
             yield record
     for case in read_records(cases, Case):
         turn = _faithful(case, settings, lists, seed) if case.id in faithful else None

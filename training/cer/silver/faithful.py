@@ -1,8 +1,8 @@
-"""Turns put together from what people labelled: right by construction, in the words of the first SFT.
+"""Turns made from the human labels: right by construction, in the wording of the first SFT set.
 
-The reply is the corpus's own. The sentences are those of ``training/sft/wording.toml``, read as a
-file (stages do not import each other), so that such a turn does not differ in manner from a policy
-that learnt from them. The labels follow the silver rule's idea of what is right.
+The reply is the corpus's own. The sentences come from ``training/sft/wording.toml``, which is read as
+a file (stages do not import each other), so that the style does not differ from a policy trained on
+them. The labels follow the silver rule.
 """
 
 import re
@@ -30,7 +30,7 @@ from training.cer.silver.steps import (
     is_relieved,
     stage_at,
 )
-from training.cer.silver.words import Heard, Words
+from training.cer.silver.words import Context, Words
 
 WORDING = Path(__file__).parents[2] / "sft" / "wording.toml"
 _MARKUP = re.compile(r"[<>\[\]{}\"“”]")
@@ -42,12 +42,12 @@ _LONGEST_QUOTE = 12
 def faithful_turn(
     case: Case, settings: StepSettings, lists: Words, rng: np.random.Generator
 ) -> SupportTurn | None:
-    """Return a turn that says what people labelled, or None where they labelled too little.
+    """Return a turn that states the human labels, or None if there are too few.
 
     Args:
-        case: Needs an original reply, a problem of the word lists, an emotion that the sentences
-            know, a strategy and the rating before the talk.
-        settings: Of the rule that the turn shall pass.
+        case: Needs an original reply, a problem of the word lists, an emotion that the wording
+            knows, a strategy and the rating before the dialogue.
+        settings: Settings of the rule that the turn has to pass.
         lists: Word lists.
         rng: Draws the sentences.
     """
@@ -61,21 +61,21 @@ def faithful_turn(
     intensity = expected_intensity(case)
     if intensity is None:
         return None
-    heard = Heard(case, lists)
-    told = heard.told(settings.greeting_words)
-    stage = stage_at(heard.place) if told else Stage.EXPLORATION
+    context = Context(case, lists)
+    disclosed = context.has_disclosed(settings.greeting_words)
+    stage = stage_at(context.position) if disclosed else Stage.EXPLORATION
     emotion, strength = labels.emotion, min(5, max(1, round(intensity)))
     if labels.emotion_of != "utterance":
-        if not told:
+        if not disclosed:
             emotion, strength = Emotion.NEUTRAL, 1
-        elif is_relieved(case, heard, settings):
+        elif is_relieved(case, context, settings):
             emotion, strength = Emotion.JOY, 2
     strategy = labels.strategies[0]
     return SupportTurn(
         Reasoning(
-            HistoryStep(_history(case, heard, told, stage, rng), stage),
+            HistoryStep(_history(case, context, disclosed, stage, rng), stage),
             EmotionStep(
-                _feeling(heard, emotion, strength, rng), SENTIMENT_OF[emotion], emotion, strength
+                _feeling(context, emotion, strength, rng), SENTIMENT_OF[emotion], emotion, strength
             ),
             StrategyStep(_drawn(rng, wording["strategy"]["reason"][strategy.value]), strategy),
         ),
@@ -83,36 +83,38 @@ def faithful_turn(
     )
 
 
-def _history(case: Case, heard: Heard, told: bool, stage: Stage, rng: np.random.Generator) -> str:
+def _history(
+    case: Case, context: Context, disclosed: bool, stage: Stage, rng: np.random.Generator
+) -> str:
     words = _wording()
     ending = _drawn(rng, words["history"]["stage"][stage.value])
-    if not told:
+    if not disclosed:
         return f"{_drawn(rng, words['history']['unknown'])} {ending}"
     problem = _drawn(rng, words["problem"][case.labels.problem or ""])
     issue = _drawn(rng, words["history"]["issue"]).format(problem=problem)
-    quotation = quote(heard.last)
-    said = [_drawn(rng, words["history"]["quote"]).format(quote=quotation)] if quotation else []
-    return " ".join([issue, *said, ending])
+    quotation = quote(context.last_message)
+    cited = [_drawn(rng, words["history"]["quote"]).format(quote=quotation)] if quotation else []
+    return " ".join([issue, *cited, ending])
 
 
-def _feeling(heard: Heard, emotion: Emotion, strength: int, rng: np.random.Generator) -> str:
+def _feeling(context: Context, emotion: Emotion, strength: int, rng: np.random.Generator) -> str:
     words = _wording()["emotion"]
     if emotion is Emotion.NEUTRAL:
         return _drawn(rng, words["neutral"])
     if emotion is Emotion.JOY:
         return _drawn(rng, words["relief"])
     name = _drawn(rng, words["name"][emotion.value])
-    cues = [word for word in words_of(heard.all) if word in words["words"][emotion.value]]
+    cues = [word for word in words_of(context.seeker_text) if word in words["words"][emotion.value]]
     pattern = _drawn(rng, words["cue"] if cues else words["plain"])
     sentence = pattern.format(cue=cues[-1] if cues else "", emotion=name)
     return f"{sentence} {_drawn(rng, words['intensity'][str(strength)])}"
 
 
 def quote(text: str) -> str:
-    """Return the longest sentence of a message without mark-up, cut to twelve words."""
+    """Return the longest sentence of a message without markup, at most twelve words of it."""
     sentences = [each.strip() for each in _SENTENCE.findall(text)] or [text.strip()]
-    found = _MARKUP.sub("", max(sentences, key=len)).split()
-    return " ".join(found[:_LONGEST_QUOTE]) + (" ..." if len(found) > _LONGEST_QUOTE else "")
+    words = _MARKUP.sub("", max(sentences, key=len)).split()
+    return " ".join(words[:_LONGEST_QUOTE]) + (" ..." if len(words) > _LONGEST_QUOTE else "")
 
 
 def _drawn(rng: np.random.Generator, variants: Sequence[str]) -> str:

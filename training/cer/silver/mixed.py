@@ -1,14 +1,13 @@
-"""Turns put together from steps that a model wrote for other histories, judged by the silver rule.
+"""Recombine steps that a model wrote for other histories into turns, and label them by the rule.
 
-A judge has to learn which step fits which history, so it needs many histories with right steps and
-wrong ones beside them. A small model gives few: it is wrong too often, and its right steps come
-together. Here every history of the train split gets steps from anywhere in the model's own turns of
-that split, drawn so that all eight patterns of right and wrong come equally often; the same rule says
-what they are. So no manner of writing and no step tells what another one is.
+A judge has to learn which step fits which history, so it needs many histories with right and wrong
+steps. A small model provides few: it is wrong too often, and its right steps occur together. Here
+every history of the train split gets steps from any of the model's turns of that split, drawn so that
+all eight patterns of right and wrong are equally frequent, and labelled by the same rule. So neither
+the style nor another step reveals a label.
 
-Such turns do not hang together, and a wrong step of this kind is further off than a wrong step that
-was written for the history itself. They are for training only; what a judge is measured on are turns
-as the model wrote them.
+Such turns are incoherent, and a wrong step of this kind is easier to detect than one written for the
+history itself. Use them for training only; evaluate a judge on turns as the model wrote them.
 """
 
 from collections import Counter, defaultdict
@@ -43,41 +42,40 @@ from training.cer.silver.steps import (
     judge_history,
     judge_strategy,
 )
-from training.cer.silver.words import LANGUAGE, Heard, Words, words
+from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.common.progress import track
 from training.data.samples import read_records, write_records
 
 AUTHOR = "mixed"
-"""Ends the author of such a turn, behind the model's name."""
+"""Follows the model's name in the author of such a turn."""
 SPLIT = "train"
 
 Step = TypeVar("Step", HistoryStep, EmotionStep, StrategyStep)
 
 
 class Mixing(FrozenModel):
-    """How many turns are put together."""
+    """How many turns are recombined."""
 
     rows_per_case: int = Field(default=2, ge=1)
-    """So many for each history."""
+    """Turns for each history."""
     tries: int = Field(default=60, ge=1)
-    """So many steps are drawn until one is right, or wrong, as was drawn before; then the turn is
-    given up."""
+    """The most steps drawn until one has the target label; then the turn is abandoned."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """All that a model wrote, taken apart."""
+    """The steps of all turns that a model wrote."""
 
     author: str
     histories: tuple[HistoryStep, ...]
     emotions: tuple[EmotionStep, ...]
     endings: tuple[tuple[StrategyStep, str], ...]
-    """The strategy and the reply that carries it out, or should."""
+    """Strategies with their replies."""
 
 
 def take_apart(turns: Iterable[GeneratedTurn]) -> Steps | None:
-    """Return the steps of the complete turns of the train split; None where there are none."""
+    """Return the steps of the complete turns of the train split; None if there are none."""
     histories, emotions, endings = [], [], []
     authors: set[str] = set()
     for generated in turns:
@@ -107,22 +105,22 @@ def mixed_turn(
     lists: Words,
     rng: np.random.Generator,
 ) -> SupportTurn | None:
-    """Put a turn together whose three steps are right or wrong as wanted.
+    """Recombine a turn whose three steps have the target labels.
 
     Args:
-        case: The history, and what people labelled.
-        wanted: Which steps shall be right.
-        steps: To draw from, each step by itself.
-        habits: What people do, for the rule.
-        settings: Of the rule.
+        case: The history and its human labels.
+        wanted: Which steps are to be right.
+        steps: The steps to draw from, independently.
+        habits: Habit counts for the rule.
+        settings: Settings of the rule.
         tries: See `Mixing.tries`.
         lists: Word lists.
         rng: Draws the steps.
 
     Returns:
-        The turn, or None where no drawn step was as wanted.
+        The turn, or None if no drawn step had the target label.
     """
-    heard = Heard(case, lists)
+    context = Context(case, lists)
     rule = settings.steps
 
     def drawn(
@@ -135,21 +133,21 @@ def mixed_turn(
         return None
 
     history = drawn(
-        steps.histories, lambda step: judge_history(step, case, heard, rule, lists), wanted[0]
+        steps.histories, lambda step: judge_history(step, case, context, rule, lists), wanted[0]
     )
     if history is None:
         return None
     emotion = drawn(
         steps.emotions,
-        lambda step: judge_emotion(step, case, heard, wanted[0], rule, lists),
+        lambda step: judge_emotion(step, case, context, wanted[0], rule, lists),
         wanted[1],
     )
     if emotion is None:
         return None
     for _ in range(tries):
         strategy, reply = steps.endings[rng.integers(len(steps.endings))]
-        found = judge_strategy(strategy, case, heard, habits, wanted[:2], rule)
-        if found.right is wanted[2]:
+        verdict = judge_strategy(strategy, case, context, habits, wanted[:2], rule)
+        if verdict.right is wanted[2]:
             return SupportTurn(Reasoning(history, emotion, strategy), reply)
     return None
 
@@ -164,19 +162,19 @@ def mix(
     *,
     engine: Engine = LOCAL,
 ) -> StepReport:
-    """Write mixed turns for the cases of the train split.
+    """Write recombined turns for the cases of the train split.
 
     Args:
         cases: `Case` rows.
-        turns: `GeneratedTurn` rows, whose steps are drawn from.
-        output: Receives `CerRecord` rows, whole or not at all.
-        settings: Of the rule.
-        mixing: How many.
+        turns: `GeneratedTurn` rows that provide the steps.
+        output: Receives `CerRecord` rows, atomically.
+        settings: Settings of the rule.
+        mixing: The number of turns.
         seed: Draws patterns and steps.
-        engine: Where turns are put together and judged.
+        engine: Recombines and judges the turns.
 
     Raises:
-        ConfigError: A file is missing or holds something else.
+        ConfigError: A file is missing or has another format.
     """
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     patterns: Counter[str] = Counter()
@@ -193,7 +191,7 @@ def mix(
         for each in track(engine.map(work, own), "mixed", unit="turns"):
             read_count += 1
             if isinstance(each, str):
-                dropped[each]["no step as wanted"] += 1
+                dropped[each]["no step with the target label"] += 1
                 continue
             patterns[_name(each)] += 1
             yield each
@@ -210,7 +208,7 @@ def mix(
 
 @dataclass(frozen=True)
 class _Mixer:
-    """Puts the turns of each case together."""
+    """Recombines the turns of each case."""
 
     steps: Steps
     habits: Habits
@@ -233,7 +231,7 @@ class _Mixer:
         )
         if turn is None:
             return None
-        found = judge(turn, case, self.habits, self.settings, lists)
+        verdict = judge(turn, case, self.habits, self.settings, lists)
         author = f"{self.steps.author}, {AUTHOR}"
         generated = GeneratedTurn(
             id=f"{case.id}/{AUTHOR}/{number}",
@@ -244,11 +242,11 @@ class _Mixer:
             text=render(turn),
             reply=turn.reply,
         )
-        return to_record(generated, turn, found, self.settings, self.seed)
+        return to_record(generated, turn, verdict, self.settings, self.seed)
 
 
 def _can_be_judged(case: Case) -> bool:
-    """Whether people labelled what the rule asks for."""
+    """Whether the case has the human labels that the rule needs."""
     labels = case.labels
     return (
         case.split == SPLIT
@@ -260,5 +258,5 @@ def _can_be_judged(case: Case) -> bool:
 
 
 def _name(record: CerRecord) -> str:
-    (steps,) = (one.steps for one in record.candidates if one.steps is not None)
+    (steps,) = (each.steps for each in record.candidates if each.steps is not None)
     return "".join("T" if right else "F" for right in steps)

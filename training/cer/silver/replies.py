@@ -1,4 +1,4 @@
-"""The silver rule for the four-way preference. `training.cer.silver.dataset` states it for a reader."""
+"""The silver rule for the four-way preference, as stated in `training.cer.silver.dataset`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,59 +11,58 @@ from compeer_core.config import FrozenModel
 from compeer_core.consistency import Followed, carries_out
 from compeer_core.phrases import fold, words_of
 from compeer_core.reasoning import Unreadable
-from training.cer.silver.words import LANGUAGE, Heard, Words
+from training.cer.silver.words import LANGUAGE, Context, Words
 
 
 class ReplySettings(FrozenModel):
     """Thresholds of the rule for replies."""
 
     failed_dialogues: tuple[str, ...] = ("esconv/original/failed/",)
-    """How the ids of dialogues begin that the corpus lists as failed."""
+    """Prefixes of the ids of dialogues that the corpus lists as failed."""
     bad_feedback: int = Field(default=2, ge=1, le=5)
-    """A rating of the seeker's up to this one means that the original reply was not acceptable."""
+    """Up to this rating by the seeker, the original reply is not acceptable."""
     good_feedback: int = Field(default=4, ge=1, le=5)
-    """From this rating on, a reply in a failed dialogue is acceptable all the same."""
+    """From this rating on, a reply in a failed dialogue is acceptable."""
     empty_words: int = Field(default=4, ge=0)
-    """A reply of at most so many words, without a question or a telling word, says nothing, once
-    there is something to answer and nobody is closing the talk."""
+    """A reply of at most this many words, without a question or a content word, is empty talk, if the
+    seeker has disclosed something and nobody is closing the dialogue."""
     copied_share: float = Field(default=0.7, ge=0.0, le=1.0)
-    """A reply is a near copy if at least this share of its runs of three words stand in one earlier
-    turn."""
+    """A reply is a near copy if at least this share of its 3-grams occurs in one earlier turn."""
     repeated_words: int = Field(default=3, ge=2)
-    """A generated reply must not hold the same run of so many words twice."""
+    """A generated reply must not contain the same n-gram of this length twice."""
     least_words: int = Field(default=3, ge=1)
-    """A generated reply has at least so many words ..."""
+    """The fewest words of a generated reply."""
     most_words: int = Field(default=120, ge=1)
-    """... and at most so many."""
+    """The most words of a generated reply."""
     topic_share: float = Field(default=0.2, ge=0.0, le=1.0)
-    """At least this share of a generated reply's telling words are the seeker's, if it has any."""
+    """Least share of a generated reply's content words that are the seeker's, if it has any."""
     most_wrong_steps: int = Field(default=1, ge=0, le=3)
-    """A generated reply is acceptable with at most so many wrong steps before it."""
+    """The most wrong steps before an acceptable generated reply."""
     full_topic_words: int = Field(default=3, ge=1)
-    """So many telling words shared with the seeker give a reply the full score for content."""
+    """Content words shared with the seeker for the full content score."""
     full_length_words: int = Field(default=12, ge=1)
-    """So many words give it the full score for length."""
+    """Words for the full length score."""
     wrong_step_cost: float = Field(default=0.25, ge=0.0, le=1.0)
-    """What each wrong step takes from the score of a generated reply."""
+    """Penalty on the score of a generated reply for each wrong step."""
     feedback_weight: float = Field(default=0.125, ge=0.0)
-    """What each point of the seeker's rating above or below 3 gives to the original or takes."""
+    """Weight of the seeker's rating minus 3 in the score of the original."""
     person_bonus: float = Field(default=0.15, ge=0.0)
-    """What the original's score gains because a person wrote it for this seeker: what the other
-    checks do not see, above all whether a reply makes sense, speaks for it."""
+    """Bonus of the original because a person wrote it for this seeker: the checks cannot see whether
+    a reply makes sense."""
     margin: float = Field(default=0.2, ge=0.0)
-    """Two acceptable replies whose scores differ by at most this are equally good."""
+    """Largest difference in score between two equally good replies."""
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """Whether a reply is acceptable, and how good it is beside another acceptable one."""
+    """Whether a reply is acceptable, and its score against another acceptable one."""
 
     faults: tuple[str, ...]
-    """Why it is not acceptable, in words; empty if it is."""
+    """Why it is not acceptable; empty if it is."""
     score: float
-    """By content and length, and what adds to it or takes from it."""
+    """Content and length, with bonus and penalties."""
     by_person: bool
-    """Whether the seeker's rating, or the corpus's list of failed dialogues, had a part in it."""
+    """Whether the seeker's rating or the corpus's list of failed dialogues contributed."""
 
     @property
     def acceptable(self) -> bool:
@@ -71,14 +70,19 @@ class Assessment:
 
     @property
     def because(self) -> str:
-        said = f"not acceptable: {', '.join(self.faults)}" if self.faults else "acceptable"
-        return f"{said} (score {self.score:.2f})"
+        result = f"not acceptable: {', '.join(self.faults)}" if self.faults else "acceptable"
+        return f"{result} (score {self.score:.2f})"
 
 
 def assess_original(
-    reply: str, case: Case, heard: Heard, settings: ReplySettings, greeting_words: int, lists: Words
+    reply: str,
+    case: Case,
+    context: Context,
+    settings: ReplySettings,
+    greeting_words: int,
+    lists: Words,
 ) -> Assessment:
-    """Assess what the supporter of the corpus said."""
+    """Assess the corpus's own reply."""
     feedback = case.labels.feedback
     failed = case.dialogue_id.startswith(settings.failed_dialogues)
     faults = []
@@ -86,9 +90,9 @@ def assess_original(
         faults.append(f"the seeker rated it {feedback} of 5")
     elif failed and (feedback is None or feedback < settings.good_feedback):
         faults.append("the dialogue is one that failed")
-    faults += _empty_talk(reply, heard, settings, greeting_words, lists)
+    faults += _empty_talk(reply, context, settings, greeting_words, lists)
     rating = 0.0 if feedback is None else settings.feedback_weight * (feedback - 3)
-    score = _score(reply, heard, settings, lists) + settings.person_bonus + rating
+    score = _score(reply, context, settings, lists) + settings.person_bonus + rating
     return Assessment(tuple(faults), score, feedback is not None or failed)
 
 
@@ -96,51 +100,51 @@ def assess_generated(
     reply: str,
     strategy: str | Unreadable,
     wrong_steps: int,
-    heard: Heard,
+    context: Context,
     settings: ReplySettings,
     greeting_words: int,
     lists: Words,
 ) -> Assessment:
-    """Assess the reply of a generated turn, given what its steps were worth.
+    """Assess the reply of a generated turn, given the verdicts on its steps.
 
     Args:
-        reply: Its words.
-        strategy: What the turn says that it does.
-        wrong_steps: How many of its steps are wrong.
-        heard: The history.
+        reply: The reply's text.
+        strategy: The strategy that the turn names.
+        wrong_steps: The number of its wrong steps.
+        context: The history.
         settings: Thresholds.
         greeting_words: See `StepSettings`.
         lists: Word lists.
     """
-    found = words_of(reply)
+    words = words_of(reply)
     faults = []
     if wrong_steps > settings.most_wrong_steps:
         faults.append(f"{wrong_steps} steps before it are wrong")
-    if not settings.least_words <= len(found) <= settings.most_words:
-        faults.append(f"it has {len(found)} words")
-    if is_copy(found, [*heard.said, *heard.supporter], settings.copied_share):
+    if not settings.least_words <= len(words) <= settings.most_words:
+        faults.append(f"it has {len(words)} words")
+    if is_copy(words, [*context.seeker_turns, *context.supporter_turns], settings.copied_share):
         faults.append("it repeats an earlier turn")
-    if repeats_itself(found, settings.repeated_words):
+    if repeats_itself(words, settings.repeated_words):
         faults.append("it repeats itself")
-    faults += _empty_talk(reply, heard, settings, greeting_words, lists)
-    faults += _off_topic(reply, heard, settings, lists)
-    faults += _out_of_place(reply, heard, greeting_words, lists)
-    # A strategy of another vocabulary has no signs that could be missing.
-    does = carries_out(heard.history, reply, strategy, LANGUAGE)
+    faults += _empty_talk(reply, context, settings, greeting_words, lists)
+    faults += _off_topic(reply, context, settings, lists)
+    faults += _out_of_place(reply, context, greeting_words, lists)
+    # A strategy of another vocabulary has no surface signs to check.
+    does = carries_out(context.history, reply, strategy, LANGUAGE)
     if isinstance(strategy, Unreadable) or does is Followed.NO:
         faults.append(f"it does not carry out its strategy ({_named(strategy)})")
-    score = _score(reply, heard, settings, lists) - settings.wrong_step_cost * wrong_steps
+    score = _score(reply, context, settings, lists) - settings.wrong_step_cost * wrong_steps
     return Assessment(tuple(faults), max(0.0, score), by_person=False)
 
 
-def is_copy(found: Sequence[str], earlier: Sequence[str], share: float) -> bool:
-    """Whether at least a share of a reply's runs of three words stand in one earlier turn.
+def is_copy(reply: Sequence[str], earlier: Sequence[str], share: float) -> bool:
+    """Whether at least a share of a reply's 3-grams occurs in one earlier turn.
 
-    Replies of fewer than five words are never copies: such words are anybody's.
+    Replies of fewer than five words are never copies: anybody may use such words.
     """
-    if len(found) < 5:
+    if len(reply) < 5:
         return False
-    runs = set(zip(found, found[1:], found[2:], strict=False))
+    runs = set(zip(reply, reply[1:], reply[2:], strict=False))
     for text in earlier:
         words = words_of(text)
         if len(runs & set(zip(words, words[1:], words[2:], strict=False))) >= share * len(runs):
@@ -148,41 +152,49 @@ def is_copy(found: Sequence[str], earlier: Sequence[str], share: float) -> bool:
     return False
 
 
-def repeats_itself(found: Sequence[str], length: int) -> bool:
-    """Whether a run of `length` words stands twice in a reply."""
-    runs = Counter(tuple(found[i : i + length]) for i in range(len(found) - length + 1))
+def repeats_itself(words: Sequence[str], length: int) -> bool:
+    """Whether an n-gram of `length` words occurs twice in a reply."""
+    runs = Counter(tuple(words[i : i + length]) for i in range(len(words) - length + 1))
     return any(count > 1 for count in runs.values())
 
 
 def _empty_talk(
-    reply: str, heard: Heard, settings: ReplySettings, greeting_words: int, lists: Words
+    reply: str, context: Context, settings: ReplySettings, greeting_words: int, lists: Words
 ) -> list[str]:
     short = len(words_of(reply)) <= settings.empty_words
     short = short and "?" not in reply and not lists.content(reply)
-    return ["it says nothing"] if short and heard.told(greeting_words) and not heard.closing else []
+    return (
+        ["it says nothing"]
+        if short and context.has_disclosed(greeting_words) and not context.closing
+        else []
+    )
 
 
-def _off_topic(reply: str, heard: Heard, settings: ReplySettings, lists: Words) -> list[str]:
+def _off_topic(reply: str, context: Context, settings: ReplySettings, lists: Words) -> list[str]:
     words = lists.content(reply)
-    common = len(words & heard.content)
+    common = len(words & context.content)
     if common >= settings.topic_share * len(words):
         return []
     return ["it is not about what the seeker said"]
 
 
-def _out_of_place(reply: str, heard: Heard, greeting_words: int, lists: Words) -> list[str]:
+def _out_of_place(reply: str, context: Context, greeting_words: int, lists: Words) -> list[str]:
     faults = []
-    if reply in lists.set_welcome and not heard.closing:
+    if reply in lists.set_welcome and not context.closing:
         faults.append("it takes a thank-you that was not said")
-    if reply in lists.set_praise and heard.last not in lists.good_news and not heard.thanks:
+    if (
+        reply in lists.set_praise
+        and context.last_message not in lists.good_news
+        and not context.thanks
+    ):
         faults.append("it is glad of what is no good news")
-    if reply in lists.set_sympathy and not heard.told(greeting_words):
+    if reply in lists.set_sympathy and not context.has_disclosed(greeting_words):
         faults.append("it feels for what was not told")
     return faults
 
 
-def _score(reply: str, heard: Heard, settings: ReplySettings, lists: Words) -> float:
-    content = min(1.0, len(lists.content(reply) & heard.content) / settings.full_topic_words)
+def _score(reply: str, context: Context, settings: ReplySettings, lists: Words) -> float:
+    content = min(1.0, len(lists.content(reply) & context.content) / settings.full_topic_words)
     length = min(1.0, len(words_of(reply)) / settings.full_length_words)
     return (content + length) / 2
 

@@ -1,7 +1,7 @@
 """How the silver rule reads English text: by the word lists of ``words.toml``.
 
-Lists are searched as `compeer_core.phrases` says. What a reply does is read elsewhere, by the signs of
-strategies (`compeer_core.consistency`), and so is which words tell what a text is about.
+`compeer_core.phrases` defines how lists match. The signs of strategies and the content words of a
+text come from `compeer_core.consistency`.
 """
 
 import re
@@ -20,7 +20,7 @@ from compeer_core.phrases import Phrases, words_of
 
 PATH = Path(__file__).with_name("words.toml")
 LANGUAGE = "en"
-"""The only language that there are lists for."""
+"""The only language with lists."""
 
 _QUOTED = re.compile(r"[\"“”]([^\"“”]*)[\"“”]")
 
@@ -62,12 +62,12 @@ class _File(FrozenModel):
         for name, problem in self.problems.items():
             for near in problem.near:
                 if near not in self.problems:
-                    raise ValueError(f"problem {name!r} is near to {near!r}, which is not listed")
+                    raise ValueError(f"problem {name!r}: near = {near!r} is not a listed problem")
         return self
 
 
 class Words:
-    """All lists of the file, ready for use."""
+    """The lists of the file, compiled."""
 
     def __init__(self, file: _File) -> None:
         self.problems = frozenset(file.problems)
@@ -91,16 +91,16 @@ class Words:
         self.content = signs(LANGUAGE).content
 
     def named(self, text: str) -> frozenset[str]:
-        """Return the problems that a text names; of names that overlap, the longest counts."""
-        found = self._any_name.found(text)
+        """Return the problems that a text names; the longest of overlapping names counts."""
+        matches = self._any_name.found(text)
         return frozenset(
-            name for name, names in self._names.items() if any(map(names.is_one, found))
+            name for name, names in self._names.items() if any(map(names.is_one, matches))
         )
 
     def strengths(self, text: str) -> frozenset[str]:
         """Return whether a text calls a feeling `weak`, `strong`, both or neither."""
-        found = self._any_strength.found(text)
-        return frozenset("weak" if self._weak.is_one(each) else "strong" for each in found)
+        matches = self._any_strength.found(text)
+        return frozenset("weak" if self._weak.is_one(each) else "strong" for each in matches)
 
     def families(self, text: str) -> frozenset[str]:
         """Return the families of emotions that a text names."""
@@ -118,59 +118,61 @@ def words() -> Words:
 
 
 def quotations(text: str) -> list[str]:
-    """Return what stands between quotation marks."""
-    return [found.strip() for found in _QUOTED.findall(text) if found.strip()]
+    """Return the texts in quotation marks."""
+    return [quotation.strip() for quotation in _QUOTED.findall(text) if quotation.strip()]
 
 
 def without_quotations(text: str) -> str:
     return _QUOTED.sub(" ", text)
 
 
-class Heard:
-    """What a supporter has heard before the turn in question."""
+class Context:
+    """The dialogue before the turn in question."""
 
     def __init__(self, case: Case, lists: Words) -> None:
         self.history = case.history
-        self.said = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
+        self.seeker_turns = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
         """The seeker's turns."""
-        self.supporter = [each.text for each in case.history if each.speaker is Speaker.SUPPORTER]
-        self.last = self.said[-1]
-        self.all = "\n".join(self.said)
-        self.place = case.round / case.rounds
-        """Share of the dialogue's rounds that came before, in [0, 1)."""
+        self.supporter_turns = [
+            each.text for each in case.history if each.speaker is Speaker.SUPPORTER
+        ]
+        self.last_message = self.seeker_turns[-1]
+        self.seeker_text = "\n".join(self.seeker_turns)
+        self.position = case.round / case.rounds
+        """The share of the dialogue's rounds before this one, in [0, 1)."""
         self._words = lists
 
     @cached_property
     def seeker_words(self) -> int:
-        return len(words_of(self.all))
+        return len(words_of(self.seeker_text))
 
     @cached_property
     def content(self) -> frozenset[str]:
-        """What the seeker's turns are about."""
-        return self._words.content(self.all)
+        """The content words of the seeker's turns."""
+        return self._words.content(self.seeker_text)
 
     @cached_property
     def signs(self) -> Mapping[str, int]:
-        """How often the seeker's words show each problem; problems they never show are left out."""
-        counts = {name: signs.count(self.all) for name, signs in self._words.signs.items()}
+        """How often the seeker's words show each problem, for those that occur."""
+        counts = {name: signs.count(self.seeker_text) for name, signs in self._words.signs.items()}
         return {name: count for name, count in counts.items() if count}
 
     @cached_property
     def thanks(self) -> bool:
-        """The last message thanks, or says that something helped."""
-        return self.last in self._words.thanks
+        """Whether the last message thanks, or says that something helped."""
+        return self.last_message in self._words.thanks
 
     @cached_property
     def closing(self) -> bool:
-        """The last message thanks or takes leave, or the one before it thanked."""
-        return self.last in self._words.farewell or any(
-            each in self._words.thanks for each in self.said[-2:]
+        """Whether the last message thanks or says goodbye, or the one before it thanked."""
+        return self.last_message in self._words.farewell or any(
+            each in self._words.thanks for each in self.seeker_turns[-2:]
         )
 
-    def told(self, greeting_words: int) -> bool:
-        """Whether the seeker has told anything: more words than a greeting, a feeling, a problem."""
+    def has_disclosed(self, greeting_words: int) -> bool:
+        """Whether the seeker has disclosed anything: more words than a greeting, a feeling, a problem."""
         return (
             self.seeker_words > greeting_words
             or bool(self.signs)
-            or self.all in self._words.feelings
+            or self.seeker_text in self._words.feelings
         )

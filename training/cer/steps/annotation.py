@@ -1,15 +1,15 @@
-"""Annotation: from generated turns to what people see, and from what they answer to rows of CER.
+"""Annotation: write the items that annotators see, and turn their answers into CER rows.
 
-The paper has each reasoning step judged on its own ("True" or "False") and the reply compared with
-the original sentence (four answers), by two annotators, "in cases of disagreement, a third annotator
-adjudicated", and drops what no two people agree on.
+In the paper each reasoning step is judged on its own ("True" or "False") and the reply is compared
+with the original sentence (four answers), by two annotators; "in cases of disagreement, a third
+annotator adjudicated", and a label without a majority is dropped.
 
-`items` lays out the turns for annotators, who answer wherever they like: at the annotation desk of
-the page, or in a spreadsheet (`compeer_core.annotation.annotations`). Who wrote what stays behind in the
-key. `settle` takes the answers and the key together. It can be called at any time: what is settled
-by then is written, and what still needs a second or third annotator is listed.
+`items` writes the turns for annotators, who can use the annotation desk of the demo or a spreadsheet
+(`compeer_core.annotation.annotations`). The key, which names the authors, stays private. `settle`
+joins answers and key. It can run at any time: it writes the settled rows and lists what still needs a
+second or third annotator.
 
-Each question is settled for itself: a row may have two steps and no preference.
+Each question is settled separately: a row may have two steps and no preference.
 """
 
 import logging
@@ -39,30 +39,30 @@ from training.cer.requests.seeding import generator_for, stable_hash
 from training.common.progress import count_lines, track
 from training.data.samples import read_records, write_records
 
-INCOMPLETE = "not a complete turn: nothing to judge step by step"
-REPEATED = "the same turn for the same case again"
-NO_MAJORITY = "no two people agree"
+INCOMPLETE = "incomplete turn"
+REPEATED = "repeated turn for the same case"
+NO_MAJORITY = "no two annotators agree"
 
 _log = logging.getLogger(__name__)
 
 
 class Need(FrozenModel):
-    """An item that somebody has yet to look at."""
+    """An item that needs another annotator."""
 
     item_id: str
     questions: Mapping[Part, Unsettled]
     annotators: tuple[str, ...]
-    """Who has answered already: it takes somebody else."""
+    """Those who have answered; another person is needed."""
 
 
 class DroppedAnswer(FrozenModel):
-    """A question about an item on which no two people agree."""
+    """A question on which no two annotators agree."""
 
     item_id: str
     case_id: str
     question: Part
     answers: Mapping[str, str]
-    """By annotator; a preference is in the item's order of replies."""
+    """By annotator; a preference refers to the item's order of replies."""
 
 
 # --- For annotators -----------------------------------------------------------------------------
@@ -71,14 +71,13 @@ class DroppedAnswer(FrozenModel):
 def items(
     turns: Iterable[tuple[Case, str, str]], output: Path, key: Path, *, seed: int
 ) -> StepReport:
-    """Write what annotators see, and the key to it, row by row in the order of the turns.
+    """Write the annotation items and their key, in the order of the turns.
 
     Args:
         turns: Case, author and text of each generated turn.
-        output: Receives `AnnotationItem` rows: neither their ids nor their order tell anything
-            about authors.
-        key: Receives `ItemKey` rows. Keep it away from annotators.
-        seed: Decides which reply stands first.
+        output: Receives `AnnotationItem` rows; neither ids nor order reveal the authors.
+        key: Receives `ItemKey` rows. Do not give it to annotators.
+        seed: Draws the order of the two replies.
     """
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     read_count = 0
@@ -152,20 +151,20 @@ def settle(
     *,
     seed: int = 0,
 ) -> StepReport:
-    """Write the rows that people agree on, by the paper's rule, and how well they agreed before.
+    """Write the rows that annotators agree on, by the paper's rule, and report their agreement.
 
     Args:
-        key: `ItemKey` rows, as `items` wrote them.
-        annotations: Files of annotations, .csv or .jsonl, in any mixture. Rows may be there more
-            than once, and revised: of each person the latest by date counts.
+        key: `ItemKey` rows from `items`.
+        annotations: Files of annotations, .csv or .jsonl. Rows may be repeated and revised: the
+            latest of each annotator counts.
         output: Receives `CerRecord` rows in the order of the key, one for each item with at least
             one settled question.
         needs: Receives `Need` rows.
         dropped: Receives `DroppedAnswer` rows.
-        seed: Of the intervals.
+        seed: The seed of the confidence intervals.
 
     Raises:
-        ConfigError: A file is missing or has a value that is none.
+        ConfigError: A file is missing or has an invalid value.
     """
     settling = _Settling(annotations, seed)
     written = write_records(output, settling.records(key))
@@ -175,7 +174,7 @@ def settle(
 
 
 class _Settling:
-    """Goes through the items once, and remembers what is open, dropped and counted."""
+    """Reads the items once and collects what is open, dropped and counted."""
 
     def __init__(self, paths: Iterable[Path], seed: int) -> None:
         self.needs: list[Need] = []
@@ -192,7 +191,7 @@ class _Settling:
         for path in paths:
             for annotation in read_annotations(path):
                 self._figures["annotations"] += 1
-                bare = annotation.model_copy(update={"note": ""})  # notes are long, and not needed
+                bare = annotation.model_copy(update={"note": ""})  # notes are long and unused
                 if bare in seen:
                     self._figures["annotations repeated"] += 1
                     continue
@@ -205,7 +204,7 @@ class _Settling:
         ):
             self._items += 1
             answers = self._answers.pop(item.item_id, [])
-            if item.original is None:  # a preference, if any, is about nothing
+            if item.original is None:  # there is nothing to prefer
                 answers = [a.model_copy(update={"preference": None}) for a in answers]
             self._used += answers
             self._figures["annotations revised"] += len(answers) - len(
@@ -216,24 +215,20 @@ class _Settling:
                 yield record
 
     def _record(self, item: ItemKey, answers: list[Annotation]) -> CerRecord | None:
-        asked = [part for part in QUESTIONS if part is not Part.REPLY or item.original]
-        said = {part: opinions(answers, part) for part in asked}
-        self._note_open(item, said, answers)
-        settled = {
-            part: outcome
-            for part, each in said.items()
-            if isinstance(outcome := each.outcome, Consensus)
-        }
-        for part, consensus in settled.items():
-            self._figures[f"{part}: settled"] += 1
-            self._figures[f"{part}: adjudicated"] += consensus.adjudicated
-        return labelled(item.record(), said)
+        questions = [part for part in QUESTIONS if part is not Part.REPLY or item.original]
+        by_question = {part: opinions(answers, part) for part in questions}
+        self._note_open(item, by_question, answers)
+        for part, each in by_question.items():
+            if isinstance(each.outcome, Consensus):
+                self._figures[f"{part}: settled"] += 1
+                self._figures[f"{part}: adjudicated"] += each.outcome.adjudicated
+        return labelled(item.record(), by_question)
 
     def _note_open(
-        self, item: ItemKey, said: Mapping[Part, Opinions], answers: list[Annotation]
+        self, item: ItemKey, by_question: Mapping[Part, Opinions], answers: list[Annotation]
     ) -> None:
         waiting: dict[Part, Unsettled] = {}
-        for part, each in said.items():
+        for part, each in by_question.items():
             outcome = each.outcome
             if outcome is Unsettled.NO_CONSENSUS:
                 self._by_corpus[item.case.corpus][f"{part}: {NO_MAJORITY}"] += 1
@@ -249,22 +244,22 @@ class _Settling:
                 waiting[part] = outcome
                 self._figures[f"{part}: {outcome}"] += 1
         if waiting:
-            people = dict.fromkeys(a.annotator for a in sorted(answers, key=lambda a: a.date))
+            annotators = dict.fromkeys(a.annotator for a in sorted(answers, key=lambda a: a.date))
             self.needs.append(
-                Need(item_id=item.item_id, questions=waiting, annotators=tuple(people))
+                Need(item_id=item.item_id, questions=waiting, annotators=tuple(annotators))
             )
 
     def report(self, written: int) -> StepReport:
         unknown = sum(map(len, self._answers.values()))
         if unknown:
-            _log.warning("%s annotations are of items that the key does not have", unknown)
+            _log.warning("%s annotations belong to items that are not in the key", unknown)
         figures: dict[str, float | int | str | None] = {
             **self._figures,
             "annotations of other items": unknown,
-            "items that need somebody": len(self.needs),
+            "items that need another annotator": len(self.needs),
         }
-        for part, found in agreement(self._used, seed=self._seed).items():
-            figures |= _figures(part, found)
+        for part, measured in agreement(self._used, seed=self._seed).items():
+            figures |= _figures(part, measured)
         return StepReport(
             step="settle",
             read=self._items,
@@ -274,12 +269,12 @@ class _Settling:
         )
 
 
-def _figures(part: Part, found: Agreement) -> dict[str, float | int | str | None]:
+def _figures(part: Part, measured: Agreement) -> dict[str, float | int | str | None]:
     figures: dict[str, float | int | str | None] = {
-        f"{part}: items with two answers": found.n_items
+        f"{part}: items with two answers": measured.n_items
     }
     for name in ("raw", "alpha", "ac1"):
-        measure = getattr(found, name)
+        measure = getattr(measured, name)
         for end in ("value", "low", "high"):
             ending = "" if end == "value" else f" {end}"
             figures[f"{part}: {name}{ending}"] = None if measure is None else getattr(measure, end)

@@ -1,18 +1,17 @@
-"""From dialogues to cases: which rounds are looked at, and what people said about them.
+"""Turn dialogues into cases: sample rounds and attach the human labels.
 
-Neighbouring utterances of one speaker (21 % of ESConv's) are joined by a line break, because a page
-shows them as one turn. A *round* is a turn of the supporter right after one of the seeker. Of each
-dialogue `Settings.rounds_per_dialogue` rounds are drawn by Eq. 1 (`training.cer.sampling`), in
-their original order, and each becomes a `Case`: the history, the supporter's own words, and the
-labels that people gave.
+Consecutive utterances of one speaker (21 % of ESConv's) are joined by a line break, because a page
+shows them as one turn. A *round* is a supporter turn right after a seeker turn. From each dialogue
+`Settings.rounds_per_dialogue` rounds are sampled by Eq. 1 (`training.cer.sampling`), in their original
+order, and each becomes a `Case`: the history, the supporter's own words, and the human labels.
 
-Several rows can be the same dialogue in another layout, or a part of it. One of them yields cases,
-the layout that `Settings.layouts` names first, and among equals the longest. The others lend it the
-seeker's ratings (`Case.labels.feedback`), which only some layouts of ESConv have: a rating belongs
-to the turn of the seeker that has the same words at the same place, or nearly so
-(`LIKE_ENOUGH`), and is not used where there is none.
+Several rows can be one dialogue in different layouts, or parts of it. Only one of them yields cases:
+the layout that `Settings.layouts` lists first, and among equals the longest. The others lend it the
+seeker's ratings (`Case.labels.feedback`), which only some layouts of ESConv have. A rating belongs to
+the seeker turn with the same or nearly the same words (`SAME_TURN_RATIO`) at the same place, and is
+dropped if there is none.
 
-Draws depend on the seed and the dialogue's id alone, so the order of the rows does not matter.
+Draws depend only on the seed and the dialogue's id, so the order of the rows does not matter.
 """
 
 import hashlib
@@ -41,9 +40,9 @@ from training.common.progress import count_lines, track
 from training.data.pictures import Pictures
 from training.data.samples import read_records, write_records
 
-LIKE_ENOUGH = 0.8
-"""Two turns with at least this share of letters in common, in order, are the same turn in two
-layouts (`difflib`'s ratio). Of ESConv's public layouts all rated turns have a ratio of 1."""
+SAME_TURN_RATIO = 0.8
+"""From this `difflib` ratio of their letters on, two turns are the same turn in two layouts. All rated
+turns of ESConv's public layouts have a ratio of 1."""
 
 _SPLITS: Mapping[str, Split] = {
     "train": "train",
@@ -53,35 +52,34 @@ _SPLITS: Mapping[str, Split] = {
 
 
 class Settings(FrozenModel):
-    """Which rounds become cases, and how much of the dialogue goes with them."""
+    """Which rounds become cases, and how long their histories are."""
 
     rounds_per_dialogue: Annotated[int, Field(ge=1)] | Literal["all"] = 4
-    """N_s of Eq. 1; the paper does not say how many. `all` takes every round."""
+    """N_s of Eq. 1, which the paper does not state. `all`: every round."""
     history_characters: int | None = Field(default=None, ge=1)
-    """Oldest turns are left out beyond this; the last turn always stays. None keeps all."""
+    """The longest history in characters; the oldest turns are dropped, never the last. None: no limit."""
     history_turns: int | None = Field(default=None, ge=1)
-    """The same, counted in turns."""
+    """The longest history in turns. None: no limit."""
     layouts: Mapping[str, tuple[str, ...]] = {
         "esconv": ("lines", "original", "multiesc", "windows"),
         "escot": ("full",),
         "mesc": ("csv", "json"),
         "annomi": (),
     }
-    """By corpus, the layouts (the second part of a dialogue's id) from the most to the least
-    wanted; those not named come last. Of the rows of one source only one yields cases. A corpus
-    that is not listed has one layout, and its rows are all different: several answers to one
-    question, for example."""
+    """By corpus, the layouts (the second part of a dialogue's id) in order of preference; layouts
+    that are not listed come last. One row of each source yields cases. The rows of a corpus that is
+    not listed are all different, for example several answers to one question."""
     face_share: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Share of cases whose last seeker turn gets a photo of a face that fits the emotion; cases
-    without an emotion or with a picture of their own get none."""
+    """Share of cases whose last seeker turn gets a photo of a face that matches the emotion. Cases
+    without an emotion, or with a picture, get none."""
 
 
 class Reason(StrEnum):
-    """Why a dialogue gives no cases."""
+    """Why a dialogue yields no cases."""
 
-    ANOTHER_LAYOUT = "the same dialogue in another layout"
-    REPEATED = "the same dialogue again"
-    NO_ROUND = "no turn of the supporter follows one of the seeker"
+    ANOTHER_LAYOUT = "another layout of the dialogue"
+    REPEATED = "repeated dialogue"
+    NO_ROUND = "no supporter turn after a seeker turn"
 
 
 def draw_cases(
@@ -99,18 +97,18 @@ def draw_cases(
     Args:
         source: `SourceDialogue` rows, each with a split.
         output: Receives `Case` rows.
-        settings: See there.
-        pictures: Where photos come from; needed if `Settings.face_share` is not 0.
-        seed: Of the rounds and the photos.
-        lenders: `SourceDialogue` rows that may lend their ratings; by default those of `source`.
-            Worth naming where a filter has removed the other layouts.
-        engine: Where rounds are drawn and cases made. Layouts are compared and photos drawn here.
+        settings: The sampling and the length of histories.
+        pictures: The source of photos; needed if `Settings.face_share` is above 0.
+        seed: Draws rounds and photos.
+        lenders: `SourceDialogue` rows that lend their ratings; by default those of `source`. Needed if
+            a filter has removed the other layouts.
+        engine: Runs the sampling. Layouts are compared and photos drawn in this process.
 
     Raises:
-        ConfigError: A file is missing, a row has no split, or photos are wanted without a folder.
+        ConfigError: A file is missing, a row has no split, or there is no folder for the photos.
     """
     if settings.face_share and pictures is None:
-        raise ConfigError("face_share is not 0, but no folder of packed faces is named")
+        raise ConfigError("face_share is above 0: set `faces` to the packed folder of faces")
     drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source, settings))
     written = write_records(output, drawing.cases(source, engine))
     return StepReport(
@@ -127,13 +125,13 @@ def draw_cases(
 
 @dataclass(frozen=True)
 class Turn:
-    """A run of utterances of one speaker, joined."""
+    """Consecutive utterances of one speaker, joined."""
 
     speaker: Speaker
     text: str
     images: tuple[str, ...]
     parts: tuple[SourceUtterance, ...]
-    """The utterances, those without a visible character left out."""
+    """The utterances that have a visible character."""
 
     @property
     def feedback(self) -> int | None:
@@ -143,20 +141,20 @@ class Turn:
 
     @property
     def emotion(self) -> Emotion | None:
-        """Of the last utterance that is labelled."""
+        """The emotion of the last labelled utterance."""
         return next((part.emotion for part in reversed(self.parts) if part.emotion), None)
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Without repetition, in order, that of the longest labelled utterance before the others."""
+        """The distinct strategies in order, but that of the longest labelled utterance first."""
         labelled = [part for part in self.parts if part.strategy is not None]
         labelled.sort(key=lambda part: len(part.text), reverse=True)
-        inside = [part.strategy for part in (*labelled[:1], *self.parts)]
-        return tuple(dict.fromkeys(strategy for strategy in inside if strategy is not None))
+        ordered = [part.strategy for part in (*labelled[:1], *self.parts)]
+        return tuple(dict.fromkeys(strategy for strategy in ordered if strategy is not None))
 
 
 def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
-    r"""Join the runs of one speaker by a line break; what has no visible character is left out.
+    r"""Join consecutive utterances of one speaker; skip those without a visible character.
 
     Example:
         >>> said = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
@@ -167,7 +165,7 @@ def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
         >>> [turn.text for turn in turns_of(talk)]
         ['Hi.\nI am lost.', 'Where are you?']
     """
-    kept = [(part, text) for part in dialogue.utterances if (text := printable(part.text))]
+    visible = [(part, text) for part in dialogue.utterances if (text := printable(part.text))]
     return tuple(
         Turn(
             speaker,
@@ -175,13 +173,13 @@ def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
             tuple(image for part, _ in run for image in part.images),
             tuple(part for part, _ in run),
         )
-        for speaker, group in groupby(kept, key=lambda each: each[0].speaker)
+        for speaker, group in groupby(visible, key=lambda each: each[0].speaker)
         if (run := list(group))
     )
 
 
 def rounds_of(turns: Sequence[Turn]) -> tuple[int, ...]:
-    """Return the positions of the supporter's turns that follow one of the seeker."""
+    """Return the positions of the supporter turns that follow a seeker turn."""
     return tuple(
         position
         for position, turn in enumerate(turns)
@@ -190,49 +188,49 @@ def rounds_of(turns: Sequence[Turn]) -> tuple[int, ...]:
 
 
 def printable(text: str) -> str:
-    r"""Return a text without control characters and lone surrogates, "" if nothing is visible.
+    r"""Return a text without control characters and lone surrogates, or "" if nothing is visible.
 
-    Line breaks become ``\n`` and tabs stay; white space around the text is dropped.
+    Line breaks become ``\n``, tabs stay, and the text is stripped.
 
     Example:
         >>> printable(" I am \x00here.\r\nStill. "), printable("\u200b\x07")
         ('I am here.\nStill.', '')
     """
     if text.isprintable():
-        kept = text.strip()
+        cleaned = text.strip()
     else:
         unified = text.replace("\r\n", "\n").replace("\r", "\n")
-        kept = "".join(
+        cleaned = "".join(
             character
             for character in unified
             if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
         ).strip()
-    # Category Cf holds zero-width characters, which are no space and yet show nothing.
-    visible = any(not char.isspace() and unicodedata.category(char) != "Cf" for char in kept)
-    return kept if visible else ""
+    # Category Cf contains zero-width characters, which are invisible and not white space.
+    visible = any(not char.isspace() and unicodedata.category(char) != "Cf" for char in cleaned)
+    return cleaned if visible else ""
 
 
-# --- Which row of a dialogue, and who lends it ratings ----------------------------------------
+# --- The row of each dialogue, and its ratings ------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rated:
-    """A turn of the seeker with a rating, as far as another layout can be compared with it."""
+    """A rated seeker turn, for comparison with another layout."""
 
     position: int
-    """Among the joined turns."""
+    """The index among the joined turns."""
     letters: str
     feedback: int
 
 
 @dataclass
 class _Survey:
-    """What must be known of all rows before the first case is made: ids and ratings only."""
+    """Ids and ratings of all rows, collected before the first case is made."""
 
     chosen: dict[str, str] = field(default_factory=dict)
     """The id of the row that yields cases, by source."""
     ratings: dict[str, tuple[Rated, ...]] = field(default_factory=dict)
-    """Of the best layout that has any, by source."""
+    """The ratings of the preferred layout that has any, by source."""
 
 
 def _survey(source: Path, lenders: Path, settings: Settings) -> _Survey:
@@ -268,7 +266,7 @@ def _rank(row: SourceDialogue, settings: Settings) -> int:
 
 
 def rated_turns(turns: Sequence[Turn]) -> tuple[Rated, ...]:
-    """Return the turns of the seeker that have a rating."""
+    """Return the rated seeker turns."""
     return tuple(
         Rated(position, _letters(turn.text), rating)
         for position, turn in enumerate(turns)
@@ -277,27 +275,27 @@ def rated_turns(turns: Sequence[Turn]) -> tuple[Rated, ...]:
 
 
 def placed(rated: Sequence[Rated], turns: Sequence[Turn]) -> dict[int, int]:
-    """Return the ratings of another layout by the position of the turn that each belongs to.
+    """Assign the ratings of another layout to turns; return them by position.
 
-    A rating goes to the turn at the same place if its letters are alike (see `LIKE_ENOUGH`), else
-    to the nearest turn of the seeker of which that is true, and never before one that was placed
-    earlier. Ratings without such a turn are left out.
+    A rating goes to the seeker turn at the same position if the letters match (`SAME_TURN_RATIO`),
+    else to the nearest seeker turn that matches, and never before the turn of an earlier rating.
+    Ratings without a match are dropped.
     """
-    found: dict[int, int] = {}
+    ratings: dict[int, int] = {}
     after = -1
     for each in rated:
         near = sorted(range(after + 1, len(turns)), key=lambda at: abs(at - each.position))
         for position in near:
             turn = turns[position]
             if turn.speaker is Speaker.SEEKER and _alike(each.letters, _letters(turn.text)):
-                found[position] = each.feedback
+                ratings[position] = each.feedback
                 after = position
                 break
-    return found
+    return ratings
 
 
 def _letters(text: str) -> str:
-    """Return letters and digits alone: layouts differ in space around punctuation and in case."""
+    """Return letters and digits only: layouts differ in case and in the spacing of punctuation."""
     return "".join(filter(str.isalnum, text.lower()))
 
 
@@ -305,9 +303,8 @@ def _alike(first: str, second: str) -> bool:
     if first == second:
         return True
     matcher = SequenceMatcher(None, first, second, autojunk=False)
-    return matcher.real_quick_ratio() >= LIKE_ENOUGH and (
-        matcher.quick_ratio() >= LIKE_ENOUGH and matcher.ratio() >= LIKE_ENOUGH
-    )
+    ratios = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)  # the cheapest first
+    return all(ratio() >= SAME_TURN_RATIO for ratio in ratios)
 
 
 # --- Cases ------------------------------------------------------------------------------------
@@ -319,12 +316,12 @@ _FIGURES = (
     *("with picture", "with strategy", "with emotion", "with problem"),
     *("with intensity before", "with intensity after", "with feedback"),
 )
-"""Of the report, in its order: dialogues that gave cases, all their rounds, then counts of cases."""
+"""Figures of the report: dialogues that yield cases, all their rounds, then counts of cases."""
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A row that gives no cases."""
+    """A row that yields no cases."""
 
     corpus: str
     reason: Reason
@@ -332,16 +329,16 @@ class _Left:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A row that may give cases."""
+    """A row that may yield cases."""
 
     row: SourceDialogue
     lent: tuple[Rated, ...]
-    """Ratings of another layout."""
+    """Ratings from another layout."""
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What was made of a row."""
+    """The cases of a row."""
 
     cases: tuple[Case, ...]
     figures: Mapping[str, int]
@@ -349,7 +346,7 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Draws the rounds of each row and makes cases of them, without photos."""
+    """Samples the rounds of each row and makes cases of them, without photos."""
 
     settings: Settings
     seed: int
@@ -395,26 +392,25 @@ class _Rounds:
         wanted = self.settings.rounds_per_dialogue
         if wanted == "all":
             return range(count)
-        found: list[int] = sample_rounds(
-            count, wanted, generator_for(self.seed, "rounds", name)
-        ).tolist()
-        return found
+        rng = generator_for(self.seed, "rounds", name)
+        numbers: list[int] = sample_rounds(count, wanted, rng).tolist()
+        return numbers
 
     def _history(self, turns: Sequence[Turn]) -> tuple[CaseUtterance, ...]:
         characters, most = self.settings.history_characters, self.settings.history_turns
-        kept: list[CaseUtterance] = []
+        history: list[CaseUtterance] = []
         length = 0
         for turn in reversed(turns):
             length += len(turn.text)
             too_long = characters is not None and length > characters
-            if kept and (too_long or len(kept) == most):
+            if history and (too_long or len(history) == most):
                 break
-            kept.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
-        return tuple(reversed(kept))
+            history.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
+        return tuple(reversed(history))
 
 
 class _Drawing:
-    """Hands out the rows of one file, adds photos to what comes back, and counts."""
+    """Selects the rows of a file, adds photos to their cases, and counts."""
 
     def __init__(
         self, settings: Settings, pictures: Pictures | None, seed: int, survey: _Survey
@@ -442,16 +438,16 @@ class _Drawing:
 
     def _rows(self, source: Path) -> Iterator[_Chosen | _Left]:
         for row in read_records(source, SourceDialogue):
-            reason = self._passed_over(row)
+            reason = self._skipped(row)
             if reason:
                 yield _Left(row.corpus, reason)
             else:
                 yield _Chosen(row, self._survey.ratings.get(row.source_id, ()))
 
-    def _passed_over(self, row: SourceDialogue) -> Reason | None:
+    def _skipped(self, row: SourceDialogue) -> Reason | None:
         if self._survey.chosen.get(row.source_id, row.id) != row.id:
             return Reason.ANOTHER_LAYOUT
-        # Case ids are made of it. A hash is kept and not the id: there can be millions.
+        # Case ids contain the row's id, so it must be unique. Hashes need less memory than ids.
         key = hashlib.blake2b(row.id.encode(), digest_size=8).digest()
         if key in self._seen:
             return Reason.REPEATED
@@ -475,7 +471,7 @@ class _Drawing:
     def _count(self, case: Case) -> None:
         labels = case.labels
         self.figures[f"split {case.split}"] += 1
-        self.figures["with picture"] += any(said.images for said in case.history)
+        self.figures["with picture"] += any(turn.images for turn in case.history)
         self.figures["with strategy"] += bool(labels.strategies)
         self.figures["with emotion"] += labels.emotion is not None
         self.figures["with problem"] += labels.problem is not None
@@ -488,7 +484,7 @@ def _split(row: SourceDialogue) -> Split:
     split = _SPLITS.get(row.split or "")
     if split is None:
         raise ConfigError(
-            f"dialogue {row.id}: its split is {row.split!r}, none of {', '.join(_SPLITS)}"
+            f"dialogue {row.id}: split is {row.split!r}, expected one of {', '.join(_SPLITS)}"
         )
     return split
 
@@ -496,12 +492,12 @@ def _split(row: SourceDialogue) -> Split:
 def _labels(
     row: SourceDialogue, turns: Sequence[Turn], position: int, feedback: Mapping[int, int]
 ) -> HumanLabels:
-    said = turns[position - 1].emotion
-    emotion = said or row.emotion
+    own = turns[position - 1].emotion
+    emotion = own or row.emotion
     return HumanLabels(
         strategies=turns[position].strategies,
         emotion=emotion,
-        emotion_of=None if emotion is None else "utterance" if said else "dialogue",
+        emotion_of=None if emotion is None else "utterance" if own else "dialogue",
         problem=row.problem,
         intensity_before=row.intensity_before,
         intensity_after=row.intensity_after,

@@ -1,40 +1,38 @@
-"""Which dialogues are fit to learn from (COMPEER, "Construction of the CER Dataset").
+"""Filter dialogues (COMPEER, "Construction of the CER Dataset").
 
-The paper lets a language model remove "semantic incoherence, artificial style, or non-dialogue
-content", over 23 per cent of its data. Here rules come first: they cost nothing, and drop only what
-no reader would keep. What passes them is put to a model, if there is one, with the question in
-`prompts/filter.<language>.md`. A dialogue is dropped by the first rule that it breaks:
+The paper has a language model remove "semantic incoherence, artificial style, or non-dialogue
+content", over 23 % of its data. Here rules come first: they cost nothing, and drop only what no reader
+would keep. A model, if there is one, then judges the remaining dialogues with the prompt
+`prompts/filter.<language>.md`. The first rule that a dialogue breaks drops it:
 
-| rule             | dropped is a dialogue                                                    |
+| rule             | drops a dialogue                                                         |
 |------------------|--------------------------------------------------------------------------|
 | one speaker      | in which only one side speaks                                            |
-| too few rounds   | with fewer than `min_rounds` answers of the supporter to the seeker      |
-| hardly any text  | of fewer than `min_letters` letters (a Chinese one counts twice)         |
-| beyond measure   | of more than `max_characters`, or with an utterance of more than         |
+| too few rounds   | with fewer than `min_rounds` supporter replies to the seeker             |
+| too short        | with fewer than `min_letters` letters (a Chinese character counts twice) |
+| too long         | with more than `max_characters`, or an utterance of more than            |
 |                  | `max_utterance_characters`                                               |
-| no words         | with more than `max_run_share` of its letters in runs of five alike      |
+| no words         | with more than `max_run_share` of its letters in runs of five equal ones |
 | another language | with less than `min_language_share` of its letters in its script         |
-| tell-tale        | with a phrase of `llm_artifacts.toml`: "as an AI language model"             |
-| repeated         | in which one long utterance stands `max_same` times or more, or more     |
-|                  | than `max_repeated_share` of all utterances are long and said before     |
-| speakers within  | with an utterance in which other speakers are named: "... 支持者：..."   |
-| mark-up          | with more than `max_markup_share` of its characters in addresses, tags   |
-|                  | and code                                                                 |
+| LLM artifact     | with a phrase of `llm_artifacts.toml`: "as an AI language model"         |
+| repetition       | with a long utterance that occurs `max_same` times or more, or with more |
+|                  | than `max_repeated_share` of its utterances being repeated long ones     |
+| nested speakers  | with an utterance that names other speakers: "... 支持者：..."           |
+| markup           | with more than `max_markup_share` of its characters in URLs, tags, code  |
 | stage directions | with one in more than `max_stage_share` of its utterances: "[laughs]"    |
-| a list           | with at least `min_list_lines` list items, which are more than           |
+| list             | with at least `min_list_lines` list items, which are more than           |
 |                  | `max_list_share` of all lines                                            |
 
-Long is an utterance of 20 letters or more, a Chinese one counted twice. Openings that are alike in
-many dialogues are no rule: in the public corpora no opening of three utterances is shared by more
-than 11 sources, and those that are shared are greetings.
+A long utterance has 20 letters or more; a Chinese character counts twice. There is no rule for common
+openings: in the public corpora no opening of three utterances is shared by more than 11 sources, and
+the shared ones are greetings.
 
-Of 58,886 rows of the public corpora the rules drop 164 (0.3 per cent), and each of these was read
-with the rule that dropped it: none of the 1,261 dialogues of ESConv, 3 of its 157 failed ones
-("fffff"), 22 of 2,797 windows (greetings, or one side alone), 16 of 3,600 of SMILE (several speakers
-run together in one turn), 21 of 2,953 of CPsyCoun (loops), 78 of 4,791 rated replies (a model that
-says what it is), 6 answers that are style sheets, a bot or lists of addresses. Of 1,744 dialogues
-that GPT-4 wrote with a persona 4 break a rule of content. So what makes a corpus artificial is not
-found by rules: that is the model's task.
+Of 58,886 rows of the public corpora the rules drop 164 (0.3 %), and a person read each of these with
+its rule: none of the 1,261 dialogues of ESConv, 3 of its 157 failed ones ("fffff"), 22 of 2,797
+windows (greetings, or one side alone), 16 of 3,600 of SMILE (several speakers merged into one turn),
+21 of 2,953 of CPsyCoun (loops), 78 of 4,791 rated replies (a model that names itself), 6 answers that are style sheets, a bot or lists of addresses. Of 1,744
+dialogues that GPT-4 wrote with a persona, 4 break a rule of content. So rules do not detect an
+artificial corpus: that is the model's task.
 """
 
 import json
@@ -69,28 +67,28 @@ LONG_LETTERS = 20
 RULES_LAYER = "rules"
 MODEL_LAYER = "model"
 UNDECIDED = "undecided"
-"""The reason of a dialogue that is dropped because the model gave no usable answer."""
+"""The reason of a dialogue that is dropped because the model's answer is unusable."""
 
 
 class Rule(StrEnum):
-    """A reason of the first layer."""
+    """The rules, as reasons for dropping."""
 
     ONE_SPEAKER = "one speaker"
     TOO_FEW_ROUNDS = "too few rounds"
-    TOO_SHORT = "hardly any text"
-    TOO_LONG = "beyond measure"
+    TOO_SHORT = "too short"
+    TOO_LONG = "too long"
     NO_WORDS = "no words"
     LANGUAGE = "another language"
-    TELLTALE = "tell-tale"
-    REPEATED = "repeated"
-    SPEAKERS_WITHIN = "speakers within"
-    MARKUP = "mark-up"
+    LLM_ARTIFACT = "LLM artifact"
+    REPEATED = "repetition"
+    NESTED_SPEAKERS = "nested speakers"
+    MARKUP = "markup"
     STAGE = "stage directions"
-    LIST = "a list"
+    LIST = "list"
 
 
 class Reason(StrEnum):
-    """A reason of the model, as its answer spells it."""
+    """The model's reasons, as its answer spells them."""
 
     INCOHERENT = "incoherent"
     ARTIFICIAL = "artificial"
@@ -98,10 +96,10 @@ class Reason(StrEnum):
 
 
 class Settings(FrozenModel):
-    """Thresholds of the rules, and how the model is asked."""
+    """Thresholds of the rules, and the questions to the model."""
 
     min_rounds: int = Field(default=1, ge=0)
-    """A round is a turn of the supporter after one of the seeker. Judged answers to a post have 1."""
+    """A round is a supporter turn right after a seeker turn. Judged answers to a post have 1."""
     min_letters: int = Field(default=12, ge=0)
     max_utterance_characters: int = Field(default=12_000, ge=1)
     max_characters: int = Field(default=100_000, ge=1)
@@ -114,16 +112,15 @@ class Settings(FrozenModel):
     min_list_lines: int = Field(default=10, ge=1)
     max_list_share: float = Field(default=0.8, ge=0, le=1)
     not_asked: tuple[str, ...] = ()
-    """Corpora that the model is not asked about, for example those that people wrote."""
+    """Corpora that skip the model, for example those that people wrote."""
     shown_characters: int = Field(default=6_000, ge=200)
-    """What the model is shown of a dialogue at most: its beginning and, in as much space, its end."""
+    """The most characters of a dialogue in the prompt: half for its beginning, half for its end."""
     shown_utterance_characters: int = Field(default=1_000, ge=50)
-    """What it is shown of an utterance at most, and never more than a quarter of the above: its
-    beginning."""
+    """The most characters of an utterance in the prompt, at most a quarter of the above."""
     undecided: Literal["keep", "drop"] = "keep"
-    """What becomes of a dialogue for which the model gives no usable answer."""
+    """What to do with a dialogue if the model's answer is unusable."""
     seed: int = Field(default=0, ge=0)
-    """Of what the model draws."""
+    """The seed of the model's sampling."""
 
 
 def filter_dialogues(
@@ -135,15 +132,15 @@ def filter_dialogues(
     *,
     engine: Engine = LOCAL,
 ) -> StepReport:
-    """Copy the dialogues that are fit to learn from.
+    """Copy the dialogues that pass the filter.
 
     Args:
-        source: Dialogues, as `SourceDialogue` lines.
-        kept: Where those that are kept go, in their order.
-        dropped: Where the names of the others go (`DroppedDialogue`).
-        settings: What is fit.
-        asker: The model of the second layer; None leaves it out.
-        engine: Where the rules are applied.
+        source: `SourceDialogue` rows.
+        kept: Receives the rows that pass, in order.
+        dropped: Receives `DroppedDialogue` rows for the others.
+        settings: Thresholds and prompts.
+        asker: The model; None applies the rules only.
+        engine: Applies the rules.
     """
     ruled = track(
         engine.map(_Rules(settings), read_records(source, SourceDialogue)),
@@ -153,7 +150,7 @@ def filter_dialogues(
     )
     state = _Outcome()
     written = write_records(kept, _fit(ruled, settings, asker, state))
-    # The model's verdicts come later than the rules', and how much later depends on the endpoint.
+    # The model's verdicts arrive later than the rules', so the order has to be restored.
     write_records(dropped, (state.dropped[number] for number in sorted(state.dropped)))
     return state.report(written)
 
@@ -187,7 +184,7 @@ class _Outcome:
     reasons: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     layers: Counter[str] = field(default_factory=Counter)
     dropped: dict[int, DroppedDialogue] = field(default_factory=dict)
-    """By the number of the row."""
+    """By row number."""
     undecided: Counter[str] = field(default_factory=Counter)
 
     def drop(self, row: _Row, layer: str, reason: str, detail: str = "") -> None:
@@ -232,16 +229,16 @@ def _fit(
         for row in sound:
             yield row.dialogue
         return
-    # A corpus stands in one place of the file, so there are few changes from asked to not asked.
-    for asked, rows in groupby(sound, lambda row: row.dialogue.corpus not in settings.not_asked):
-        for row in _asked(rows, settings, asker, state) if asked else rows:
+    # The rows of a corpus are consecutive, so there are few groups.
+    for by_model, rows in groupby(sound, lambda row: row.dialogue.corpus not in settings.not_asked):
+        for row in _asked(rows, settings, asker, state) if by_model else rows:
             yield row.dialogue
 
 
 def _asked(
     rows: Iterator[_Row], settings: Settings, asker: Asker, state: _Outcome
 ) -> Iterator[_Row]:
-    # The asker reads ahead, and answers in order: who waits for an answer waits here.
+    # The asker reads ahead and answers in order.
     waiting: deque[_Row] = deque()
 
     def questions() -> Iterator[Question]:
@@ -284,7 +281,7 @@ def _kept(row: _Row, answer: Answer, settings: Settings, state: _Outcome) -> boo
 
 @dataclass(frozen=True)
 class Broken:
-    """The rule that a dialogue breaks, and what it was found by. The detail quotes no one."""
+    """The rule that a dialogue breaks, and the evidence, which contains no private text."""
 
     rule: Rule
     detail: str
@@ -324,19 +321,19 @@ _LIST_ITEM = re.compile(r"\s*(?:[-*•▪]\s+|\d{1,2}\s*[.)、．](?!\d)|[（(]\
 
 def broken_rule(dialogue: SourceDialogue, settings: Settings) -> Broken | None:
     """Return the first rule that the dialogue breaks, in the order of the table, or None."""
-    texts = [said.text for said in dialogue.utterances]
+    texts = [utterance.text for utterance in dialogue.utterances]
     whole = "\n".join(texts)
     for rule in _shape, _words, _form:
-        found = rule(dialogue, texts, whole, settings)
-        if found is not None:
-            return found
+        broken = rule(dialogue, texts, whole, settings)
+        if broken is not None:
+            return broken
     return None
 
 
 def _shape(
     dialogue: SourceDialogue, texts: Sequence[str], whole: str, settings: Settings
 ) -> Broken | None:
-    speakers = [said.speaker for said in dialogue.utterances]
+    speakers = [utterance.speaker for utterance in dialogue.utterances]
     if len(set(speakers)) == 1:
         return Broken(Rule.ONE_SPEAKER, f"only the {speakers[0]}")
     rounds = sum(
@@ -363,24 +360,24 @@ def _words(
     own = han if dialogue.language == "zh" else latin
     if own < settings.min_language_share * all_letters:
         return Broken(Rule.LANGUAGE, f"{own} of {all_letters} letters are {dialogue.language}")
-    phrase = telltale(whole)
+    phrase = llm_artifact(whole)
     if phrase is not None:
-        return Broken(Rule.TELLTALE, phrase)
+        return Broken(Rule.LLM_ARTIFACT, phrase)
     return _repetition(texts, settings)
 
 
 def _repetition(texts: Sequence[str], settings: Settings) -> Broken | None:
-    said = Counter(_NOT_A_LETTER.sub("", text.lower()) for text in texts)
-    again = [
+    counts = Counter(_NOT_A_LETTER.sub("", text.lower()) for text in texts)
+    repetitions = [
         count - 1
-        for key, count in said.items()
+        for key, count in counts.items()
         if count > 1 and len(key) + len(_HAN.findall(key)) >= LONG_LETTERS
     ]
-    if not again:
+    if not repetitions:
         return None
-    most, again_in_all = max(again) + 1, sum(again)
-    if most >= settings.max_same or again_in_all > settings.max_repeated_share * len(texts):
-        return Broken(Rule.REPEATED, f"{again_in_all} of {len(texts)} again, one {most} times")
+    most, total = max(repetitions) + 1, sum(repetitions)
+    if most >= settings.max_same or total > settings.max_repeated_share * len(texts):
+        return Broken(Rule.REPEATED, f"{total} of {len(texts)} repeated, one {most} times")
     return None
 
 
@@ -389,7 +386,7 @@ def _form(
 ) -> Broken | None:
     named = sum(_SPEAKER_WITHIN.search(text) is not None for text in texts)
     if named:
-        return Broken(Rule.SPEAKERS_WITHIN, f"in {named} utterances")
+        return Broken(Rule.NESTED_SPEAKERS, f"in {named} utterances")
     marked = sum(len(mark[0]) for mark in _MARKUP.finditer(whole))
     if marked > settings.max_markup_share * len(whole):
         return Broken(Rule.MARKUP, f"{marked} of {len(whole)} characters")
@@ -403,22 +400,22 @@ def _form(
     return None
 
 
-TELLTALES = Path(__file__).with_name("llm_artifacts.toml")
-"""Phrases that language models are told by, in both languages."""
+LLM_ARTIFACTS = Path(__file__).with_name("llm_artifacts.toml")
+"""Phrases that are typical of language models, in both languages."""
 
 
-def telltale(text: str) -> str | None:
+def llm_artifact(text: str) -> str | None:
     """Return the first phrase of `llm_artifacts.toml` in a text.
 
     Example:
-        >>> telltale("Well, as an A.I. language model I cannot feel.")
+        >>> llm_artifact("Well, as an A.I. language model I cannot feel.")
         'as an ai'
-        >>> telltale("Was an aide with you?") is None
+        >>> llm_artifact("Was an aide with you?") is None
         True
     """
     plain = text.lower()
     english = f" {' '.join(re.findall(r'[a-z0-9]+', re.sub(_WITHIN_WORDS, '', plain)))} "
-    phrases = _telltales()
+    phrases = _artifact_phrases()
     for phrase in phrases["en"]:
         if f" {phrase} " in english:
             return phrase
@@ -434,8 +431,8 @@ _WITHIN_WORDS = re.compile(r"['’]|(?<=\b[a-z])\.(?=[a-z]\b)|(?<=\.[a-z])\.")
 
 
 @cache
-def _telltales() -> Mapping[str, Sequence[str]]:
-    return tomllib.loads(TELLTALES.read_text(encoding="utf-8"))
+def _artifact_phrases() -> Mapping[str, Sequence[str]]:
+    return tomllib.loads(LLM_ARTIFACTS.read_text(encoding="utf-8"))
 
 
 # --- The model --------------------------------------------------------------------------------
@@ -443,14 +440,14 @@ def _telltales() -> Mapping[str, Sequence[str]]:
 _LEFT_OUT = {"en": "[{count} turns left out]", "zh": "[此处省略 {count} 轮]"}
 _FRAME = ("<dialogue>", "</dialogue>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
-_HALF_JSON = "half a JSON"
-_NO_VERDICT = "no JSON with a true or false keep"
+_HALF_JSON = "incomplete JSON"
+_NO_VERDICT = "no JSON with a boolean keep"
 _UNKNOWN_REASON = "unknown reason"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the model says of a dialogue: no reason keeps it."""
+    """The model's verdict on a dialogue; without a reason it passes."""
 
     reason: Reason | None
 
@@ -458,27 +455,27 @@ class Verdict:
 def filter_question(
     dialogue: SourceDialogue, settings: Settings, reserved: Sequence[str] = ()
 ) -> Question:
-    """Return the question whether a dialogue is kept. Its key changes where its words do."""
+    """Return the question whether a dialogue passes. Its key depends on its words."""
     language = "zh" if dialogue.language == "zh" else "en"
-    asked = fill(load("filter", language), transcript=transcript(dialogue, settings, reserved))
+    prompt = fill(load("filter", language), transcript=transcript(dialogue, settings, reserved))
     return Question(
-        key=f"{dialogue.id}#{text_key(asked)}",
-        messages=(Message("user", (asked,)),),
+        key=f"{dialogue.id}#{text_key(prompt)}",
+        messages=(Message("user", (prompt,)),),
         seed=seed_for(settings.seed, "filter", dialogue.id),
     )
 
 
 def transcript(dialogue: SourceDialogue, settings: Settings, reserved: Sequence[str] = ()) -> str:
-    """Return the dialogue as the model is shown it.
+    """Return the dialogue as it stands in the prompt.
 
-    Every line that begins without a space begins with a speaker, whatever was said. Where it is
-    longer than `shown_characters`, turns are left out of the middle: first and last turns are taken
-    in by turns for as long as there is space, and a line says how many are missing.
+    Every line that does not begin with a space begins with a speaker, whatever the text. A dialogue
+    of more than `shown_characters` loses turns from its middle: first and last turns are added
+    alternately while there is room, and a line states how many are missing.
     """
     language = "zh" if dialogue.language == "zh" else "en"
     lines = [
-        f"{SPEAKER_NAMES[language][said.speaker]}: {_shown(said.text, settings, reserved)}"
-        for said in dialogue.utterances
+        f"{SPEAKER_NAMES[language][each.speaker]}: {_shown(each.text, settings, reserved)}"
+        for each in dialogue.utterances
     ]
     space = settings.shown_characters
     first, last = 0, len(lines)
@@ -502,7 +499,7 @@ def _shown(text: str, settings: Settings, reserved: Sequence[str]) -> str:
 
 
 def check_verdict(key: str, text: str) -> str | None:
-    """Return why an answer cannot be used, or None if it can."""
+    """Return why an answer is unusable, or None."""
     try:
         _verdict(text)
     except ValueError as error:
@@ -511,9 +508,9 @@ def check_verdict(key: str, text: str) -> str | None:
 
 
 def read_verdict(text: str) -> Verdict | None:
-    """Return the verdict of an answer, None where it has none.
+    """Return the verdict of an answer, or None.
 
-    What stands last counts: a model that thinks aloud decides at the end.
+    The last JSON object counts: a model that thinks aloud decides at the end.
 
     Example:
         >>> read_verdict('Well. {"keep": false, "reason": "artificial"}')
@@ -526,11 +523,11 @@ def read_verdict(text: str) -> Verdict | None:
 
 
 def _verdict(text: str) -> Verdict:
-    found = _OBJECT.findall(text)
+    objects = _OBJECT.findall(text)
     if text.rfind("{") > text.rfind("}"):
         raise ValueError(_HALF_JSON)
     try:
-        answer = json.loads(found[-1]) if found else {}
+        answer = json.loads(objects[-1]) if objects else {}
     except (ValueError, RecursionError):
         raise ValueError(_HALF_JSON) from None
     if answer.get("keep") is True:

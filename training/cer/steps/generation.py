@@ -1,19 +1,17 @@
-"""Supporter turns written by models: what a case could have been answered.
+"""Generate supporter turns with reasoning for the cases.
 
 The paper gives "the conversation history of sampled sentences" to GPT-4o and Qwen2.5-VL, which
-write three steps of reasoning and a reply. Any generator can do it here: one that was trained on
-the output grammar (`compeer_core.reasoning`) reads the history alone, any other is told the grammar
-by the policy's own prompt. Several generators either write a turn for each case each, or take turns
-(`Settings.share`).
+write three reasoning steps and a reply. Here any generator can: one that was trained on the output
+grammar (`compeer_core.reasoning`) reads the history only, any other gets the policy's prompt with the
+grammar. Several generators either all write a turn for each case, or alternate (`Settings.share`).
 
-A turn is usable if it is complete, its labels are of the vocabularies, its reply is in the language
-of the case and is not the corpus's own sentence again. One that is not is asked for again, a few
-times (`training.cer.requests.asking`), then given up and counted. The silver edition keeps incomplete turns,
-since a model's real mistakes are what a judge has to find.
+A turn is accepted if it is complete, its labels belong to the vocabularies, and its reply is in the
+language of the case and differs from the corpus's own sentence. Other turns are requested again, a
+limited number of times (`training.cer.requests.asking`), then counted as failed. The silver edition
+keeps incomplete turns, because a judge has to detect a model's real errors.
 
-Seeds depend on the run's seed, the generator, the case and the number of the sample, and what was
-answered lies in the generator's journal. So a run that was stopped goes on where it was, and writes
-the same file.
+Seeds depend on the run's seed, the generator, the case and the sample number, and answers are stored
+in the generator's journal. So an interrupted run continues and writes the same file.
 """
 
 import queue
@@ -45,30 +43,30 @@ from training.data.pictures import Pictures
 from training.data.samples import read_records, write_records
 
 INCOMPLETE = "incomplete"
-UNREADABLE = "a label cannot be read"
+UNREADABLE = "unreadable label"
 WRONG_LANGUAGE = "wrong language"
-REPEATED = "the original again"
+REPEATED = "repeats the original reply"
 NO_TEXT = "the seeker's last turn has no text"
 
 _AHEAD = 256
-"""Answers of one generator that may wait for another's."""
-_LOOK_UP_SECONDS = 0.2
+"""Answers of one generator that are buffered while another is slower."""
+_POLL_SECONDS = 0.2
 _FEW_WORDS = 6
-"""Replies with fewer words do not tell one language in Latin letters from another."""
+"""Below this number of words, languages in Latin script cannot be told apart."""
 _LATIN = ("en", "fr", "de", "es", "it", "pt", "nl")
 
 
 class Settings(FrozenModel):
-    """How many turns are written, by whom, and which of them are usable."""
+    """How many turns are written, by whom, and which are accepted."""
 
     samples_per_case: int = Field(default=1, ge=1)
     """Turns for each case: from each generator (`each`) or in all (`in_turn`)."""
     share: Literal["each", "in_turn"] = "each"
-    """`in_turn`: the generators take turns, beginning with one that is drawn for each case."""
+    """`in_turn`: the generators alternate, starting with one drawn for each case."""
     keep_incomplete: bool = False
-    """Keep a turn that lacks a part, or has text outside its parts, as it is."""
+    """Accept a turn that lacks a part or has text outside its parts."""
     keep_unreadable: bool = False
-    """Keep a turn with a label that is missing or outside its vocabulary."""
+    """Accept a turn with a label that is missing or not in its vocabulary."""
 
 
 class GeneratedTurn(FrozenModel):
@@ -82,17 +80,17 @@ class GeneratedTurn(FrozenModel):
     sample: int = Field(ge=0)
     """Which of the author's turns for this case it is; with `in_turn`, of all turns."""
     seed: int
-    """What the generator was given; an endpoint may ignore it."""
+    """The seed of the request; an endpoint may ignore it."""
     text: str
-    """As it was written, reasoning and reply."""
+    """The completion: reasoning and reply."""
     reply: str | None
-    """None where the text has none."""
+    """None if the text has none."""
     problems: tuple[str, ...] = ()
-    """Why the turn is not complete; empty where it is."""
+    """Why the turn is not complete; empty if it is."""
     pictures: int = 0
-    """How many pictures the generator was shown."""
+    """The number of pictures in the request."""
     tries: int = 1
-    """How often it was asked until the text was usable."""
+    """The number of requests until the text was accepted."""
 
     @property
     def is_complete(self) -> bool:
@@ -101,7 +99,7 @@ class GeneratedTurn(FrozenModel):
 
 @dataclass(frozen=True)
 class Author:
-    """What of a generator's settings decides what it reads."""
+    """The settings of a generator that determine its prompt."""
 
     name: str
     style: Style
@@ -127,18 +125,17 @@ def generate(
     Args:
         source: `Case` rows.
         output: Receives `GeneratedTurn` rows, whole or not at all.
-        settings: See there.
-        askers: One for each generator, by the name that goes into the rows.
-        pictures: Where the pictures of the cases lie; needed if a case has any and a generator
-            sees them.
-        seed: Of the samples.
+        settings: Number and acceptance of turns.
+        askers: One for each generator, by its name in the rows.
+        pictures: The pictures of the cases; needed if a case has any and a generator sees images.
+        seed: The seed of the samples.
 
     Raises:
         ConfigError: A file or a picture is missing, or there is no generator.
-        BudgetSpentError: The run may ask no more; what was answered is kept.
+        BudgetSpentError: The request budget is spent; the answers so far are stored.
     """
     if not askers:
-        raise ConfigError("no generator is named, so nobody can write a turn")
+        raise ConfigError("no generator to write turns: add one to `generators`")
     generating = _Generating(settings, askers, pictures, seed)
     before = {name: asker.counts for name, asker in askers.items()}
     written = write_records(output, generating.turns(source))
@@ -156,12 +153,12 @@ def generate(
     )
 
 
-# --- What is asked ----------------------------------------------------------------------------
+# --- Questions --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One turn that is to be written."""
+    """A turn to be written."""
 
     case: Case
     author: str
@@ -170,9 +167,9 @@ class Wanted:
 
     @property
     def key(self) -> str:
-        """The question's name in the journal, and all that `TurnCheck` needs to know of the case.
+        """The question's key in the journal, with what `TurnCheck` needs of the case.
 
-        A case that changed, with a longer history for example, is another question.
+        A changed case, for example one with a longer history, gets another key.
         """
         original = _letters(self.case.original or "")
         name = f"{self.case.id}/{self.sample}/{self.seed}/{text_key(self.case.model_dump_json())}"
@@ -182,7 +179,7 @@ class Wanted:
 def wanted(
     cases: Iterable[Case], settings: Settings, authors: Sequence[str], seed: int
 ) -> Iterator[Wanted]:
-    """Yield the turns to be written, in order; cases that cannot be answered have none."""
+    """Yield the turns to be written, in order; cases without a last seeker text have none."""
     for case in cases:
         if not case.history[-1].text.strip():
             continue
@@ -205,13 +202,13 @@ def questions(
     pictures: Pictures | None = None,
     seed: int = 0,
 ) -> Iterator[Question]:
-    """Yield what one of the generators is asked. Asks nobody: an estimate can count with it.
+    """Yield the questions to one of the generators, without sending them.
 
     Args:
         source: `Case` rows.
-        settings: See there.
-        authors: The names of all generators, in their order.
-        author: The one whose questions are wanted.
+        settings: See `generate`.
+        authors: The names of all generators, in order.
+        author: The generator in question.
         pictures: See `generate`.
         seed: See `generate`.
     """
@@ -224,22 +221,24 @@ def questions(
 
 def _messages(case: Case, author: Author, pictures: Pictures | None) -> tuple[Message, ...]:
     shown = None
-    if author.sees_images and any(said.images for said in case.history):
+    if author.sees_images and any(turn.images for turn in case.history):
         if pictures is None:
-            raise ConfigError(f"case {case.id} has pictures, but no folder of pictures is named")
+            raise ConfigError(
+                f"case {case.id} has pictures, but there is no folder of pictures: set `faces`"
+            )
         shown = pictures.shown(case.history)
     dialogue = case.dialogue(shown)
-    said = tuple(each for each in dialogue if each.text.strip() or each.images)
+    turns = tuple(each for each in dialogue if each.text.strip() or each.images)
     language = case.language if case.language in LANGUAGES else "en"
-    return policy_messages(Dialogue(said, dialogue.id), author.style, language, author.reserved)
+    return policy_messages(Dialogue(turns, dialogue.id), author.style, language, author.reserved)
 
 
-# --- What is usable ---------------------------------------------------------------------------
+# --- Acceptance -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TurnCheck:
-    """Says why a text is no usable turn, or None. What it must know of the case is in the key."""
+    """Returns why a turn is rejected, or None. The key contains what it needs of the case."""
 
     keep_incomplete: bool = False
     keep_unreadable: bool = False
@@ -259,29 +258,29 @@ class TurnCheck:
 
 
 def speaks_another(reply: str, language: str) -> bool:
-    """Whether a reply is plainly in another language than the case.
+    """Whether a reply is clearly in another language than the case.
 
-    Only English and Chinese cases can be checked: `compeer_core.dialogue.language_of` knows them.
+    Only English and Chinese cases are checked, by `compeer_core.dialogue.language_of`.
 
     Example:
         >>> [speaks_another(reply, "en") for reply in ("No.", "我在这里。", "What happened then?")]
         [False, True, False]
     """
-    found = language_of(reply)
-    if language not in LANGUAGES or found in (language, "und"):
+    detected = language_of(reply)
+    if language not in LANGUAGES or detected in (language, "und"):
         return False
-    return not (language in _LATIN and found in _LATIN and len(reply.split()) < _FEW_WORDS)
+    return not (language in _LATIN and detected in _LATIN and len(reply.split()) < _FEW_WORDS)
 
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.lower()))
 
 
-# --- All generators, side by side -------------------------------------------------------------
+# --- Parallel generators ----------------------------------------------------------------------
 
 
 class _Generating:
-    """Takes the answers of all generators in the order of the cases, and counts."""
+    """Merges the answers of all generators in the order of the cases, and counts."""
 
     def __init__(
         self,
@@ -307,9 +306,9 @@ class _Generating:
         with ExitStack() as stack:
             answers = {}
             for name in self._names:
-                asked = self._ask(name, source, check)
-                alone = closing(asked) if len(self._names) == 1 else _ahead(asked)
-                answers[name] = stack.enter_context(alone)
+                stream = self._ask(name, source, check)
+                context = closing(stream) if len(self._names) == 1 else _ahead(stream)
+                answers[name] = stack.enter_context(context)
             for want in wanted(self._counted(source), self._settings, self._names, self._seed):
                 answer = next(answers[want.author])
                 if answer.key != want.key:
@@ -342,7 +341,7 @@ class _Generating:
             self._drop(want.case, answer.problem or "no answer")
             return None
         reading = read(answer.text)
-        names = [name for said in want.case.history for name in said.images]
+        names = [name for turn in want.case.history for name in turn.images]
         seen = self._seen(names) if self._authors[want.author].sees_images else 0
         self.figures["complete" if reading.is_complete else INCOMPLETE] += 1
         self.figures["pictures left out"] += len(names) - seen
@@ -369,37 +368,37 @@ class _Generating:
 
 @contextmanager
 def _ahead(answers: Generator[Answer, None, None]) -> Iterator[Iterator[Answer]]:
-    """Take answers in a thread of their own: no generator waits while another one is waited for."""
-    taken: queue.Queue[Answer] = queue.Queue(_AHEAD)
+    """Read answers in a thread, so that a slow generator does not block the others."""
+    buffer: queue.Queue[Answer] = queue.Queue(_AHEAD)
     over = threading.Event()
 
-    def take() -> None:
+    def fill() -> None:
         with closing(answers):
             for answer in answers:
                 while not over.is_set():
                     with suppress(queue.Full):
-                        taken.put(answer, timeout=_LOOK_UP_SECONDS)
+                        buffer.put(answer, timeout=_POLL_SECONDS)
                         break
                 if over.is_set():
                     return
 
     with ThreadPoolExecutor(1, "answers") as pool:
-        done = pool.submit(take)
+        done = pool.submit(fill)
 
-        def given() -> Iterator[Answer]:
-            while not (done.done() and taken.empty()):
+        def drain() -> Iterator[Answer]:
+            while not (done.done() and buffer.empty()):
                 with suppress(queue.Empty):
-                    yield taken.get(timeout=_LOOK_UP_SECONDS)
-            done.result()  # raises what ended the thread
+                    yield buffer.get(timeout=_POLL_SECONDS)
+            done.result()  # raises the error that ended the thread
 
         try:
-            yield given()
+            yield drain()
         finally:
             over.set()
 
 
 def _unanswered(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> int:
-    """Return how many questions of this step got no text at all; the next start asks them again."""
+    """Return the number of unanswered questions of this step; the next start asks them again."""
     return sum(
         sum(asker.counts.unanswered.values()) - sum(before[name].unanswered.values())
         for name, asker in askers.items()
@@ -407,7 +406,7 @@ def _unanswered(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> in
 
 
 def _retried(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> dict[str, int]:
-    """Return how often each generator was asked again in this step, by reason."""
+    """Return the number of repeated requests of this step, by generator and reason."""
     return {
         f"asked {name} again: {reason}": count - before[name].retried.get(reason, 0)
         for name, asker in askers.items()

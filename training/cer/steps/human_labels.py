@@ -1,30 +1,31 @@
-"""What people have judged already: public corpora with several answers to one post, as rows of CER.
+"""Human judgements that public corpora already contain, as CER rows.
 
-Nobody was asked our four questions there. What was asked is turned into a preference by a rule,
-one for each corpus, and every row names the corpus:
+These corpora did not ask our four questions. A rule for each corpus maps its judgements to
+preferences, and every row names the corpus:
 
-- **empathy_ratings** (Welivita and Pu 2024): three replies to each post, each rated by people as bad
-  (1), okay (2) or good (3). The higher rating is preferred. Two good ones and two okay ones are
-  `both`: okay is acceptable, and the paper's wording is "almost good". Two bad ones are `neither`.
+- **empathy_ratings** (Welivita and Pu 2024): three replies to each post, rated by people as bad (1),
+  okay (2) or good (3). The higher rating is preferred. Two good or two okay replies are `both`: okay
+  is acceptable, and the paper's wording is "almost good". Two bad replies are `neither`.
 - **pair** (Min et al. 2022): reflections of high, medium and low quality. The higher tier is
   preferred. The two high ones are `both`. The five low ones are "examples of what not to say" in the
-  words of the data set, so two of them are `neither`: one such pair for each prompt, which is drawn.
+  words of the data set, so two of them are `neither`; one such pair is drawn for each prompt.
 - **counselchat**: therapists' answers to one question. The one with more votes is preferred, if it
-  has `Settings.votes_margin` more. Weak evidence: most answers have no vote at all, and those with
-  votes stand above those without. A question is listed once for each of its topics, with the same
-  answers: they count once.
+  leads by `Settings.votes_margin`. Weak evidence: most answers have no votes, and those with votes are
+  shown above those without. A question is listed once for each of its topics with the same answers;
+  they count once.
 - **epitome** (Sharma et al. 2020): levels of 0 to 2 for three mechanisms of empathy. A reply is
-  preferred if no level of it is lower and one is higher. Few posts have two replies; the levels
-  themselves are more, see `empathy_levels`.
-- **ed_pairs**: a person's reply beside the output of a weak model or a person's reply to something
-  else. Nobody compared them: that the first is better is a rule, and the rows say so.
-- **esconv_sra** (ESConv-SRA): two replies by models that were told a strategy; two people placed each
-  pair on a scale of -4 to 4. Signs are compared, as the authors do: negative prefers the first (which
-  their file does not say; read off from examples). Pairs are dropped where the two people differ. So
-  is 0 and 0, which does not say whether both are good or neither is. Three in four histories are
-  from ESConv's training split, most from the middle of a dialogue: no test for what has learnt it.
+  preferred if none of its levels is lower and one is higher. Few posts have two replies; the levels
+  themselves are more useful, see `empathy_levels`.
+- **ed_pairs**: a person's reply beside a weak model's output or a reply to something else. Nobody
+  compared them: the first is better by rule, and the rows say so.
+- **esconv_sra** (ESConv-SRA): two replies by models with a given strategy; two people placed each pair
+  on a scale of -4 to 4. Signs are compared, as the authors do: negative prefers the first (their file
+  does not state this; inferred from examples). Pairs on which the two people differ are dropped, and
+  so is 0 and 0, which does not say whether both are good or neither is. Three in four histories come
+  from ESConv's train split, most from the middle of a dialogue: do not use it to test a model that
+  was trained on them.
 
-Which reply stands first is drawn for each pair. All pairs on one post are in one split.
+The order of the two replies is drawn for each pair. All pairs of one post are in one split.
 """
 
 import html
@@ -62,34 +63,34 @@ from training.cer.steps.ingest import drawn_split
 from training.common.progress import track
 from training.data.samples import write_records
 
-SAME_REPLY = "the same reply twice"
+SAME_REPLY = "identical replies"
 VOTES_TOO_CLOSE = "votes too close"
-NOT_DOMINATED = "levels equal, or higher on one side and lower on the other"
-LABELLED_TWICE = "labelled twice, differently"
-PEOPLE_DIFFER = "two people differ, and nobody decided"
-TIE = "a tie, which does not say whether both are good"
-UNPAIRED = "without its counterpart"
+NOT_DOMINATED = "neither reply dominates"
+LABELLED_TWICE = "contradictory labels"
+PEOPLE_DIFFER = "two annotators disagree"
+TIE = "tie: both or neither may be good"
+UNPAIRED = "counterpart missing"
 
 Name = Literal["empathy_ratings", "pair", "counselchat", "epitome", "ed_pairs", "esconv_sra"]
 
 
 class JudgedCorpus(FrozenModel):
-    """A corpus, and what its judgements are for."""
+    """A corpus with human judgements, and its use."""
 
     name: Name
     paths: tuple[str, ...] = Field(min_length=1)
-    """Below the folder of corpora. Of epitome three: emotional reactions, interpretations and
-    explorations, in this order."""
+    """Paths below the folder of corpora. EPITOME has three: emotional reactions, interpretations,
+    explorations."""
     use: Literal["train", "evaluate"] = "evaluate"
-    """`evaluate`: all of it is for testing. Weights that are passed on may only learn from corpora
-    that state a licence: of these, epitome and counselchat."""
+    """`evaluate`: test only. Weights that are distributed may only learn from corpora that state a
+    licence: of these, epitome and counselchat."""
 
 
 class Settings(FrozenModel):
-    """Choices within the rules."""
+    """Parameters of the rules."""
 
     votes_margin: int = Field(default=1, ge=1)
-    """How many votes more the preferred answer of counselchat has."""
+    """The lead in votes of counselchat's preferred answer."""
 
 
 def judgements(
@@ -100,23 +101,23 @@ def judgements(
     *,
     seed: int,
 ) -> StepReport:
-    """Write the pairs of replies that people have judged, with the preference.
+    """Write the judged pairs of replies, with the preference.
 
-    The corpora are small, and are held in memory one after the other.
+    The corpora are small and held in memory, one at a time.
 
     Args:
         corpora: Each at most once.
         data_dir: The folder of corpora.
         output: Receives `CerRecord` rows.
-        settings: See there.
-        seed: Of the orders, the splits and what is drawn.
+        settings: Parameters of the rules.
+        seed: Draws orders, splits and pairs.
 
     Raises:
-        ConfigError: A file is missing or damaged, or a corpus is named twice.
+        ConfigError: A file is missing or damaged, or a corpus is listed twice.
     """
     names = [corpus.name for corpus in corpora]
     if len(set(names)) < len(names):
-        raise ConfigError(f"judged corpora: one is named twice: {', '.join(names)}")
+        raise ConfigError(f"judged: a corpus is listed twice: {', '.join(names)}")
     tally = _Tally()
     written = write_records(
         output, _records(corpora, data_dir, settings or Settings(), tally, seed)
@@ -130,7 +131,7 @@ def judgements(
     )
 
 
-# --- From a judged pair to a row ------------------------------------------------------------------
+# --- From a judged pair to a row --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,12 @@ class Reply:
 class Judged:
     """Two replies to the same history, in the order of the corpus."""
 
-    one: Reply
-    other: Reply
+    left: Reply
+    right: Reply
     preference: Preference
     by: DecidedBy
     original: str | None = None
-    """Where one reply is that of the dialogue, and others were made for it."""
+    """The reply of the dialogue, if the other was written for comparison."""
 
 
 @dataclass
@@ -170,7 +171,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the rules of a corpus know."""
+    """The context of the rule of a corpus."""
 
     name: Name
     paths: Sequence[Path]
@@ -178,7 +179,7 @@ class _Reading:
     tally: _Tally
     seed: int
     claimed: dict[str, set[str]] = field(default_factory=dict)
-    """The corpus's own splits of each source, by whatever row of it."""
+    """The corpus's own splits of each source, over all its rows."""
 
     def drop(self, reason: str, count: int = 1) -> None:
         self.tally.dropped[self.name][reason] += count
@@ -203,7 +204,7 @@ def _records(
         pairs: dict[str, list[Judged]] = {}
         for pair in track(_RULES[corpus.name](reading), f"reading {corpus.name}", unit="pairs"):
             tally.count(f"{corpus.name}, in the corpus's order: {pair.preference}")
-            pairs.setdefault(pair.one.source.source_id, []).append(pair)
+            pairs.setdefault(pair.left.source.source_id, []).append(pair)
         for source_id, judged in pairs.items():
             split = _split(corpus, source_id, reading.claimed.get(source_id, set()), seed)
             for pair in judged:
@@ -213,7 +214,7 @@ def _records(
 
 
 def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Split:
-    """Return the split of all pairs on one post: the strictest of the corpus's own, else drawn."""
+    """Return the split of all pairs of one post: the strictest of the corpus's own, else drawn."""
     if corpus.use == "evaluate":
         return "test"
     strictest: tuple[Split, ...] = ("test", "valid", "train")
@@ -221,8 +222,8 @@ def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Sp
 
 
 def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
-    record_id = f"{pair.one.source.id}+{pair.other.source.id}"
-    first, second, preference = pair.one, pair.other, pair.preference
+    record_id = f"{pair.left.source.id}+{pair.right.source.id}"
+    first, second, preference = pair.left, pair.right, pair.preference
     if generator_for(seed, "order", record_id).random() < 0.5:
         first, second, preference = second, first, preference.swapped()
     return CerRecord(
@@ -236,15 +237,15 @@ def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
 
 
 def _case(pair: Judged, split: Split) -> Case:
-    source = pair.one.source
+    source = pair.left.source
     history: list[CaseUtterance] = []
-    for said in source.utterances[:-1]:
-        text = said.text
-        if history and history[-1].speaker is said.speaker:
+    for utterance in source.utterances[:-1]:
+        text = utterance.text
+        if history and history[-1].speaker is utterance.speaker:
             text = f"{history.pop().text}\n{text}"
-        history.append(CaseUtterance(speaker=said.speaker, text=text))
-    # A source may have several posts, as the talk grows or a question is asked in other words.
-    dialogue_id = f"{source.source_id}/{text_key(chr(0).join(said.text for said in history))}"
+        history.append(CaseUtterance(speaker=utterance.speaker, text=text))
+    # A source may have several posts: a growing history, or another wording of a question.
+    dialogue_id = f"{source.source_id}/{text_key(chr(0).join(turn.text for turn in history))}"
     number = sum(
         a.speaker is Speaker.SEEKER and b.speaker is Speaker.SUPPORTER for a, b in pairwise(history)
     )
@@ -264,12 +265,12 @@ def _case(pair: Judged, split: Split) -> Case:
     )
 
 
-def _same(one: str, other: str) -> bool:
-    return "".join(one.lower().split()) == "".join(other.lower().split())
+def _same(left: str, right: str) -> bool:
+    return "".join(left.lower().split()) == "".join(right.lower().split())
 
 
-def _higher(one: int, other: int) -> Preference:
-    return Preference.FIRST if one > other else Preference.SECOND
+def _higher(left: int, right: int) -> Preference:
+    return Preference.FIRST if left > right else Preference.SECOND
 
 
 # --- A rule for each corpus -----------------------------------------------------------------------
@@ -285,16 +286,16 @@ def _empathy_ratings(reading: _Reading) -> Iterator[Judged]:
         original = next(
             (each.utterances[-1].text for each in known if each.labels["reply_of"] == "human"), None
         )
-        for one, other in combinations(known, 2):
-            a, b = int(one.labels["rating"]), int(other.labels["rating"])
+        for left, right in combinations(known, 2):
+            a, b = int(left.labels["rating"]), int(right.labels["rating"])
             if a == b == 2:
                 reading.tally.count("empathy_ratings: both rated 2")
             authors = [
-                _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (one, other)
+                _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (left, right)
             ]
             yield Judged(
-                Reply(one, authors[0]),
-                Reply(other, authors[1]),
+                Reply(left, authors[0]),
+                Reply(right, authors[1]),
                 _TIED_RATING[a] if a == b else _higher(a, b),
                 by,
                 original,
@@ -307,17 +308,17 @@ def _pair(reading: _Reading) -> Iterator[Judged]:
     for post, replies in _by_post(reading, "pair").items():
         known = sorted(replies, key=lambda reply: PAIR_TIERS.index(reply.labels["tier"]))
         low: list[Judged] = []
-        for one, other in combinations(known, 2):
-            if _same(one.utterances[-1].text, other.utterances[-1].text):
+        for left, right in combinations(known, 2):
+            if _same(left.utterances[-1].text, right.utterances[-1].text):
                 reading.drop(SAME_REPLY)
                 continue
-            a, b = (rank[each.labels["tier"][:2]] for each in (one, other))
+            a, b = (rank[each.labels["tier"][:2]] for each in (left, right))
             if a != b:
-                yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+                yield Judged(Reply(left), Reply(right), _higher(a, b), by)
             elif a == rank["hq"]:
-                yield Judged(Reply(one), Reply(other), Preference.BOTH, by)
+                yield Judged(Reply(left), Reply(right), Preference.BOTH, by)
             else:
-                low.append(Judged(Reply(one), Reply(other), Preference.NEITHER, by))
+                low.append(Judged(Reply(left), Reply(right), Preference.NEITHER, by))
         if low:
             yield low[int(generator_for(reading.seed, "low pair", *post).integers(len(low)))]
 
@@ -332,21 +333,21 @@ def _counselchat(reading: _Reading) -> Iterator[Judged]:
                 reading.drop(SAME_REPLY)
             elif answer.labels.get("upvotes", "").isdigit():
                 distinct[key] = answer
-        for one, other in combinations(distinct.values(), 2):
-            a, b = int(one.labels["upvotes"]), int(other.labels["upvotes"])
+        for left, right in combinations(distinct.values(), 2):
+            a, b = int(left.labels["upvotes"]), int(right.labels["upvotes"])
             if abs(a - b) < margin:
                 reading.drop(VOTES_TOO_CLOSE)
                 continue
             by = DecidedBy(
                 kind="people" if abs(a - b) > 1 else "person", name="counselchat: more votes"
             )
-            yield Judged(Reply(one), Reply(other), _higher(a, b), by)
+            yield Judged(Reply(left), Reply(right), _higher(a, b), by)
 
 
 class EmpathyLevels(FrozenModel):
-    """A reply to a post, and how strongly it shows each mechanism of empathy (EPITOME).
+    """A reply to a post, and its level of each mechanism of empathy (EPITOME).
 
-    Three judgements of one reply by people: as near as public data comes to labels of steps.
+    Three human judgements of one reply: the closest that public data comes to step labels.
     """
 
     source: SourceDialogue
@@ -355,7 +356,7 @@ class EmpathyLevels(FrozenModel):
     interpretations: int = Field(ge=0, le=2)
     explorations: int = Field(ge=0, le=2)
     rationales: tuple[str, str, str]
-    """The parts of the reply that show each, as the corpus has them; empty where none does."""
+    """The parts of the reply that show each mechanism, as in the corpus; empty if none does."""
 
     @property
     def levels(self) -> tuple[int, int, int]:
@@ -363,13 +364,13 @@ class EmpathyLevels(FrozenModel):
 
 
 def empathy_levels(paths: Sequence[Path]) -> Iterator[EmpathyLevels]:
-    """Yield the replies of EPITOME's three files that have one level for each mechanism.
+    """Yield the replies in EPITOME's three files that have one level for each mechanism.
 
     Args:
         paths: Emotional reactions, interpretations, explorations.
 
     Raises:
-        ConfigError: A file is missing, or there are not three.
+        ConfigError: A file is missing, or the number of files is not three.
     """
     return _empathy_levels(_Reading("epitome", paths, Settings(), _Tally(), 0))
 
@@ -377,15 +378,15 @@ def empathy_levels(paths: Sequence[Path]) -> Iterator[EmpathyLevels]:
 def _empathy_levels(reading: _Reading) -> Iterator[EmpathyLevels]:
     if len(reading.paths) != 3:
         raise ConfigError(
-            "epitome has three files (emotional reactions, interpretations, explorations), got "
+            "epitome needs three files (emotional reactions, interpretations, explorations), got "
             f"{len(reading.paths)}"
         )
-    found: dict[tuple[str, str], list[list[SourceDialogue]]] = {}
+    replies: dict[tuple[str, str], list[list[SourceDialogue]]] = {}
     for mechanism, path in enumerate(reading.paths):
         for reply in reading.load("epitome", path):
             key = (reply.source_id, reply.labels["rp_id"])
-            found.setdefault(key, [[], [], []])[mechanism].append(reply)
-    for of_mechanisms in found.values():
+            replies.setdefault(key, [[], [], []])[mechanism].append(reply)
+    for of_mechanisms in replies.values():
         if not all(of_mechanisms):
             reading.drop(UNPAIRED)
             continue
@@ -413,8 +414,8 @@ def _epitome(reading: _Reading) -> Iterator[Judged]:
     for reply in _empathy_levels(reading):
         posts.setdefault(reply.source.source_id, []).append(reply)
     for replies in posts.values():
-        for one, other in combinations(replies, 2):
-            differences = {a - b for a, b in zip(one.levels, other.levels, strict=True)}
+        for left, right in combinations(replies, 2):
+            differences = {a - b for a, b in zip(left.levels, right.levels, strict=True)}
             if min(differences) >= 0 and max(differences) > 0:
                 preference = Preference.FIRST
             elif max(differences) <= 0 and min(differences) < 0:
@@ -422,7 +423,7 @@ def _epitome(reading: _Reading) -> Iterator[Judged]:
             else:
                 reading.drop(NOT_DOMINATED)
                 continue
-            yield Judged(Reply(one.source), Reply(other.source), preference, by)
+            yield Judged(Reply(left.source), Reply(right.source), preference, by)
 
 
 def _ed_pairs(reading: _Reading) -> Iterator[Judged]:
@@ -430,7 +431,7 @@ def _ed_pairs(reading: _Reading) -> Iterator[Judged]:
     for path in reading.paths:
         waiting: SourceDialogue | None = None
         for reply in reading.load("ed_pairs", path):
-            # Files count their rows alike.
+            # The files number their rows in the same way.
             named = reply.model_copy(update={"id": f"{reply.id}@{path.name.split('.')[0]}"})
             if named.labels["label"] == "0":
                 if waiting is not None:
@@ -455,7 +456,7 @@ def _ed_pairs(reading: _Reading) -> Iterator[Judged]:
 
 
 def _by_post(reading: _Reading, loader: str) -> Mapping[tuple[str, str], Sequence[SourceDialogue]]:
-    """Return the answers to each post, by its source and its words."""
+    """Return the answers to each post, by source and words of the post."""
     posts: dict[tuple[str, str], list[SourceDialogue]] = {}
     for path in reading.paths:
         for answer in reading.load(loader, path):
@@ -471,7 +472,7 @@ _SPOKEN = re.compile(r"(?:<br>)?<b>(seeker|supporter)</b>: ?")
 
 @dataclass(frozen=True)
 class _Placed:
-    """What one person said about one pair."""
+    """One person's judgement of a pair."""
 
     annotator: str
     sign: int
@@ -498,7 +499,7 @@ def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
     for reason, count in dropped.reasons.items():
         reading.drop(reason, count)
     _note_agreement(reading, placed.values())
-    for pair_id, (one, other) in pairs.items():
+    for pair_id, (left, right) in pairs.items():
         signs = [each.sign for each in placed[pair_id]]
         if len(set(signs)) > 1:
             reading.drop(PEOPLE_DIFFER)
@@ -510,8 +511,8 @@ def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
             )
             preference = Preference.FIRST if signs[0] < 0 else Preference.SECOND
             yield Judged(
-                Reply(one, one.labels["author"]),
-                Reply(other, other.labels["author"]),
+                Reply(left, left.labels["author"]),
+                Reply(right, right.labels["author"]),
                 preference,
                 by,
             )
@@ -521,30 +522,30 @@ def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDia
     """Return both replies.
 
     Raises:
-        ValueError: The history has nothing that is said, or does not end with the seeker.
+        ValueError: The history is empty or does not end with the seeker.
     """
     _, *parts = _SPOKEN.split(str(value["history"]))
-    said = [
+    turns = [
         SourceUtterance(speaker=Speaker(speaker), text=text)
         for speaker, part in zip(parts[::2], parts[1::2], strict=True)
         if (text := html.unescape(part).strip())
     ]
-    if not said or said[-1].speaker is not Speaker.SEEKER:
+    if not turns or turns[-1].speaker is not Speaker.SEEKER:
         raise ValueError("the history does not end with the seeker")
     files = value["file_names"]
     if not isinstance(files, list):
-        raise ValueError("file_names is no list")
-    one, other = (
+        raise ValueError("file_names is not a list")
+    left, right = (
         SourceDialogue(
             id=f"esconv_sra/{value['conv_id']}/{number}",
-            # the dialogues are ESConv's, and are known by how they open
-            source_id=f"esconv/{opening_key(each.text for each in said)}",
+            # the dialogues are ESConv's, which are identified by their opening
+            source_id=f"esconv/{opening_key(each.text for each in turns)}",
             corpus="esconv_sra",
             language="en",
             split=None,
             licence="none stated (of ESConv: CC BY-NC 4.0)",
             utterances=(
-                *said,
+                *turns,
                 SourceUtterance(
                     speaker=Speaker.SUPPORTER, text=str(value[f"model{number}_response"]).strip()
                 ),
@@ -556,17 +557,17 @@ def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDia
         )
         for number in (1, 2)
     )
-    return one, other
+    return left, right
 
 
 def _note_agreement(reading: _Reading, placed: Iterable[Sequence[_Placed]]) -> None:
-    found = measure_agreement(
+    agreement = measure_agreement(
         [{each.annotator: each.sign for each in pair} for pair in placed],
         (-1, 0, 1),
         seed=reading.seed,
     )
     for name in ("raw", "alpha", "ac1"):
-        measure = getattr(found, name)
+        measure = getattr(agreement, name)
         figure = None if measure is None else measure.value
         reading.tally.figures[f"esconv_sra: {name} agreement of signs"] = figure
 

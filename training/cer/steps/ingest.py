@@ -1,16 +1,16 @@
-"""From the files of many corpora to one file of dialogues, each in one of three splits.
+"""Read the files of all corpora into one file of dialogues, each with a split.
 
-`collect` reads every file through its loader, makes ids unique and says for each dialogue whether
-it is for training, validation or testing. Of dialogues of one source that say the same word by word
-only the first stays, with its labels: name the layout with the labels that you want first.
+`collect` reads every file with its loader, makes ids unique, and assigns each dialogue to train,
+valid or test. Of word-for-word equal dialogues of one source only the first is written, with its
+labels: list the layout with the labels that you need first.
 
-- A corpus's own split counts where it has one (`validation` and `dev` are `valid`).
-- Rows that a corpus leaves unsplit are drawn by the name of their source: 80, 10 and 10 per cent.
-- All rows of one source, in whatever layouts and files, share a split: where they disagree, `test`
-  goes before `valid` and `valid` before `train`, so that nothing that is tested was trained on.
-- A file with `use = "evaluate"` is for testing, and with it all rows of its sources.
+- A corpus's own split applies if it has one (`validation` and `dev` are `valid`).
+- Unsplit rows are assigned by their source's name: 80, 10 and 10 %.
+- All rows of a source share a split over all layouts and files: `test` takes precedence over `valid`,
+  and `valid` over `train`, so that no tested dialogue is trained on.
+- A file with `use = "evaluate"` belongs to test, and with it all rows of its sources.
 
-Reading takes constant memory, except for a few bytes for each source and each row.
+Memory is constant, apart from a few bytes for each source and row.
 """
 
 import hashlib
@@ -33,45 +33,45 @@ from training.common.progress import track
 from training.data.samples import read_records, write_records
 
 SHARES: tuple[tuple[Split, float], ...] = (("train", 0.8), ("valid", 0.1), ("test", 0.1))
-"""Of the sources that have no split of their own."""
+"""Shares of the sources that have no split of their own."""
 _RANK: dict[Split, int] = {"train": 0, "valid": 1, "test": 2}
-_RECORD_IS_KEPT = {Reason.UNKNOWN_EMOTION, Reason.UNKNOWN_STRATEGY, Reason.EMPTY_UTTERANCE}
-SAME_AGAIN = "the same dialogue again, word by word"
+_RECORD_STAYS = {Reason.UNKNOWN_EMOTION, Reason.UNKNOWN_STRATEGY, Reason.EMPTY_UTTERANCE}
+SAME_AGAIN = "repeated word for word"
 
 
 class CorpusFile(FrozenModel):
-    """One file of a corpus, and what it is for."""
+    """One file of a corpus, and its use."""
 
     loader: str
     """Its layout: a name of `training.cer.corpora.LOADERS`."""
     path: str
-    """Below the folder of corpora; or a data set, `hub:<owner>/<name>[@revision][:config][#split]`."""
+    """A path below the folder of corpora, or `hub:<owner>/<name>[@revision][:config][#split]`."""
     split: str | None = None
-    """The corpus's own split that the file holds. A name that is none of train, valid and test,
-    like `failed`, is kept in the ids and counts as no split. Of a data set of the hub that does not
-    name its split in `path`, all are read, or this one."""
+    """The corpus's own split in this file. A name other than train, valid or test, such as `failed`,
+    only becomes part of the ids. Of a hub data set without a split in `path`, this split is read, or
+    all splits if it is None."""
     use: Literal["train", "evaluate"] = "train"
-    """`evaluate`: for testing only, whatever its split."""
+    """`evaluate`: test only, whatever the file's split."""
 
     @field_validator("loader")
     @classmethod
     def _is_known(cls, name: str) -> str:
         if name not in LOADERS:
-            raise ValueError(f"no loader {name!r}; there are {', '.join(sorted(LOADERS))}")
+            raise ValueError(f"no loader {name!r}; known: {', '.join(sorted(LOADERS))}")
         return name
 
 
 @dataclass
-class _Collected:
-    """What is remembered of the rows, by short hashes: never their texts."""
+class _State:
+    """What is remembered of the rows: hashes and counts, no texts."""
 
     claimed: dict[str, Split | None] = field(default_factory=dict)
-    """By source: the strictest split that a row of it has claimed; None where no row did."""
+    """By source: the strictest split that one of its rows states, or None."""
     contents: set[bytes] = field(default_factory=set)
     ids: Counter[str] = field(default_factory=Counter)
     read: int = 0
     dropped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    kept_with: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    noted: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     dialogues: Counter[str] = field(default_factory=Counter)
     utterances: int = 0
 
@@ -82,21 +82,21 @@ def collect(
     """Write the dialogues of the corpora, each with its split, as JSON lines.
 
     Args:
-        corpora: The files, in the order in which they are read and written.
-        data_dir: Where they lie.
-        output: One `SourceDialogue` a line, under another name until it is whole.
-        seed: For the splits of what has none.
+        corpora: The files, in reading order.
+        data_dir: Their folder.
+        output: Receives `SourceDialogue` rows, atomically.
+        seed: Draws the splits of unsplit sources.
 
     Returns:
-        `read` counts the dialogues that the loaders yield; `dropped` holds what they leave out
-        before and what is left out here, by corpus.
+        The report: `read` counts the dialogues that the loaders yield; `dropped` counts, by corpus,
+        what the loaders skip and what is repeated.
 
     Raises:
-        ConfigError: A file is missing, damaged as a whole, or holds no dialogue.
+        ConfigError: A file is missing, damaged, or contains no dialogue.
     """
     unsplit = output.with_name(f"{output.name}.unsplit")
-    state = _Collected()
-    rows = track(_rows(corpora, data_dir, state), "collecting dialogues")
+    state = _State()
+    rows = track(_rows(corpora, data_dir, state), "ingesting dialogues")
     written = write_records(unsplit, rows)
     splits: Counter[str] = Counter()
     write_records(output, _with_splits(unsplit, state.claimed, seed, splits))
@@ -113,7 +113,7 @@ def collect(
             **{f"corpus {name}": count for name, count in sorted(state.dialogues.items())},
             **{
                 f"{corpus}: {reason}": count
-                for corpus, reasons in sorted(state.kept_with.items())
+                for corpus, reasons in sorted(state.noted.items())
                 for reason, count in sorted(reasons.items())
             },
         },
@@ -132,9 +132,7 @@ def _parts(file: CorpusFile, data_dir: Path) -> list[_Part]:
     return [_Part(part.path, part.split) for part in hub_parts(file.path, file.split)]
 
 
-def _rows(
-    corpora: Iterable[CorpusFile], data_dir: Path, state: _Collected
-) -> Iterator[SourceDialogue]:
+def _rows(corpora: Iterable[CorpusFile], data_dir: Path, state: _State) -> Iterator[SourceDialogue]:
     for file in corpora:
         for part in _parts(file, data_dir):
             dropped = Dropped()
@@ -143,26 +141,26 @@ def _rows(
             for dialogue in LOADERS[file.loader](part.path, dropped, part.split):
                 corpus = dialogue.corpus
                 state.read += 1
-                kept = _accepted(dialogue, file.use, state)
-                if kept is not None:
-                    yield kept
+                accepted = _accepted(dialogue, file.use, state)
+                if accepted is not None:
+                    yield accepted
             if state.read == before:
-                left_out = ", ".join(f"{count} {why}" for why, count in dropped.reasons.items())
+                skipped = ", ".join(f"{count} {why}" for why, count in dropped.reasons.items())
                 raise ConfigError(
-                    f"{part.path}: the loader '{file.loader}' finds no dialogue in it "
-                    f"({left_out or 'nothing of its layout'}); check the path and the loader"
+                    f"{part.path}: the loader '{file.loader}' reads no dialogue from it "
+                    f"({skipped or 'nothing in its layout'}); check the path and the loader"
                 )
             for reason, count in dropped.reasons.items():
-                counts = state.kept_with if reason in _RECORD_IS_KEPT else state.dropped
+                counts = state.noted if reason in _RECORD_STAYS else state.dropped
                 counts[corpus][reason] += count
 
 
 def _accepted(
-    dialogue: SourceDialogue, use: Literal["train", "evaluate"], state: _Collected
+    dialogue: SourceDialogue, use: Literal["train", "evaluate"], state: _State
 ) -> SourceDialogue | None:
-    """Return the dialogue under an id of its own, or None where it has been there.
+    """Return the dialogue under a unique id, or None if it is a repetition.
 
-    A repeated row claims its split all the same: what is in a test set is tested.
+    A repeated row still claims its split: what occurs in a test set is tested.
     """
     own = "test" if use == "evaluate" else _own_split(dialogue.split)
     before = state.claimed.get(dialogue.source_id)
@@ -177,16 +175,17 @@ def _accepted(
     state.utterances += len(dialogue.utterances)
     state.ids[dialogue.id] += 1
     number = state.ids[dialogue.id]
-    # Two files of one corpus count their rows alike.
-    return (
-        dialogue if number == 1 else dialogue.model_copy(update={"id": f"{dialogue.id}~{number}"})
-    )
+    if number == 1:
+        return dialogue
+    # Two files of a corpus number their rows in the same way.
+    return dialogue.model_copy(update={"id": f"{dialogue.id}~{number}"})
 
 
 def _content(dialogue: SourceDialogue) -> bytes:
     hashed = hashlib.blake2b(dialogue.source_id.encode(), digest_size=8)
-    for said in dialogue.utterances:
-        hashed.update(f"\0{said.speaker}\0{said.text}".encode("utf-8", "surrogatepass"))
+    for utterance in dialogue.utterances:
+        content = f"\0{utterance.speaker}\0{utterance.text}"
+        hashed.update(content.encode("utf-8", "surrogatepass"))
     return hashed.digest()
 
 
@@ -209,7 +208,7 @@ def _with_splits(
 
 
 def drawn_split(source_id: str, seed: int) -> Split:
-    """Return the split of a source that has none of its own: always the same for the same seed."""
+    """Return the split of an unsplit source, which depends on its name and the seed only."""
     at = generator_for(seed, "split", source_id).random()
     for name, share in SHARES:
         if at < share:

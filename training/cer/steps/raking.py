@@ -1,10 +1,10 @@
-"""Drawing rows so that each step is wrong as often as wanted, without touching how steps depend.
+"""Sample rows so that each step is wrong at a given rate, without changing how steps depend.
 
-A model that labels near chance gives too many wrong steps for a data set. Which rows are taken is
-decided by the pattern of their three labels alone, by raking (iterative proportional fitting,
-Deming and Stephan, 1940): the table of the 2 x 2 x 2 patterns is scaled along one step after the
-other until each step has its target. Raking changes how often each step is wrong and keeps every
-odds ratio between the steps, so a dependence that the rows have is neither made nor lost.
+A model that labels near chance produces too many wrong steps for a data set. Which rows are selected
+depends only on the pattern of their three labels, by raking (iterative proportional fitting, Deming
+and Stephan, 1940): the table of the 2 x 2 x 2 patterns is scaled along one step after the other until
+each step has its target. Raking changes the marginal rates and preserves every odds ratio between the
+steps, so it neither creates nor removes a dependence.
 """
 
 import math
@@ -26,15 +26,15 @@ _CLOSE = 1e-9
 
 
 class UnreachableError(ValueError):
-    """No weights give the targets: a step is right, or wrong, in all rows that have weight."""
+    """No weights reach the targets: a step has the same label in all rows with weight."""
 
 
 def rake(counts: Floats, false_shares: Sequence[float]) -> Floats:
-    """Scale a table of patterns to the wanted shares of wrong steps.
+    """Scale a table of patterns to target shares of wrong steps.
 
     Args:
         counts: Shape (2, 2, 2), axis by step, index 0 for wrong and 1 for right; any unit.
-        false_shares: Wanted share of wrong verdicts of each step, in (0, 1).
+        false_shares: Target share of wrong verdicts of each step, in (0, 1).
 
     Returns:
         Shape (2, 2, 2), sum 1, with the odds ratios of `counts`.
@@ -55,12 +55,14 @@ def rake(counts: Floats, false_shares: Sequence[float]) -> Floats:
         for axis, share in enumerate(false_shares):
             margin = table.sum(axis=tuple({0, 1, 2} - {axis}))
             if (margin <= 0).any():
-                raise UnreachableError(f"step {axis + 1} is the same in all rows that have weight")
+                raise UnreachableError(
+                    f"step {axis + 1} has the same label in all rows with weight"
+                )
             scale = np.array([share, 1 - share]) / margin
             table = table * np.expand_dims(scale, tuple({0, 1, 2} - {axis}))
         if np.abs(false_shares_of(table) - np.asarray(false_shares)).max() < _CLOSE:
             return table
-    raise UnreachableError("the targets contradict the patterns that there are")
+    raise UnreachableError("the targets contradict the existing patterns")
 
 
 def false_shares_of(table: Floats) -> Floats:
@@ -80,11 +82,11 @@ def table_of(patterns: Sequence[Pattern]) -> Floats:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a row when rows are chosen."""
+    """The part of a row that selection depends on."""
 
     id: str
     group: str
-    """Rows of one group are answers to the same history."""
+    """Rows of one group answer the same history."""
     pattern: Pattern
 
 
@@ -96,24 +98,24 @@ def choose(
     at_most: int | None,
     seed: int,
 ) -> frozenset[str]:
-    """Return the ids of as many rows as can be had with the wanted shares.
+    """Return the ids of the largest selection of rows with the target shares.
 
-    Patterns that are scarce are served first. Among rows of one pattern the order is drawn by seed
-    and id, so the order of `rows` does not matter.
+    Scarce patterns are filled first. Among rows of one pattern the order is drawn by seed and id, so
+    the order of `rows` does not matter.
 
     Args:
-        rows: With distinct ids.
+        rows: Rows with distinct ids.
         false_shares: See `rake`.
-        per_group: At most so many rows of one group.
-        at_most: At most so many rows in all.
-        seed: Of the draws.
+        per_group: The most rows of one group.
+        at_most: The most rows in all.
+        seed: The seed of the draws.
 
     Raises:
         UnreachableError: See `rake`.
-        ValueError: An id stands twice.
+        ValueError: An id occurs twice.
     """
     if len({row.id for row in rows}) != len(rows):
-        raise ValueError("an id stands twice among the rows to choose from")
+        raise ValueError("an id occurs twice among the rows to choose from")
     counts = table_of([row.pattern for row in rows])
     wanted = rake(counts, false_shares)
     by_pattern: defaultdict[Pattern, list[Row]] = defaultdict(list)
@@ -123,18 +125,18 @@ def choose(
         most = np.where(wanted > 0, counts / wanted, np.inf).min()
     high = min(len(rows), math.floor(most + 1e-6), at_most if at_most is not None else len(rows))
     low, best = 0, frozenset[str]()
-    while low < high:  # the largest number of rows for which every pattern finds enough
+    while low < high:  # the largest size for which every pattern has enough rows
         size = (low + high + 1) // 2
-        found = _drawn(by_pattern, _quotas(wanted, size), per_group)
-        if found is None:
+        selection = _drawn(by_pattern, _quotas(wanted, size), per_group)
+        if selection is None:
             high = size - 1
         else:
-            low, best = size, found
+            low, best = size, selection
     return best
 
 
 def _quotas(wanted: Floats, size: int) -> Mapping[Pattern, int]:
-    """Share `size` rows out by largest remainder."""
+    """Distribute `size` rows over the patterns by largest remainder."""
     exact = {_pattern(index): float(share) * size for index, share in np.ndenumerate(wanted)}
     quotas = {pattern: math.floor(value + 1e-9) for pattern, value in exact.items()}
     by_remainder = sorted(exact, key=lambda p: (quotas[p] - exact[p], p))
@@ -151,19 +153,19 @@ def _pattern(index: tuple[int, ...]) -> Pattern:
 def _drawn(
     by_pattern: Mapping[Pattern, Sequence[Row]], quotas: Mapping[Pattern, int], per_group: int
 ) -> frozenset[str] | None:
-    """Return rows that fill all quotas, or None where they cannot be filled in this order."""
-    taken: Counter[str] = Counter()
-    found: list[str] = []
+    """Return the ids of rows that fill all quotas, or None if that fails in this order."""
+    used: Counter[str] = Counter()
+    selected: list[str] = []
     for pattern in sorted(quotas, key=lambda p: (_room(by_pattern.get(p, ()), quotas[p]), p)):
         missing = quotas[pattern]
         for row in by_pattern.get(pattern, ()):
-            if missing and taken[row.group] < per_group:
-                taken[row.group] += 1
-                found.append(row.id)
+            if missing and used[row.group] < per_group:
+                used[row.group] += 1
+                selected.append(row.id)
                 missing -= 1
         if missing:
             return None
-    return frozenset(found)
+    return frozenset(selected)
 
 
 def _room(rows: Sequence[Row], quota: int) -> float:
@@ -175,26 +177,26 @@ def _room(rows: Sequence[Row], quota: int) -> float:
 
 @dataclass(frozen=True)
 class Dependence:
-    """How a step's label goes with whether an earlier step is wrong."""
+    """How a step's label depends on whether an earlier step is wrong."""
 
     wrong_after_wrong: float | None
-    """Share of wrong labels where an earlier step is wrong; None where there is no such row."""
+    """Share of wrong labels if an earlier step is wrong; None without such rows."""
     wrong_after_right: float | None
-    """The same where all earlier steps are right."""
+    """The same if all earlier steps are right."""
     phi: float | None
-    """Correlation of the two, in [-1, 1]; None where one of them never varies."""
+    """Correlation of the two, in [-1, 1]; None if one of them is constant."""
     bits: float
     """Their mutual information."""
     n: int
 
 
 def dependence(patterns: Sequence[Pattern], step: int) -> Dependence:
-    """Measure how the label of a step (1 emotion, 2 strategy) goes with those of earlier steps.
+    """Measure how the label of a step (1 emotion, 2 strategy) depends on the earlier steps.
 
     Example:
         >>> rows = [(True, True, True)] * 3 + [(False, True, False)] * 3 + [(True, True, False)] * 2
-        >>> found = dependence(rows, 2)
-        >>> found.wrong_after_wrong, found.wrong_after_right, round(found.phi, 3)
+        >>> measured = dependence(rows, 2)
+        >>> measured.wrong_after_wrong, measured.wrong_after_right, round(measured.phi, 3)
         (1.0, 0.4, 0.6)
     """
     table = np.zeros((2, 2))

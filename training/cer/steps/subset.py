@@ -1,6 +1,6 @@
-"""A small part of the corpora, to try a route before it is paid for.
+"""Draw a subset of the corpora, to try a route before paying for all of it.
 
-Sources are drawn, so that all layouts of a dialogue stay together, and each split has its own.
+Sources are drawn for each split, so that all layouts of a dialogue stay together.
 """
 
 import heapq
@@ -12,17 +12,17 @@ from training.cer.records import SourceDialogue, StepReport
 from training.cer.requests.seeding import stable_hash
 from training.data.samples import read_records, write_records
 
-NOT_DRAWN = "not drawn for the trial"
+NOT_DRAWN = "not in the subset"
 
 
 def draw_sources(source: Path, output: Path, per_split: int, seed: int) -> StepReport:
-    """Copy the dialogues of so many sources of each split.
+    """Copy the dialogues of `per_split` sources of each split.
 
     Args:
         source: `SourceDialogue` rows with splits.
-        output: Receives the rows of the sources that were drawn, in their order.
-        per_split: How many sources; all where there are fewer.
-        seed: Of the draw.
+        output: Receives the rows of the drawn sources, in order.
+        per_split: The number of sources; all if there are fewer.
+        seed: The seed of the draw.
     """
     smallest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     seen: set[int] = set()
@@ -38,14 +38,14 @@ def draw_sources(source: Path, output: Path, per_split: int, seed: int) -> StepR
     drawn = {source_id for heap in smallest.values() for _, source_id in heap}
     dropped: Counter[str] = Counter()
 
-    def kept() -> Iterator[SourceDialogue]:
+    def subset() -> Iterator[SourceDialogue]:
         for row in read_records(source, SourceDialogue):
             if row.source_id in drawn:
                 yield row
             else:
                 dropped[row.corpus] += 1
 
-    written = write_records(output, kept())
+    written = write_records(output, subset())
     return StepReport(
         step="trial",
         read=written + dropped.total(),

@@ -193,7 +193,7 @@ def test_pairs_share_the_source_of_their_growing_context(tmp_path):
 
 
 def test_a_csv_without_the_columns_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"p\.csv: no column hq2, lq1"):
+    with pytest.raises(ConfigError, match=r"p\.csv: missing column hq2, lq1"):
         load("pair", write_csv(tmp_path / "p.csv", ("prompt", "hq1")))
 
 

@@ -101,14 +101,14 @@ MANNERS = (
 
 def rows(count: int = 24) -> list[CerRecord]:
     """Rows of `count` dialogues in four manners, two rows of each; every sixth is for testing."""
-    found = []
+    result = []
     for number in range(count):
         said = MANNERS[number % 4]
         said = [*said[:2], f"{said[2]} It is about number {number}."]
         split = "test" if number % 6 == 5 else "train"
-        found.append(row(f"d{number}", said[:1], split=split))
-        found.append(row(f"d{number}", said, split=split, round=1))
-    return found
+        result.append(row(f"d{number}", said[:1], split=split))
+        result.append(row(f"d{number}", said, split=split, round=1))
+    return result
 
 
 def written(folder: Path, records: Iterable[CerRecord]) -> Path:

@@ -68,7 +68,7 @@ def test_a_straight_or_flat_or_short_curve_takes_the_smallest():
     assert elbow([2, 3], [9, 1]) == Elbow(2, "smallest")
 
 
-def test_three_heaps_are_found_and_numbered_by_size():
+def test_three_clusters_are_recovered_and_numbered_by_size():
     rng = np.random.default_rng(0)
     centres = np.repeat([[0.0, 0.0], [0.0, 9.0], [9.0, 0.0]], [10, 30, 20], axis=0)
     fitted = fit(centres + rng.normal(0, 0.2, centres.shape), Settings(k_min=1, k_max=8), seed=1)
@@ -94,7 +94,7 @@ def test_tfidf_gives_rows_of_length_one_and_the_same_text_the_same_row():
     assert (vectors[0] == vectors[2]).all()
 
 
-def test_an_encoder_that_is_not_there_is_a_mistake_of_the_settings(tmp_path):
+def test_a_missing_encoder_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot be loaded"):
         encoder_for(str(tmp_path / "none"), "en")
 
@@ -109,7 +109,7 @@ def grouped(folder, seed=0):
     return cluster(folder / "p.jsonl", folder / "clusters", Settings(k_max=6), seed=seed)
 
 
-def test_everybody_is_assigned_and_the_numbers_belong_to_the_plot(tmp_path):
+def test_all_personas_are_assigned_and_the_sizes_add_up(tmp_path):
     report = grouped(tmp_path)
     groupings = [
         Grouping.model_validate(one)
@@ -136,9 +136,9 @@ def test_a_second_run_writes_the_same_bytes(tmp_path):
     assert first == second
 
 
-def test_without_training_personas_nothing_is_fitted(tmp_path):
+def test_train_personas_are_required(tmp_path):
     write_records(tmp_path / "p.jsonl", [persona("a", split="test")])
-    with pytest.raises(ConfigError, match="no persona of the training split"):
+    with pytest.raises(ConfigError, match="persona of the train split"):
         cluster(tmp_path / "p.jsonl", tmp_path / "c", Settings())
 
 
@@ -146,7 +146,7 @@ def test_without_training_personas_nothing_is_fitted(tmp_path):
 
 
 @given(st.integers(0, 10_000))
-def test_nobody_is_drawn_for_themselves_nor_of_their_own_dialogue(seed):
+def test_a_speaker_never_gets_a_persona_of_the_same_dialogue(seed):
     # b is another window of a's dialogue.
     people = cast(x=[persona("a"), persona("b", source="a"), persona("c"), persona("d")])
     drawn = people.draw("a", np.random.default_rng(seed))
@@ -155,7 +155,7 @@ def test_nobody_is_drawn_for_themselves_nor_of_their_own_dialogue(seed):
     assert drawn.from_cluster
 
 
-def test_every_other_of_the_group_is_drawn_equally_often():
+def test_the_other_personas_of_a_cluster_are_drawn_uniformly():
     people = cast(x=[persona(name) for name in "abcd"], y=[persona("e")])
     ids = [people.draw("a", np.random.default_rng(seed)).persona.id for seed in range(900)]
     counts = [ids.count(name) for name in "abcde"]
@@ -163,7 +163,7 @@ def test_every_other_of_the_group_is_drawn_equally_often():
     assert min(counts[1:4]) > 250  # 300 each, standard deviation 14
 
 
-def test_whoever_is_alone_in_a_group_gets_the_nearest_of_the_role():
+def test_a_single_persona_in_a_cluster_gets_the_nearest_of_its_role():
     people = cast(
         x=[persona("a", d=0.5)],
         y=[
@@ -178,7 +178,7 @@ def test_whoever_is_alone_in_a_group_gets_the_nearest_of_the_role():
     assert (drawn.persona.id, drawn.from_cluster) == ("c", False)
 
 
-def test_where_there_is_nobody_else_nobody_is_drawn():
+def test_without_another_persona_none_is_drawn():
     people = cast(x=[persona("a"), persona("b", source="a")])
     assert people.draw("a", np.random.default_rng(0)) is None
     assert people.draw("unknown", np.random.default_rng(0)) is None

@@ -7,9 +7,9 @@ from training.cer.personality.drift import (
     Rewriting,
     Settings,
     TfidfSimilarity,
-    artefact,
     drifted,
     keeps_strategy,
+    llm_artifact,
 )
 
 
@@ -33,7 +33,7 @@ def why(before, after, *strategies, language="en", exact=True, similarity=None):
         ("Do you sleep?", "You sleep.", Reason.QUESTION),
         ("I am sad.", " ", Reason.NOT_REWRITTEN),
         ("I am sad.", "I am sad, " + "so very much " * 5 + "sad.", Reason.LENGTH),
-        ("I am sad.", "As an AI model, I am sad.", Reason.ARTEFACT),
+        ("I am sad.", "As an AI model, I am sad.", Reason.ARTIFACT),
         ("I am sad.", "I am sad.", None),
     ],
 )
@@ -41,14 +41,14 @@ def test_each_rule_has_its_reason(before, after, reason):
     assert why(before, after) is reason
 
 
-def test_a_generator_may_deny_twice_where_it_denied_once():
+def test_a_generator_may_negate_twice_instead_of_once():
     before, after = "I don't sleep.", "I don't sleep, no."
     assert why(before, after) is Reason.NEGATION
     assert why(before, after, exact=False) is None
     assert why("I don't sleep.", "I lie awake.", exact=False) is Reason.NEGATION
 
 
-def test_what_is_said_is_compared_where_it_is_long_enough():
+def test_meaning_is_compared_in_long_utterances():
     texts = ["My boss shouted at me again this morning in the office", "I walk the dog every day"]
     unlike = "The weather may turn out nice for our little picnic"
     similarity = TfidfSimilarity([*texts, unlike])
@@ -59,7 +59,7 @@ def test_what_is_said_is_compared_where_it_is_long_enough():
     assert similarity.between([texts[0]], [texts[0]]) == pytest.approx([1.0])
 
 
-def test_a_strategy_is_kept_where_its_words_are():
+def test_a_strategy_is_preserved_if_its_words_are():
     suggestion = Strategy.SUGGESTIONS
     assert keeps_strategy("You should rest.", "Maybe you could rest.", [suggestion])
     assert not keeps_strategy("You should rest.", "Rest is good.", [suggestion])
@@ -70,7 +70,7 @@ def test_a_strategy_is_kept_where_its_words_are():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "language", "found"),
+    ("before", "after", "language", "result"),
     [
         ("a", "Sure, here is it: a", "en", True),
         ("Sure, I can.", "Sure, I can do that.", "en", False),
@@ -84,5 +84,5 @@ def test_a_strategy_is_kept_where_its_words_are():
         ("我很累", "我好累", "zh", False),
     ],
 )
-def test_machine_made_phrases_count_where_they_are_new(before, after, language, found):
-    assert (artefact(before, after, language) is not None) == found
+def test_llm_artifacts_count_if_they_are_new(before, after, language, result):
+    assert (llm_artifact(before, after, language) is not None) == result

@@ -118,7 +118,7 @@ def test_another_language_stays_as_it_is() -> None:
     assert say("Ich bin müde.", FIXED, "de") == "Ich bin müde."
 
 
-def test_the_usual_scores_change_next_to_nothing_and_clear_ones_much() -> None:
+def test_usual_scores_change_little_and_clear_ones_much() -> None:
     usual = Manner.of(Disc(d=0.5, i=0.5, s=0.5, c=0.5))
     assert (usual.spelled_out, usual.chatty, usual.direct, usual.soft) == (0, 0, 0, 0)
     # In distances from 0.5, doubled: D -0.2, I -0.6, S 0.2, C 0.2. The register is 0.2 + 0.6 = 0.8,

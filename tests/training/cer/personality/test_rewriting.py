@@ -56,7 +56,7 @@ def dropped(folder):
 # --- One row ----------------------------------------------------------------------------------
 
 
-def test_only_what_is_said_changes():
+def test_only_utterances_and_replies_change():
     before = row("a", ["Hi.", "Hello.", "I'm sad."])
     texts = [piece.text.upper() for piece in pieces(before)]
     after = with_texts(before, texts, Variant.PERSONA, "somebody")
@@ -73,7 +73,7 @@ def test_only_what_is_said_changes():
     assert after.second.steps == before.second.steps
 
 
-def test_a_turn_that_has_another_reply_inside_is_left_alone():
+def test_a_turn_with_another_reply_stays_unchanged():
     before = row("a", ["Hi."])
     second = before.second.model_copy(update={"turn": "no tags at all"})
     after = with_texts(
@@ -106,7 +106,7 @@ def test_the_three_variants_hold_the_same_rows(tmp_path):
         assert report.figures[f"rows.{variant}"] == len(records)
 
 
-def test_repetition_changes_nothing_and_rewriting_does(tmp_path):
+def test_duplicates_are_unchanged_and_rewritten_rows_are_not(tmp_path):
     report, variants = expanded(tmp_path, rows(24))
     originals = {one.id: one for one in rows(24)}
     for one in variants[Variant.DUPLICATE]:
@@ -144,29 +144,29 @@ def test_an_utterance_reads_the_same_in_every_row_of_its_dialogue(tmp_path):
 
 
 def test_a_second_run_writes_the_same_bytes_and_another_seed_others(tmp_path):
-    found = []
+    result = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         expanded(tmp_path / name, rows(24), seed=seed)
         out = tmp_path / name / "out"
-        found.append({path.name: path.read_bytes() for path in sorted(out.iterdir())})
-    assert found[0] == found[1]
-    assert found[0]["persona.jsonl"] != found[2]["persona.jsonl"]
-    assert set(found[0]) == {f"{v}.jsonl" for v in (*VARIANTS, "dropped")}
+        result.append({path.name: path.read_bytes() for path in sorted(out.iterdir())})
+    assert result[0] == result[1]
+    assert result[0]["persona.jsonl"] != result[2]["persona.jsonl"]
+    assert set(result[0]) == {f"{v}.jsonl" for v in (*VARIANTS, "dropped")}
 
 
-def test_rows_of_other_splits_and_repetitions_are_passed_over(tmp_path):
+def test_rows_of_other_splits_and_variants_are_skipped(tmp_path):
     records = rows(12)
     repeated = with_texts(records[0], [p.text for p in pieces(records[0])], Variant.DUPLICATE)
     report, _ = expanded(tmp_path, [*records, repeated])
     assert report.read == 20
 
 
-def test_a_lonely_speaker_is_in_no_variant(tmp_path):
+def test_a_speaker_without_another_persona_is_in_no_variant(tmp_path):
     report, variants = expanded(
         tmp_path, [*rows(8), row("z", ["我很累。"], "休息吧。", "为什么？", language="zh")]
     )
-    assert report.dropped == {"toy": {"persona: nobody else to take a persona from": 1}}
+    assert report.dropped == {"toy": {"persona: no other persona available": 1}}
     assert all(one.case.dialogue_id != "z" for one in variants[Variant.DUPLICATE])
     assert [one.id for one in dropped(tmp_path)] == ["z#0"]
 
@@ -183,11 +183,11 @@ def test_a_lonely_speaker_is_in_no_variant(tmp_path):
         max_size=15,
     )
 )
-def test_the_counts_are_equal_whatever_is_said(tmp_path_factory, texts):
+def test_all_variants_have_equally_many_rows_for_any_text(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("rows")
     records = [row(f"d{i}", texts[i : i + 3]) for i in range(len(texts) - 2)]
     report, variants = expanded(folder, records)
-    assert {len(found) for found in variants.values()} == {report.written // 3}
+    assert {len(result) for result in variants.values()} == {report.written // 3}
     assert report.written // 3 + report.dropped_count == report.read == len(records)
 
 
@@ -227,8 +227,8 @@ def test_what_a_generator_gets_wrong_is_dropped_from_all_variants_and_counted(tm
     assert report.dropped == {
         "toy": {
             "rewrite: no usable rewriting": 2,
-            "rewrite: another number": 1,
-            "rewrite: reads machine-made": 1,
+            "rewrite: numbers changed": 1,
+            "rewrite: LLM artifact": 1,
         }
     }
     left = [one.rewritten_from for one in variants[Variant.DUPLICATE]]
@@ -244,7 +244,7 @@ def test_a_generator_cannot_write_a_tag_into_a_turn(tmp_path):
         assert one.second.reply.endswith("‹/reply›")
 
 
-def test_a_checker_has_the_last_word(tmp_path):
+def test_the_checker_can_drop_rows(tmp_path):
     def judge(message):
         is_bad = "about number 1" in message
         return json.dumps({"meaning": [], "strategy": [1] if is_bad else [], "artefact": []})
@@ -253,7 +253,7 @@ def test_a_checker_has_the_last_word(tmp_path):
     report, variants = expanded(
         tmp_path, rows(6), FakeAsker(rewriter(lambda text: f"{text} Yes.")), checker
     )
-    assert report.dropped == {"toy": {"rewrite: another strategy": 1}}
+    assert report.dropped == {"toy": {"rewrite: strategy changed": 1}}
     assert report.figures["checked_by"] == "fake"
     assert "d1#1" not in {one.rewritten_from for one in variants[Variant.DUPLICATE]}
     assert len(set(checker.keys)) == len(checker.keys)
@@ -263,10 +263,10 @@ def test_a_checker_has_the_last_word(tmp_path):
     ("text", "problem"),
     [
         ('{"utterances": ["Hello there.", "I am sad."]}', None),
-        ('{"utterances": ["Hello there."]}', "another number of utterances"),
+        ('{"utterances": ["Hello there."]}', "wrong number of utterances"),
         ('{"utterances": ["Hello there.", " "]}', "an empty utterance"),
         ('{"utterances": ["你好", "我很难过"]}', "wrong language"),
-        ('{"utterances": ["Hello', "half a JSON"),
+        ('{"utterances": ["Hello', "incomplete JSON"),
         ('{"texts": []}', "no list of utterances"),
     ],
 )
@@ -278,8 +278,8 @@ def test_a_rewriting_is_whole_and_in_its_language(text, problem):
     ("text", "problem"),
     [
         ('{"meaning": [1], "strategy": [], "artefact": [2]}', None),
-        ('{"meaning": [3], "strategy": [], "artefact": []}', "a pair that is none"),
-        ('{"meaning": []}', "another JSON"),
+        ('{"meaning": [3], "strategy": [], "artefact": []}', "no such pair"),
+        ('{"meaning": []}', "unexpected JSON"),
         ("fine", "no JSON"),
     ],
 )
@@ -317,5 +317,5 @@ def test_a_real_endpoint_with_faults_gives_equal_files_and_is_asked_once(tmp_pat
         assert endpoint.requests == requests
     assert report == again
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert {len(found) for found in variants.values()} == {report.written // 3}
+    assert {len(result) for result in variants.values()} == {report.written // 3}
     assert report.written > 0

@@ -78,7 +78,7 @@ def test_each_speaker_of_a_training_dialogue_has_one_persona(tmp_path):
     assert {one.described_by.kind for one in personas} == {"rule"}
 
 
-def test_a_persona_is_read_off_the_longest_row(tmp_path):
+def test_a_persona_comes_from_the_longest_row(tmp_path):
     long = ["Wow!!! I love it! Great!", "Oh.", "Wow!!! So great! I love it!"]
     records = [row("a", long, round=2), row("a", ["I see."], round=0)]
     describe(written(tmp_path, records), tmp_path / "p.jsonl", Settings())
@@ -95,7 +95,7 @@ def test_a_persona_is_read_off_the_longest_row(tmp_path):
     [
         (json.dumps(GOOD), None),
         (f"```json\n{json.dumps(GOOD)}\n```", None),
-        (json.dumps(GOOD)[:40], "half a JSON"),
+        (json.dumps(GOOD)[:40], "incomplete JSON"),
         ("I think they are dominant.", "no JSON"),
         ("[1, 2]", "no JSON object"),
         (json.dumps(GOOD | {"D": 1.2}), "D: less_than_equal"),
@@ -120,7 +120,7 @@ def test_a_generator_describes_and_what_fails_is_counted(tmp_path):
         asker,  # type: ignore[arg-type]
     )
     personas = list(read_records(tmp_path / "p.jsonl", Persona))
-    assert report.dropped == {"toy": {"no usable answer (half a JSON)": 1}}
+    assert report.dropped == {"toy": {"no usable answer (incomplete JSON)": 1}}
     assert len(personas) == 7
     assert personas[0].scores == Disc(d=0.2, i=0.4, s=0.9, c=0.6)
     assert (personas[0].described_by.kind, personas[0].described_by.name) == ("model", "fake")

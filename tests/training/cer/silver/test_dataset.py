@@ -42,7 +42,7 @@ from training.cer.silver.steps import (
     judge_strategy,
     stage_at,
 )
-from training.cer.silver.words import Heard, words
+from training.cer.silver.words import Context, words
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.raking import (
     Row,
@@ -107,18 +107,18 @@ def make_case(
 
 
 def history_of(case, text, stage=Stage.EXPLORATION, settings=RULE):
-    return judge_history(HistoryStep(text, stage), case, Heard(case, LISTS), settings, LISTS)
+    return judge_history(HistoryStep(text, stage), case, Context(case, LISTS), settings, LISTS)
 
 
 def emotion_of(case, emotion, intensity=3, history_right=True, settings=RULE, sentiment=None):
     sentiment = sentiment or SENTIMENT_OF[emotion]
     step = EmotionStep("It shows.", sentiment, emotion, intensity)
-    return judge_emotion(step, case, Heard(case, LISTS), history_right, settings, LISTS)
+    return judge_emotion(step, case, Context(case, LISTS), history_right, settings, LISTS)
 
 
 def strategy_of(case, strategy, earlier=(True, True), settings=RULE, habits=None):
     step = StrategyStep("It fits.", strategy)
-    return judge_strategy(step, case, Heard(case, LISTS), habits or Habits(), earlier, settings)
+    return judge_strategy(step, case, Context(case, LISTS), habits or Habits(), earlier, settings)
 
 
 HABITS = Habits(
@@ -180,7 +180,7 @@ def test_the_issue_of_a_history_step(said, text, right):
     assert history_of(make_case(*said), text).right is right
 
 
-def test_invented_quotations_can_be_made_to_count():
+def test_hallucinated_quotes_can_be_penalised():
     strict = StepSettings(quoted_share=0.5)
     invented = 'Trouble at work. "The neighbour stole my bicycle"'
     real = 'Trouble at work. "I am worried about my job"'
@@ -217,7 +217,7 @@ def test_a_stage_fits_its_third_or_nearly_and_the_strategy(round, stage, strateg
     assert history_of(case, "It is about work.", stage).right is right
 
 
-def test_nothing_told_is_exploration_wherever_it_stands():
+def test_before_disclosure_the_stage_is_exploration():
     case = make_case("Hello", round=9)
     unknown = "The problem is not known."
 
@@ -288,17 +288,17 @@ def test_words_that_contradict_the_labels_make_the_step_wrong(text, intensity, r
     step = EmotionStep(text, Sentiment.NEGATIVE, Emotion.ANXIETY, intensity)
     case = make_case()
 
-    assert judge_emotion(step, case, Heard(case, LISTS), True, RULE, LISTS).right is right
+    assert judge_emotion(step, case, Context(case, LISTS), True, RULE, LISTS).right is right
 
 
 def test_an_unreadable_label_is_wrong():
     step = EmotionStep("It shows.", Sentiment.NEGATIVE, Unreadable("Gloom"), 3)
     case = make_case()
 
-    assert judge_emotion(step, case, Heard(case, LISTS), True, RULE, LISTS).right is False
+    assert judge_emotion(step, case, Context(case, LISTS), True, RULE, LISTS).right is False
 
 
-def test_before_anything_is_told_only_neutral_is_right():
+def test_before_disclosure_only_neutral_is_right():
     case = make_case("Hi", round=0)
 
     assert emotion_of(case, Emotion.NEUTRAL, 1, history_right=False).right is True
@@ -396,13 +396,13 @@ def test_habits_are_counted_on_the_train_split_alone():
 
 
 def original(case, settings=None):
-    heard = Heard(case, LISTS)
-    return assess_original(case.original, case, heard, settings or ReplySettings(), 6, LISTS)
+    context = Context(case, LISTS)
+    return assess_original(case.original, case, context, settings or ReplySettings(), 6, LISTS)
 
 
 def generated(reply, strategy="Question", wrong=0, case=None):
-    heard = Heard(case or make_case(), LISTS)
-    return assess_generated(reply, strategy, wrong, heard, ReplySettings(), 6, LISTS)
+    context = Context(case or make_case(), LISTS)
+    return assess_generated(reply, strategy, wrong, context, ReplySettings(), 6, LISTS)
 
 
 FAILED = "esconv/original/failed/3"
@@ -421,9 +421,9 @@ FAILED = "esconv/original/failed/3"
     ],
 )
 def test_people_decide_about_the_original(feedback, dialogue, acceptable, by_person):
-    found = original(make_case(feedback=feedback, dialogue=dialogue))
+    result = original(make_case(feedback=feedback, dialogue=dialogue))
 
-    assert (found.acceptable, found.by_person) == (acceptable, by_person)
+    assert (result.acceptable, result.by_person) == (acceptable, by_person)
 
 
 def test_an_original_that_says_nothing_is_not_acceptable_unless_the_talk_closes():
@@ -465,9 +465,9 @@ def test_faults_of_a_generated_reply(reply, strategy, wrong, fault):
 
 
 def test_pity_before_anything_was_told_is_out_of_place():
-    found = generated("I am sorry to hear that. How are you?", case=make_case("Hi"))
+    result = generated("I am sorry to hear that. How are you?", case=make_case("Hi"))
 
-    assert found.faults == ("it feels for what was not told",)
+    assert result.faults == ("it feels for what was not told",)
 
 
 def test_copies_and_repetitions():
@@ -568,13 +568,13 @@ REASONINGS = st.builds(
 
 @given(CASES, REASONINGS)
 def test_a_wrong_earlier_step_never_makes_a_later_one_right(case, reasoning):
-    heard = Heard(case, LISTS)
+    context = Context(case, LISTS)
 
     def emotion(history):
-        return judge_emotion(reasoning.emotion, case, heard, history, RULE, LISTS).right
+        return judge_emotion(reasoning.emotion, case, context, history, RULE, LISTS).right
 
     def strategy(*earlier):
-        return judge_strategy(reasoning.strategy, case, heard, HABITS, earlier, RULE).right
+        return judge_strategy(reasoning.strategy, case, context, HABITS, earlier, RULE).right
 
     assert emotion(True) or not emotion(False)
     for history, feeling in product((True, False), repeat=2):
@@ -583,9 +583,9 @@ def test_a_wrong_earlier_step_never_makes_a_later_one_right(case, reasoning):
 
 @given(CASES, REASONINGS)
 def test_chaining_only_takes_away(case, reasoning):
-    heard = Heard(case, LISTS)
-    chained = judge_steps(reasoning, case, heard, HABITS, RULE, LISTS).labels
-    free = judge_steps(reasoning, case, heard, HABITS, CONTROL, LISTS).labels
+    context = Context(case, LISTS)
+    chained = judge_steps(reasoning, case, context, HABITS, RULE, LISTS).labels
+    free = judge_steps(reasoning, case, context, HABITS, CONTROL, LISTS).labels
 
     assert chained[0] == free[0]
     assert all(loose or not strict for strict, loose in zip(chained, free, strict=True))
@@ -598,8 +598,8 @@ def test_a_turn_from_the_labels_is_always_right(case, seed, chained):
 
     assert turn is not None
     assert parse(render(turn)) == turn
-    found = judge_steps(turn.reasoning, case, Heard(case, LISTS), Habits(), settings, LISTS)
-    assert found.labels == (True, True, True), found.because
+    result = judge_steps(turn.reasoning, case, Context(case, LISTS), Habits(), settings, LISTS)
+    assert result.labels == (True, True, True), result.because
 
 
 def test_a_turn_from_the_labels_needs_them():
@@ -695,7 +695,7 @@ def test_as_many_rows_are_taken_as_the_scarcest_pattern_allows():
 
 def test_an_id_that_stands_twice_is_refused():
     row = Row("a", "a", (True, True, True))
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         choose([row, row], [0.4, 0.2, 0.2], per_group=1, at_most=None, seed=0)
 
 
@@ -703,19 +703,19 @@ def test_dependence_by_hand():
     # history wrong in 4 of 10, and then the emotion in 3 of 4; else in 2 of 6
     rows = [(False, False, True)] * 3 + [(False, True, True)] + [(True, False, True)] * 2
     rows += [(True, True, True)] * 4
-    found = dependence(rows, 1)
+    result = dependence(rows, 1)
 
-    assert (found.wrong_after_wrong, found.wrong_after_right) == (0.75, pytest.approx(1 / 3))
+    assert (result.wrong_after_wrong, result.wrong_after_right) == (0.75, pytest.approx(1 / 3))
     # (4 * 3 - 2 * 1) / sqrt(6 * 4 * 5 * 5) = 10 / 24.4949
-    assert found.phi == pytest.approx(0.408248, abs=1e-6)
+    assert result.phi == pytest.approx(0.408248, abs=1e-6)
     # sum p log2(p / (p_row p_column)): .4 log2(.4/.3) + .2 log2(.2/.3) + .1 log2(.1/.2) + .3 log2(.3/.2)
-    assert found.bits == pytest.approx(0.124511, abs=1e-6)
+    assert result.bits == pytest.approx(0.124511, abs=1e-6)
 
 
 def test_dependence_of_labels_that_never_vary_is_not_a_number():
-    found = dependence([(True, True, True)] * 3, 2)
+    result = dependence([(True, True, True)] * 3, 2)
 
-    assert (found.wrong_after_wrong, found.phi, found.bits) == (None, None, 0.0)
+    assert (result.wrong_after_wrong, result.phi, result.bits) == (None, None, 0.0)
 
 
 # --- the step as a whole ----------------------------------------------------------------------
@@ -795,10 +795,10 @@ def test_rows_are_judged_and_drawn_to_the_targets(files):
     assert (report.read, len(judged)) == (68, 64)
     assert report.dropped == {
         "esconv": {
-            "the same turn for the same history again": 1,
-            "the turn is not complete": 1,
-            "no word lists for its language": 1,
-            "people labelled too little of its case": 1,
+            "repeated turn for the same history": 1,
+            "incomplete turn": 1,
+            "no word lists for the language": 1,
+            "too few human labels": 1,
         }
     }
     # alike in all patterns: 8 / (0.6 * 0.7 * 0.7) = 27.2
@@ -807,7 +807,7 @@ def test_rows_are_judged_and_drawn_to_the_targets(files):
     assert report.figures["train.raw.pattern.TFF"] == 8
     assert report.figures["train.selected.wrong.history"] == pytest.approx(0.4, abs=0.05)
     assert report.figures["train.selected.wrong.strategy"] == pytest.approx(0.3, abs=0.05)
-    assert report.figures["judged but not taken"] == 37
+    assert report.figures["judged but not selected"] == 37
     assert {row.id for row in taken} <= {row.id for row in judged}
 
 
@@ -872,7 +872,7 @@ def test_faithful_turns_are_added_in_the_stated_share_and_count_as_right(files):
 
 
 def test_shares_that_leave_no_room_are_refused():
-    with pytest.raises(ValueError, match="no step can be wrong"):
+    with pytest.raises(ValueError, match="leaves no room"):
         silver.Settings(false_shares=(0.5, 0.2, 0.2), faithful_share=0.5)
     with pytest.raises(ValueError, match="less than 1"):
         silver.Settings(false_shares=(1.0, 0.2, 0.2))
@@ -906,7 +906,7 @@ def test_all_rows_are_kept_where_the_targets_cannot_be_had_and_the_report_says_s
 
     assert len(taken) == 2
     assert report.figures["train.selected.note"] == (
-        "all rows are taken: step 1 is the same in all rows that have weight"
+        "all rows are selected: step 1 has the same label in all rows with weight"
     )
     assert report.figures["test.raw.rows"] == 0
 

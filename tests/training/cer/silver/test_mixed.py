@@ -21,7 +21,7 @@ from tests.training.cer.silver.test_dataset import make_case
 from training.cer.silver import dataset as silver
 from training.cer.silver.mixed import Mixing, Steps, mix, mixed_turn, take_apart
 from training.cer.silver.steps import Habits, count_habits, judge_steps
-from training.cer.silver.words import Heard, words
+from training.cer.silver.words import Context, words
 from training.cer.steps.generation import GeneratedTurn
 from training.data.samples import read_records, write_records
 
@@ -116,8 +116,8 @@ def test_labels_are_what_the_rule_says_of_the_turn_as_it_stands(files):
         (one,) = (each for each in record.candidates if each.steps is not None)
         case = record.case
         reasoning = parse(one.turn).reasoning
-        found = judge_steps(reasoning, case, Heard(case, LISTS), habits, SETTINGS.steps, LISTS)
-        assert one.steps == found.labels
+        result = judge_steps(reasoning, case, Context(case, LISTS), habits, SETTINGS.steps, LISTS)
+        assert one.steps == result.labels
         assert one.author == "nano, mixed"
         assert one.steps_by.kind == "rule"
         assert case.split == "train"

@@ -95,7 +95,7 @@ def test_the_order_is_drawn_item_by_item_and_about_even(tmp_path):
     assert 140 < sum(a.original != b.original for a, b in zip(keys, other, strict=True)) < 260
 
 
-def test_what_cannot_be_judged_is_left_out_and_counted(tmp_path):
+def test_incomplete_and_repeated_turns_are_counted(tmp_path):
     turns = [
         (case(), "m", TURN.format("What happened?")),
         (case(), "m", TURN.format("What happened?")),
@@ -108,8 +108,8 @@ def test_what_cannot_be_judged_is_left_out_and_counted(tmp_path):
 
     assert report.dropped == {
         "esconv": {
-            "the same turn for the same case again": 1,
-            "not a complete turn: nothing to judge step by step": 1,
+            "repeated turn for the same case": 1,
+            "incomplete turn": 1,
         }
     }
     assert [item.replies is None for item in shown] == [False, True, True]
@@ -226,7 +226,7 @@ def test_every_branch_of_the_rule_by_hand(desk):
     ]
 
     assert (report.read, report.written) == (3, 2)
-    assert report.dropped == {"esconv": {"reply: no two people agree": 1}}
+    assert report.dropped == {"esconv": {"reply: no two annotators agree": 1}}
     figures = report.figures
     assert (figures["history: settled"], figures["history: adjudicated"]) == (2, 0)
     assert (figures["emotion: settled"], figures["emotion: adjudicated"]) == (1, 1)
@@ -237,7 +237,7 @@ def test_every_branch_of_the_rule_by_hand(desk):
     assert figures["reply: items with two answers"] == 2
 
 
-def test_what_a_third_said_and_what_was_changed_afterwards_is_not_in_the_agreement(desk):
+def test_agreement_ignores_third_annotators_and_revisions(desk):
     rows = [
         said("i0", "ann", 0, "T--"),
         said("i0", "bo", 1, "F--"),
@@ -252,7 +252,7 @@ def test_what_a_third_said_and_what_was_changed_afterwards_is_not_in_the_agreeme
     assert report.figures["annotations revised"] == 1
 
 
-def test_a_row_names_those_whose_answers_it_has(desk):
+def test_a_row_names_its_annotators(desk):
     rows = [
         said("i0", "di", 0, "T--", "first"),
         said("i0", "bo", 1, "F--", "second"),
@@ -279,12 +279,12 @@ def test_files_may_be_mixed_repeat_each_other_and_hold_other_items(desk, caplog)
     assert report.figures["annotations"] == 4
     assert report.figures["annotations repeated"] == 1
     assert report.figures["annotations of other items"] == 1
-    assert "1 annotations are of items that the key does not have" in caplog.text
+    assert "1 annotations belong to items that are not in the key" in caplog.text
     assert same == [record]
     assert again.figures["annotations repeated"] == 3
 
 
-def test_a_preference_where_there_is_one_reply_is_about_nothing(desk):
+def test_a_preference_for_a_single_reply_is_ignored(desk):
     rows = [said("i2", name, 0, "TTT", "first") for name in ("ann", "bo")]
 
     report, (record,), _, _ = settle_rows(desk, rows)

@@ -180,11 +180,11 @@ def test_the_oldest_turns_are_left_out_and_the_last_stays(tmp_path, limits, kept
         ("\u2028\u5f88\u7d2f", "\u5f88\u7d2f"),
     ],
 )
-def test_only_what_cannot_be_printed_is_taken_out(text, kept):
+def test_only_unprintable_characters_are_removed(text, kept):
     assert printable(text) == kept
 
 
-def test_an_utterance_that_shows_nothing_is_as_if_it_were_not_there(tmp_path):
+def test_an_invisible_utterance_is_ignored(tmp_path):
     rows = [talk(seeker("a"), supporter("\u200b"), seeker("b"), supporter("c\x00"), seeker("d"))]
     (case,), report = drawn(tmp_path, rows)
 
@@ -198,38 +198,38 @@ def test_a_dialogue_without_a_round_is_counted(tmp_path):
         talk(seeker("b"), supporter("\x00"), id="mesc/csv/2", source_id="mesc/2"),
         talk(seeker("b"), supporter("c"), id="mesc/csv/3", source_id="mesc/3"),
     ]
-    found, report = drawn(tmp_path, rows)
+    result, report = drawn(tmp_path, rows)
 
-    assert [case.dialogue_id for case in found] == ["mesc/csv/3"]
-    assert report.dropped == {"mesc": {"no turn of the supporter follows one of the seeker": 2}}
+    assert [case.dialogue_id for case in result] == ["mesc/csv/3"]
+    assert report.dropped == {"mesc": {"no supporter turn after a seeker turn": 2}}
     assert report.read == 3
 
 
 def test_the_same_id_gives_cases_once(tmp_path):
-    found, report = drawn(tmp_path, [TALK, TALK])
+    result, report = drawn(tmp_path, [TALK, TALK])
 
-    assert len(found) == len({case.id for case in found}) == 3
-    assert report.dropped == {"esconv": {"the same dialogue again": 1}}
+    assert len(result) == len({case.id for case in result}) == 3
+    assert report.dropped == {"esconv": {"repeated dialogue": 1}}
 
 
 @pytest.mark.parametrize(
     ("given", "split"), [("train", "train"), ("validation", "valid"), ("dev", "valid")]
 )
 def test_the_split_comes_with_the_dialogue(tmp_path, given, split):
-    found, _ = drawn(tmp_path, [TALK.model_copy(update={"split": given})])
+    result, _ = drawn(tmp_path, [TALK.model_copy(update={"split": given})])
 
-    assert {case.split for case in found} == {split}
+    assert {case.split for case in result} == {split}
 
 
 @pytest.mark.parametrize("given", [None, "failed"])
 def test_a_dialogue_without_a_split_is_named(tmp_path, given):
-    with pytest.raises(ConfigError, match=f"{TALK.id}: its split is {given!r}"):
+    with pytest.raises(ConfigError, match=f"{TALK.id}: split is {given!r}"):
         drawn(tmp_path, [TALK.model_copy(update={"split": given})])
     assert not (tmp_path / "cases.jsonl").exists()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "every"])
-def test_how_many_rounds_is_checked(wrong):
+def test_the_number_of_rounds_is_validated(wrong):
     with pytest.raises(ValueError, match="rounds_per_dialogue"):
         Settings(rounds_per_dialogue=wrong)
 
@@ -251,27 +251,27 @@ WINDOW = talk(seeker("May."), supporter("I see."), id="esconv/windows/train/3")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_one_layout_yields_cases_and_another_lends_its_ratings(tmp_path, order):
     rows = [LINES, MULTI, WINDOW]
-    found, report = drawn(tmp_path, [rows[n] for n in order])
+    result, report = drawn(tmp_path, [rows[n] for n in order])
 
-    assert [case.dialogue_id for case in found] == [LINES.id] * 3
-    assert [case.labels.feedback for case in found] == [4, 5, None]
-    assert report.dropped == {"esconv": {"the same dialogue in another layout": 2}}
+    assert [case.dialogue_id for case in result] == [LINES.id] * 3
+    assert [case.labels.feedback for case in result] == [4, 5, None]
+    assert report.dropped == {"esconv": {"another layout of the dialogue": 2}}
     assert (report.figures["ratings lent"], report.figures["ratings placed"]) == (2, 2)
 
 
 def test_ratings_can_be_lent_by_rows_that_a_filter_removed(tmp_path):
     write_records(tmp_path / "all.jsonl", [MULTI, LINES])
-    found, report = drawn(tmp_path, [LINES], lenders=tmp_path / "all.jsonl")
+    result, report = drawn(tmp_path, [LINES], lenders=tmp_path / "all.jsonl")
 
-    assert [case.labels.feedback for case in found] == [4, 5, None]
+    assert [case.labels.feedback for case in result] == [4, 5, None]
     assert report.dropped == {}
 
 
 def test_a_layout_that_alone_is_left_yields_cases_with_its_own_ratings(tmp_path):
     write_records(tmp_path / "all.jsonl", [MULTI, LINES])
-    found, report = drawn(tmp_path, [MULTI], lenders=tmp_path / "all.jsonl")
+    result, report = drawn(tmp_path, [MULTI], lenders=tmp_path / "all.jsonl")
 
-    assert [case.labels.feedback for case in found] == [4, 5]
+    assert [case.labels.feedback for case in result] == [4, 5]
     assert report.figures["ratings lent"] == 0
 
 
@@ -280,19 +280,19 @@ def test_of_equal_layouts_the_longest_row_counts(tmp_path):
         *(seeker("May."), supporter("I see."), seeker("Thank you!"), supporter("Bye.")),
         id="esconv/windows/train/4",
     )
-    found, _ = drawn(tmp_path, [WINDOW, longer])
+    result, _ = drawn(tmp_path, [WINDOW, longer])
 
-    assert {case.dialogue_id for case in found} == {longer.id}
+    assert {case.dialogue_id for case in result} == {longer.id}
 
 
-def test_answers_to_one_question_are_no_layouts(tmp_path):
+def test_answers_to_one_question_are_separate_dialogues(tmp_path):
     rows = [
         talk(seeker("Q"), supporter(text), id=f"pair/{n}", source_id="pair/q")
         for n, text in enumerate(("good", "bad"))
     ]
-    found, report = drawn(tmp_path, rows)
+    result, report = drawn(tmp_path, rows)
 
-    assert [case.original for case in found] == ["good", "bad"]
+    assert [case.original for case in result] == ["good", "bad"]
     assert report.dropped == {}
 
 
@@ -344,11 +344,11 @@ def corpus(count, length=12):
 
 
 def test_a_few_rounds_are_drawn_in_order_and_more_from_the_middle(tmp_path):
-    found, report = drawn(tmp_path, corpus(300), Settings(rounds_per_dialogue=3))
+    result, report = drawn(tmp_path, corpus(300), Settings(rounds_per_dialogue=3))
 
-    assert len(found) == 900
+    assert len(result) == 900
     assert report.figures["rounds"] == 3600
-    rounds = [case.round for case in found]
+    rounds = [case.round for case in result]
     triples = list(zip(rounds[::3], rounds[1::3], rounds[2::3], strict=True))
     assert all(a < b < c for a, b, c in triples)
     assert len(set(triples)) > 80
@@ -358,26 +358,26 @@ def test_a_few_rounds_are_drawn_in_order_and_more_from_the_middle(tmp_path):
 def test_draws_depend_on_the_dialogue_and_the_seed_alone(tmp_path):
     rows = corpus(40)
     config = Settings(rounds_per_dialogue=2)
-    found, _ = drawn(tmp_path, rows, config)
+    result, _ = drawn(tmp_path, rows, config)
     reverse, _ = drawn(tmp_path, rows[::-1], config)
     few, _ = drawn(tmp_path, rows[10:20], config)
     other, _ = drawn(tmp_path, rows, config, seed=1)
 
-    assert {case.id: case for case in reverse} == {case.id: case for case in found}
-    assert few == found[20:40]
-    assert [case.id for case in other] != [case.id for case in found]
+    assert {case.id: case for case in reverse} == {case.id: case for case in result}
+    assert few == result[20:40]
+    assert [case.id for case in other] != [case.id for case in result]
 
 
 def test_a_share_of_cases_shows_a_face_that_fits(tmp_path):
     pictures = Pictures(faces=write_faces(tmp_path / "faces", train=2, valid=1, muxspace=0))
     rows = corpus(60)
     config = Settings(rounds_per_dialogue=4, face_share=0.3)
-    found, report = drawn(tmp_path, rows, config, pictures)
+    result, report = drawn(tmp_path, rows, config, pictures)
     plain, _ = drawn(tmp_path, rows, Settings(rounds_per_dialogue=4))
 
-    shown = [case for case in found if case.history[-1].images]
+    shown = [case for case in result if case.history[-1].images]
     assert len(shown) == report.figures["with picture"] == pytest.approx(72, abs=20)
-    assert not any(said.images for case in found for said in case.history[:-1])
+    assert not any(said.images for case in result for said in case.history[:-1])
     for case in shown:
         (name,) = case.history[-1].images
         _, _, split, face_class, _ = name.split("/")
@@ -387,9 +387,9 @@ def test_a_share_of_cases_shows_a_face_that_fits(tmp_path):
         if case.labels.emotion is Emotion.ANGER:
             assert face_class == "angry"
         pictures.open(name)
-    assert drawn(tmp_path, rows[::-1], config, pictures)[0][-4:] == found[:4]
+    assert drawn(tmp_path, rows[::-1], config, pictures)[0][-4:] == result[:4]
     # but for the photos, the cases are the same
-    assert [case.id for case in found] == [case.id for case in plain]
+    assert [case.id for case in result] == [case.id for case in plain]
 
 
 def test_a_case_with_a_picture_or_without_an_emotion_gets_no_face(tmp_path):
@@ -415,7 +415,7 @@ def test_a_case_with_a_picture_or_without_an_emotion_gets_no_face(tmp_path):
     assert [case.history[-1].images for case in (none_one, none_two)] == [("mine.png",), ()]
 
 
-def test_faces_without_a_folder_are_a_wrong_setting(tmp_path):
+def test_faces_need_a_folder(tmp_path):
     with pytest.raises(ConfigError, match="face_share"):
         drawn(tmp_path, [TALK], Settings(face_share=0.5))
 
@@ -441,17 +441,17 @@ def test_every_case_is_a_round_of_its_dialogue(tmp_path_factory, said, most, see
     folder = tmp_path_factory.getbasetemp() / "open"
     folder.mkdir(exist_ok=True)
     row = talk(*said)
-    found, report = drawn(
+    result, report = drawn(
         folder, [row], Settings(rounds_per_dialogue=2, history_turns=most), None, seed
     )
 
     turns = turns_of(row)
     rounds = rounds_of(turns)
     assert all(a.speaker is not b.speaker for a, b in pairwise(turns))
-    assert len(found) == min(2, len(rounds)) == report.written
+    assert len(result) == min(2, len(rounds)) == report.written
     assert report.written or report.dropped_count == 1
-    assert [case.round for case in found] == sorted({case.round for case in found})
-    for case in found:
+    assert [case.round for case in result] == sorted({case.round for case in result})
+    for case in result:
         position = rounds[case.round]
         assert case.original == turns[position].text
         assert [said.text for said in case.history] == [
@@ -521,28 +521,28 @@ def esconv(corpora, tmp_path_factory):
 
 @pytest.mark.corpora
 def test_all_ratings_of_esconv_find_their_turn(esconv):
-    found, report = esconv
+    result, report = esconv
 
     assert report.figures["ratings lent"] == report.figures["ratings placed"] == 2103
-    rated = [case for case in found if case.labels.feedback is not None]
+    rated = [case for case in result if case.labels.feedback is not None]
     assert {case.split for case in rated} == {"valid", "test"}
 
 
 @pytest.mark.corpora
 def test_each_dialogue_of_esconv_yields_cases_once(esconv):
-    found, _ = esconv
-    lines = [case for case in found if case.dialogue_id.startswith("esconv/lines")]
+    result, _ = esconv
+    lines = [case for case in result if case.dialogue_id.startswith("esconv/lines")]
 
     assert len({case.dialogue_id for case in lines}) == 1261
-    assert len({case.source_id for case in found}) == len({case.dialogue_id for case in found})
-    assert not any("multiesc" in case.dialogue_id for case in found)
+    assert len({case.source_id for case in result}) == len({case.dialogue_id for case in result})
+    assert not any("multiesc" in case.dialogue_id for case in result)
 
 
 @pytest.mark.corpora
 def test_esconv_reads_as_the_fine_tuning_reads_it(esconv, corpora):
-    found = {case.id: case for case in esconv[0] if case.split == "train"}
+    result = {case.id: case for case in esconv[0] if case.split == "train"}
     by_dialogue: dict[str, list[Case]] = {}
-    for case in found.values():
+    for case in result.values():
         by_dialogue.setdefault(case.dialogue_id, []).append(case)
     rows = list(read_esconv(corpora / "esconv" / "train.txt.gz", "train"))
 

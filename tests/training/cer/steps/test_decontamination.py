@@ -1,29 +1,27 @@
-"""Rows of training that give a test away are left out: near-duplicates, and sources of role cards."""
+"""Decontamination of the train split: near-duplicates of held-out dialogues, sources of role cards."""
 
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
 from training.cer.steps.decontamination import (
-    OF_A_CARD,
+    SOURCE_OF_CARD,
     RoleCard,
     Settings,
-    exclude_leaks,
+    decontaminate,
     read_cards,
     terms,
 )
 from training.cer.steps.ingest import CorpusFile, collect
 from training.data.samples import read_records, write_records
 
-NINE = "my sister has not called me since the storm"
-SIXTEEN = "nobody told me that the old house by the river would be sold before the winter"
+LONG = "nobody told me that the old house by the river would be sold before the winter came round again"
+OTHER = "my sister has not called me once since the storm and she will not answer the door to me"
 
 
 def talk(
@@ -57,7 +55,7 @@ def cleaned(
     **keys: float,
 ) -> tuple[list[str], list[DroppedDialogue], StepReport]:
     write_records(folder / "in.jsonl", dialogues)
-    report = exclude_leaks(
+    report = decontaminate(
         folder / "in.jsonl",
         folder / "kept.jsonl",
         folder / "dropped.jsonl",
@@ -71,114 +69,37 @@ def cleaned(
 # --- Near-duplicates --------------------------------------------------------------------------
 
 
-def test_fifteen_shared_words_make_a_near_duplicate(tmp_path):
-    """SIXTEEN has 16 words and NINE has 9: one of NINE is too little, and two greetings are none."""
-    assert (len(SIXTEEN.split()), len(NINE.split())) == (16, 9)
-
+def test_near_duplicates_leave_train_and_are_named_with_their_split(tmp_path):
     kept, dropped, report = cleaned(
         tmp_path,
         [
-            talk("train/same", "train", "Hello!", "Oh?", SIXTEEN.upper() + "!!"),
-            talk("train/a little", "train", NINE, "Oh?", "Good evening to you."),
-            talk("train/two", "train", NINE, "Oh?", "and she will not answer the door to me"),
-            talk("test/1", "test", "Good evening to you.", f"{SIXTEEN}.", NINE),
-            talk("valid/1", "valid", NINE, "Yes?", "And she will not answer the door, to me."),
-            talk("test/2", "test", SIXTEEN, "Yes."),
+            talk("train/same", "train", "Hello!", "Oh?", LONG.upper() + "!!"),
+            talk("train/greeting", "train", "Good evening to you, how are you?", "Oh?"),
+            talk("train/inserted", "train", f"well {OTHER} now", "Right, yes?"),
+            talk("test/1", "test", "Good evening to you, how are you?", f"{LONG}.", "Hm."),
+            talk("valid/1", "valid", f"{OTHER}!", "Yes?"),
         ],
     )
 
-    assert kept == ["train/a little", "test/1", "valid/1", "test/2"]
+    assert kept == ["train/greeting", "test/1", "valid/1"]
     assert [(each.id, each.reason, each.detail) for each in dropped] == [
-        ("train/same", "nearly a dialogue of test", "test/1"),
-        ("train/two", "nearly a dialogue of valid", "valid/1"),
+        ("train/same", "near-duplicate of a test dialogue", "test/1"),
+        ("train/inserted", "near-duplicate of a valid dialogue", "valid/1"),
     ]
     assert report.dropped == {
-        "esconv": {"nearly a dialogue of test": 1, "nearly a dialogue of valid": 1}
+        "esconv": {
+            "near-duplicate of a test dialogue": 1,
+            "near-duplicate of a valid dialogue": 1,
+        }
     }
-    assert (report.read, report.written) == (6, 4)
-    assert report.figures["held-out dialogues that training repeated"] == 2
+    assert (report.read, report.written) == (5, 3)
+    assert report.figures["held-out dialogues repeated in train"] == 2
 
 
-def test_words_shared_with_different_dialogues_do_not_add_up(tmp_path):
-    kept, _, _ = cleaned(
-        tmp_path,
-        [
-            talk("train/1", "train", NINE, "Oh?", "and she will not answer the door to me"),
-            talk("test/1", "test", NINE, "Yes?"),
-            talk("test/2", "test", "and she will not answer the door to me", "Yes?"),
-        ],
-    )
+def test_valid_and_test_stay_although_they_repeat_each_other(tmp_path):
+    rows = [talk(f"{split}/1", split, LONG, "Oh?") for split in ("valid", "test")]
 
-    assert kept == ["train/1", "test/1", "test/2"]
-
-
-def test_layouts_of_one_held_out_dialogue_count_as_one(tmp_path):
-    """Its windows share a source, so what they say adds up."""
-    kept, _, _ = cleaned(
-        tmp_path,
-        [
-            talk("train/1", "train", NINE, "Oh?", "and she will not answer the door to me"),
-            talk("test/1", "test", NINE, "Yes?", source="test"),
-            talk("test/2", "test", "and she will not answer the door to me", "No?", source="test"),
-        ],
-    )
-
-    assert kept == ["test/1", "test/2"]
-
-
-def test_a_phrase_that_many_say_is_no_sign(tmp_path):
-    tests = [talk(f"test/{number}", "test", SIXTEEN, f"{number}") for number in range(4)]
-    train = talk("train/1", "train", SIXTEEN, "Oh?")
-
-    assert "train/1" not in cleaned(tmp_path, [train, *tests], phrase_sources=4)[0]
-    assert "train/1" in cleaned(tmp_path, [train, *tests], phrase_sources=3)[0]
-
-
-def test_chinese_counts_two_and_a_half_letters_as_a_word(tmp_path):
-    """38 letters are 15.2 words, and 37 are 14.8."""
-    rows = []
-    for letters in (37, 38):
-        text = "".join(chr(0x4E00 + letters * 100 + number) for number in range(letters))
-        rows += [
-            talk(f"train/{letters}", "train", text, "好。", language="zh"),
-            talk(f"test/{letters}", "test", f"{text[:9]}，{text[9:]}！", "嗯。", language="zh"),
-        ]
-
-    assert cleaned(tmp_path, rows)[0] == ["train/37", "test/37", "test/38"]
-
-
-words = st.text(alphabet="abc ", min_size=1, max_size=60).filter(str.strip)
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["train", "valid", "test"]), st.lists(words, min_size=1)),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_only_training_rows_go_and_what_stays_shares_too_little(tmp_path_factory, rows):
-    folder = tmp_path_factory.mktemp("leaks")
-    dialogues = [talk(f"{split}/{n}", split, *said) for n, (split, said) in enumerate(rows)]
-
-    kept, dropped, report = cleaned(folder, dialogues, long_words=3, shared_words=5)
-
-    assert all(each.id.startswith("train/") for each in dropped)
-    assert sorted([*kept, *(each.id for each in dropped)]) == sorted(each.id for each in dialogues)
-    assert report.dropped_count == len(dropped)
-
-    def long(dialogue: SourceDialogue) -> set[str]:
-        said = (" ".join(each.text.split()) for each in dialogue.utterances)
-        return {text for text in said if len(text.split()) >= 3}
-
-    held_out = [dialogue for dialogue in dialogues if dialogue.split != "train"]
-    for dialogue in dialogues:
-        shared = max(
-            (sum(len(text.split()) for text in long(dialogue) & long(other)) for other in held_out),
-            default=0,
-        )
-        assert (dialogue.id in kept) == (dialogue.split != "train" or shared < 5)
+    assert cleaned(tmp_path, rows)[0] == ["valid/1", "test/1"]
 
 
 # --- Role cards -------------------------------------------------------------------------------
@@ -230,9 +151,9 @@ def test_the_source_of_a_card_leaves_training_in_all_its_layouts(tmp_path):
     )
 
     assert {each.id for each in dropped} == {"train/dog", "train/window"}
-    assert {(each.reason, each.detail) for each in dropped} == {(OF_A_CARD, "card.json#32001")}
-    assert report.figures["role cards of ESconv"] == "1 of 1 found"
-    assert report.figures["role cards of smile"] == "0 of 1 found"
+    assert {(each.reason, each.detail) for each in dropped} == {(SOURCE_OF_CARD, "card.json#32001")}
+    assert report.figures["role cards of ESconv"] == "1 of 1 matched"
+    assert report.figures["role cards of smile"] == "0 of 1 matched"
     assert report.figures["role cards of ExTES"] == "1, no loader for this corpus"
     assert len(kept) == 10
 
@@ -247,7 +168,7 @@ def test_a_source_that_is_tested_anyway_stays(tmp_path):
 
     assert "test/dog" in kept
     assert report.dropped == {}
-    assert report.figures["role cards of ESconv"] == "1 of 1 found"
+    assert report.figures["role cards of ESconv"] == "1 of 1 matched"
 
 
 def test_without_cards_the_report_says_so(tmp_path):
@@ -266,7 +187,7 @@ def test_words_are_compared_by_their_stems_and_chinese_by_pairs():
 @pytest.mark.parametrize(
     "content", ["", "{}", '[{"base": "x"}]', "[1]", '[{"base": 1, "source": 2}]']
 )
-def test_a_file_of_something_else_is_no_file_of_cards(tmp_path, content):
+def test_a_file_in_another_format_is_rejected(tmp_path, content):
     path = tmp_path / "card.json"
     path.write_text(content, encoding="utf-8")
 
@@ -303,7 +224,7 @@ def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
     )
     cards = corpora / "esc_eval" / "data" / "card_high_en.json"
 
-    report = exclude_leaks(
+    report = decontaminate(
         tmp_path / "in.jsonl",
         tmp_path / "kept.jsonl",
         tmp_path / "dropped.jsonl",
@@ -311,7 +232,7 @@ def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
         read_cards([cards]),
     )
 
-    assert report.figures["role cards of ESconv"] == "79 of 80 found"
+    assert report.figures["role cards of ESconv"] == "79 of 80 matched"
     left_out = {
         each.id: each.detail for each in read_records(tmp_path / "dropped.jsonl", DroppedDialogue)
     }
@@ -320,9 +241,11 @@ def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
         for dialogue in read_records(tmp_path / "in.jsonl", SourceDialogue)
     }
     for card, beginning in KNOWN_SOURCES.items():
-        (found,) = (id for situation, id in by_situation.items() if situation.startswith(beginning))
-        assert left_out[found].endswith(f"#{card}")
-    assert 30 < report.dropped["esconv"][OF_A_CARD] < 80
+        (result,) = (
+            id for situation, id in by_situation.items() if situation.startswith(beginning)
+        )
+        assert left_out[result].endswith(f"#{card}")
+    assert 30 < report.dropped["esconv"][SOURCE_OF_CARD] < 80
 
 
 def test_dailydialog_loses_what_its_test_set_repeats(corpora, tmp_path):
@@ -333,10 +256,12 @@ def test_dailydialog_loses_what_its_test_set_repeats(corpora, tmp_path):
         seed=0,
     )
 
-    report = exclude_leaks(
+    report = decontaminate(
         tmp_path / "in.jsonl", tmp_path / "kept.jsonl", tmp_path / "dropped.jsonl", Settings()
     )
 
-    assert report.dropped == {
-        "dailydialog": {"nearly a dialogue of test": 293, "nearly a dialogue of valid": 251}
+    assert report.dropped["dailydialog"].keys() == {
+        "near-duplicate of a test dialogue",
+        "near-duplicate of a valid dialogue",
     }
+    assert report.dropped_count == 623

@@ -27,8 +27,8 @@ from training.cer.steps.filtering import (
     check_verdict,
     filter_dialogues,
     filter_question,
+    llm_artifact,
     read_verdict,
-    telltale,
     transcript,
 )
 from training.cer.steps.ingest import CorpusFile, collect
@@ -85,7 +85,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize("dialogue", GOOD, ids=lambda dialogue: dialogue.utterances[0].text[:20])
-def test_what_people_write_breaks_no_rule(dialogue):
+def test_human_dialogues_break_no_rule(dialogue):
     assert broken_rule(dialogue, Settings()) is None
 
 
@@ -102,8 +102,11 @@ BROKEN = [
     (talk("fffffffffffffff", "ffffffffffffffffffff"), Rule.NO_WORDS),
     (talk(*CHINESE), Rule.LANGUAGE),
     (talk(*PLAIN, language="zh"), Rule.LANGUAGE),
-    (talk("Do you like it?", "As an A.I. language model, I cannot."), Rule.TELLTALE),
-    (talk("你喜欢吗？", "作为一个 AI，我没有感觉，但我会听你说。", language="zh"), Rule.TELLTALE),
+    (talk("Do you like it?", "As an A.I. language model, I cannot."), Rule.LLM_ARTIFACT),
+    (
+        talk("你喜欢吗？", "作为一个 AI，我没有感觉，但我会听你说。", language="zh"),
+        Rule.LLM_ARTIFACT,
+    ),
     (talk(*[LOOP, "Good."] * 4), Rule.REPEATED),  # four times
     (talk(LOOP, SAD, LOOP, SAD), Rule.REPEATED),  # 2 of 4 said before, more than a quarter
     (
@@ -119,9 +122,9 @@ BROKEN = [
         talk(
             "我很难过。支持者：我明白你的感受。求助者：谢谢你。", "不用客气，再见。", language="zh"
         ),
-        Rule.SPEAKERS_WITHIN,
+        Rule.NESTED_SPEAKERS,
     ),
-    (talk("What do you think? Client: I mean it.", "You look sad to me."), Rule.SPEAKERS_WITHIN),
+    (talk("What do you think? Client: I mean it.", "You look sad to me."), Rule.NESTED_SPEAKERS),
     (
         talk("Help me.", "<div class='x'><p style='margin:0'></p></div> https://a.b/cdefghij ok?"),
         Rule.MARKUP,
@@ -134,19 +137,19 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("dialogue", "rule"), BROKEN, ids=lambda value: str(value)[:24])
-def test_each_rule_finds_what_it_is_for(dialogue, rule):
+def test_each_rule_detects_its_case(dialogue, rule):
     broken = broken_rule(dialogue, Settings())
 
     assert broken is not None
     assert broken.rule is rule
 
 
-def test_the_finding_quotes_nobody():
+def test_the_evidence_contains_no_private_text():
     """The file of dropped rows is shown around; texts are private talk."""
     for dialogue, _ in BROKEN:
         broken = broken_rule(dialogue, Settings())
         assert broken is not None
-        if broken.rule is not Rule.TELLTALE:  # a phrase of our own list
+        if broken.rule is not Rule.LLM_ARTIFACT:  # a phrase of our own list
             assert not any(said.text in broken.detail for said in dialogue.utterances)
 
 
@@ -156,10 +159,10 @@ def test_thresholds_are_settings():
     assert broken_rule(three, Settings()) is None
     # 2 of 12 utterances were said before: one sixth.
     assert broken_rule(three, Settings(max_repeated_share=0.16)) == Broken(
-        Rule.REPEATED, "2 of 12 again, one 3 times"
+        Rule.REPEATED, "2 of 12 repeated, one 3 times"
     )
     assert broken_rule(three, Settings(max_same=3)) == Broken(
-        Rule.REPEATED, "2 of 12 again, one 3 times"
+        Rule.REPEATED, "2 of 12 repeated, one 3 times"
     )
     assert broken_rule(talk(*PLAIN), Settings(min_rounds=2)) is None
     assert broken_rule(talk(*PLAIN), Settings(min_rounds=3)) == Broken(
@@ -183,15 +186,15 @@ def test_thresholds_are_settings():
         ("", None),
     ],
 )
-def test_telltale_phrases_are_whole_words(text, phrase):
-    assert telltale(text) == phrase
+def test_llm_artifact_phrases_are_whole_words(text, phrase):
+    assert llm_artifact(text) == phrase
 
 
 texts = st.text(min_size=1, max_size=80).filter(str.strip)
 
 
 @given(st.lists(st.tuples(st.sampled_from(Speaker), texts), min_size=1, max_size=8))
-def test_any_text_has_one_finding_or_none(said):
+def test_any_text_breaks_at_most_one_rule(said):
     dialogue = talk(*(text for _, text in said), speakers=[speaker for speaker, _ in said])
 
     broken = broken_rule(dialogue, Settings())
@@ -299,15 +302,15 @@ def test_a_question_has_a_key_of_its_words_and_a_seed_of_its_name():
         ('{"keep": false, "reason": null}', None, "unknown reason"),
         ('{"keep": false, "reason": ["artificial"]}', None, "unknown reason"),
         ('{"keep": false}', None, "unknown reason"),
-        ('{"keep": "false", "reason": "artificial"}', None, "no JSON with a true or false keep"),
-        ('{"keep": 1}', None, "no JSON with a true or false keep"),
-        ("I would keep it.", None, "no JSON with a true or false keep"),
-        ("", None, "no JSON with a true or false keep"),
-        ('{"keep": false, "rea', None, "half a JSON"),
-        ("{keep: true}", None, "half a JSON"),
+        ('{"keep": "false", "reason": "artificial"}', None, "no JSON with a boolean keep"),
+        ('{"keep": 1}', None, "no JSON with a boolean keep"),
+        ("I would keep it.", None, "no JSON with a boolean keep"),
+        ("", None, "no JSON with a boolean keep"),
+        ('{"keep": false, "rea', None, "incomplete JSON"),
+        ("{keep: true}", None, "incomplete JSON"),
     ],
 )  # fmt: skip
-def test_an_answer_is_read_or_told_why_not(text, verdict, problem):
+def test_an_answer_is_read_or_rejected_with_a_reason(text, verdict, problem):
     assert read_verdict(text) == verdict
     assert check_verdict("key", text) == problem
 
@@ -470,7 +473,7 @@ def test_a_real_endpoint_with_faults_loses_nothing(tmp_path):
     assert kept == again == ["a/1", "a/2", "a/5", "a/6", "a/8"]
     assert {each.id for each in dropped} == {"a/0", "a/3", "a/4", "a/7", "a/9"}
     assert report == same
-    assert report.figures["undecided: no JSON with a true or false keep"] == 1
+    assert report.figures["undecided: no JSON with a boolean keep"] == 1
 
 
 # --- Public corpora ---------------------------------------------------------------------------
@@ -498,6 +501,6 @@ def test_the_rules_leave_the_dialogues_of_esconv_alone(corpora, tmp_path):
 
     assert report.figures["share of esconv dropped"] == 0
     assert report.dropped == {
-        "cpsycoun": {"rules: repeated": 20, "rules: speakers within": 1},
-        "smile": {"rules: repeated": 1, "rules: speakers within": 12, "rules: one speaker": 3},
+        "cpsycoun": {"rules: repetition": 20, "rules: nested speakers": 1},
+        "smile": {"rules: repetition": 1, "rules: nested speakers": 12, "rules: one speaker": 3},
     }

@@ -145,7 +145,7 @@ def written(tmp_path, cases, askers, settings=ONE, pictures=None, seed=0):
 # --- By hand ----------------------------------------------------------------------------------
 
 
-def test_a_turn_tells_who_wrote_it_and_how(tmp_path):
+def test_a_turn_names_its_author_and_settings(tmp_path):
     first = case(1)
     (one,), report = written(tmp_path, [first], {"qwen": Talker()})
 
@@ -173,11 +173,11 @@ def test_a_prompted_generator_is_told_the_grammar_and_a_trained_one_is_not(tmp_p
 def test_the_prompt_is_in_the_language_of_the_case(tmp_path):
     talker = Talker((turn("那天发生了什么？"),))
     cases = [case(1, "我失业了。", language="zh"), case(2, language="en", original=None)]
-    found, report = written(tmp_path, cases, {"qwen": talker})
+    result, report = written(tmp_path, cases, {"qwen": talker})
 
     assert "支持" in talker.asked[0].messages[0].text
     assert "支持" not in talker.asked[1].messages[0].text
-    assert [one.case.language for one in found] == ["zh"]
+    assert [one.case.language for one in result] == ["zh"]
     assert report.dropped == {"esconv": {WRONG_LANGUAGE: 1}}
 
 
@@ -208,14 +208,14 @@ def test_a_seeker_cannot_forge_the_grammar(tmp_path):
         (turn("I am so sorry to hear that."), {}, None),
     ],
 )
-def test_what_is_usable(text, settings, problem):
+def test_acceptance_of_turns(text, settings, problem):
     (want,) = wanted([case(1)], Settings(), ["qwen"], 0)
     check = pickle.loads(pickle.dumps(TurnCheck(**settings)))
 
     assert check(want.key, text) == problem
 
 
-def test_nothing_repeats_an_original_that_there_is_not():
+def test_without_an_original_nothing_is_a_repetition():
     (want,) = wanted([case(1, original=None)], Settings(), ["qwen"], 0)
 
     assert TurnCheck()(want.key, turn("...")) is None
@@ -240,15 +240,15 @@ def test_the_language_of_a_reply(reply, language, another):
 
 def test_unusable_turns_are_counted_and_left_out(tmp_path):
     cases = [case(n) for n in range(20)]
-    found, report = written(
+    result, report = written(
         tmp_path, cases, {"qwen": Talker((turn(), CUT_SHORT, NO_LABEL), tries=1)}
     )
 
     dropped = report.dropped["esconv"]
-    assert len(found) + dropped[INCOMPLETE] + dropped[UNREADABLE] == 20
-    assert report.written == len(found) == report.figures["complete"]
+    assert len(result) + dropped[INCOMPLETE] + dropped[UNREADABLE] == 20
+    assert report.written == len(result) == report.figures["complete"]
     assert report.figures[f"asked qwen again: {INCOMPLETE}"] == dropped[INCOMPLETE]
-    assert all(one.is_complete for one in found)
+    assert all(one.is_complete for one in result)
 
 
 def test_incomplete_turns_can_be_kept_and_say_what_they_lack(tmp_path):
@@ -264,15 +264,15 @@ def test_incomplete_turns_can_be_kept_and_say_what_they_lack(tmp_path):
 
 def test_a_case_without_words_is_not_asked(tmp_path):
     talker = Talker()
-    found, report = written(tmp_path, [case(1, " "), case(2)], {"qwen": talker})
+    result, report = written(tmp_path, [case(1, " "), case(2)], {"qwen": talker})
 
-    assert [one.case.id for one in found] == [case(2).id]
+    assert [one.case.id for one in result] == [case(2).id]
     assert report.dropped == {"esconv": {NO_TEXT: 1}}
     assert len(talker.asked) == 1
 
 
-def test_somebody_has_to_write(tmp_path):
-    with pytest.raises(ConfigError, match="no generator is named"):
+def test_at_least_one_generator_is_required(tmp_path):
+    with pytest.raises(ConfigError, match="no generator to write turns"):
         written(tmp_path, [case(1)], {})
 
 
@@ -281,25 +281,25 @@ def test_somebody_has_to_write(tmp_path):
 
 def test_each_generator_writes_its_samples_in_the_order_of_the_cases(tmp_path):
     settings = Settings(samples_per_case=2)
-    found, report = written(tmp_path, [case(1), case(2)], {"a": Talker(), "b": Talker()}, settings)
+    result, report = written(tmp_path, [case(1), case(2)], {"a": Talker(), "b": Talker()}, settings)
 
-    assert [one.id.removeprefix("esconv/lines/train/") for one in found] == [
+    assert [one.id.removeprefix("esconv/lines/train/") for one in result] == [
         *("1#1/a/0", "1#1/a/1", "1#1/b/0", "1#1/b/1"),
         *("2#1/a/0", "2#1/a/1", "2#1/b/0", "2#1/b/1"),
     ]
-    assert len({one.seed for one in found}) == 8
+    assert len({one.seed for one in result}) == 8
     assert report.figures["asked of b"] == 4
 
 
 def test_generators_can_take_turns(tmp_path):
     settings = Settings(samples_per_case=2, share="in_turn")
     cases = [case(number) for number in range(120)]
-    found, _ = written(tmp_path, cases, {"a": Talker(), "b": Talker(), "c": Talker()}, settings)
+    result, _ = written(tmp_path, cases, {"a": Talker(), "b": Talker(), "c": Talker()}, settings)
 
-    pairs = [(x.author, y.author) for x, y in zip(found[::2], found[1::2], strict=True)]
+    pairs = [(x.author, y.author) for x, y in zip(result[::2], result[1::2], strict=True)]
     assert set(pairs) == {("a", "b"), ("b", "c"), ("c", "a")}
     for name in "abc":
-        assert sum(one.author == name for one in found) == pytest.approx(80, abs=25)
+        assert sum(one.author == name for one in result) == pytest.approx(80, abs=25)
 
 
 def test_what_is_asked_depends_on_the_case_and_the_seed_alone(tmp_path):
@@ -355,7 +355,7 @@ def pictures(tmp_path_factory):
 
 def test_a_generator_that_sees_is_shown_the_picture_at_its_turn(tmp_path, pictures):
     seeing, blind = Talker(sees_images=True), Talker()
-    found, report = written(
+    result, report = written(
         tmp_path, [case(1, images=(FACE,))], {"seeing": seeing, "blind": blind}, pictures=pictures
     )
 
@@ -363,12 +363,12 @@ def test_a_generator_that_sees_is_shown_the_picture_at_its_turn(tmp_path, pictur
     assert isinstance(picture, Image)
     assert text == "I lost my job 1 days ago."
     assert blind.asked[0].messages[-1].content == (text,)
-    assert [one.pictures for one in found] == [1, 0]
+    assert [one.pictures for one in result] == [1, 0]
     assert report.figures["pictures left out"] == 1
 
 
-def test_pictures_without_a_folder_are_a_wrong_setting(tmp_path):
-    with pytest.raises(ConfigError, match="no folder of pictures is named"):
+def test_pictures_need_a_folder(tmp_path):
+    with pytest.raises(ConfigError, match="no folder of pictures"):
         written(tmp_path, [case(1, images=(FACE,))], {"a": Talker(sees_images=True)})
     assert len(written(tmp_path, [case(1, images=(FACE,))], {"a": Talker()})[0]) == 1
 
@@ -383,8 +383,8 @@ def test_a_missing_picture_stops_the_run_or_is_counted(tmp_path, pictures):
             tmp_path, cases, {"a": Talker(sees_images=True)}, pictures=Pictures(tmp_path, faces)
         )
     lenient = Pictures(tmp_path, faces, skip_unreadable=True)
-    found, report = written(tmp_path, cases, {"a": Talker(sees_images=True)}, pictures=lenient)
-    assert [one.pictures for one in found] == [0, 1]
+    result, report = written(tmp_path, cases, {"a": Talker(sees_images=True)}, pictures=lenient)
+    assert [one.pictures for one in result] == [0, 1]
     assert report.figures["pictures unreadable"] == 1
 
 
@@ -410,14 +410,14 @@ def test_a_key_tells_the_check_what_it_must_know(id, original, language):
     assert TurnCheck()(want.key, turn(reply)) == WRONG_LANGUAGE
 
 
-def test_an_estimate_asks_nobody(tmp_path, pictures):
+def test_an_estimate_sends_no_request(tmp_path, pictures):
     write_records(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
     author = Author.of("a", Talker(sees_images=True).settings)
-    found = questions(
+    result = questions(
         tmp_path / "cases.jsonl", Settings(samples_per_case=2), ["a", "b"], author, pictures
     )
 
-    assert len(list(found)) == 6
+    assert len(list(result)) == 6
 
 
 # --- Size -------------------------------------------------------------------------------------
@@ -496,8 +496,8 @@ def test_an_endpoint_gets_the_pictures_as_data(tmp_path, pictures):
     with Endpoint(model) as endpoint:
         asked_over_http(endpoint, tmp_path / "run", tmp_path / "turns.jsonl", pictures)
 
-    found = list(read_records(tmp_path / "turns.jsonl", GeneratedTurn))
-    assert [one.pictures for one in found if one.author == "seeing"] == [1, 0, 0] * 4
+    result = list(read_records(tmp_path / "turns.jsonl", GeneratedTurn))
+    assert [one.pictures for one in result if one.author == "seeing"] == [1, 0, 0] * 4
     urls = [
         part["image_url"]["url"]
         for body in endpoint.bodies
@@ -518,10 +518,10 @@ def test_an_endpoint_that_fails_loses_no_turn_and_changes_none(tmp_path, picture
 
     assert report.written == 24
     assert (tmp_path / "good.jsonl").read_bytes() == (tmp_path / "bad.jsonl").read_bytes()
-    found = list(read_records(tmp_path / "good.jsonl", GeneratedTurn))
-    assert all(one.is_complete for one in found)
+    result = list(read_records(tmp_path / "good.jsonl", GeneratedTurn))
+    assert all(one.is_complete for one in result)
     again = sum(count for name, count in report.figures.items() if " again: " in name)
-    assert again == sum(one.tries - 1 for one in found) > 0
+    assert again == sum(one.tries - 1 for one in result) > 0
 
 
 def test_a_run_whose_budget_is_spent_goes_on_where_it_was(tmp_path, pictures):
@@ -557,7 +557,7 @@ def test_a_question_that_nobody_answers_is_counted_and_asked_again(tmp_path, pic
     assert (later.written, later.dropped_count, later.figures["unanswered"]) == (24, 0, 0)
 
 
-def test_both_generators_are_asked_at_a_time(tmp_path, pictures):
+def test_both_generators_work_concurrently(tmp_path, pictures):
     with Endpoint(model, latency=0.1) as endpoint:
         asked_over_http(
             endpoint,

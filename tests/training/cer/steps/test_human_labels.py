@@ -102,13 +102,13 @@ def test_tiers_are_compared_and_of_the_low_ones_one_pair_is_drawn(tmp_path):
 
     _, rows = judged(tmp_path, "pair", name)
 
-    found = {in_order(row) for row in rows}
+    result = {in_order(row) for row in rows}
     # 2 x 1 high and medium, 2 x 5 high and low, 1 x 5 medium and low, 1 high and high, 1 low and low
-    assert len(rows) == len(found) == 19
-    assert {(a, b, "first") for a in "ab" for b in "cdefgh"} < found
-    assert {("c", low, "first") for low in "defgh"} < found
-    assert ("a", "b", "both") in found
-    ((one, other, _),) = [row for row in found if row[2] == "neither"]
+    assert len(rows) == len(result) == 19
+    assert {(a, b, "first") for a in "ab" for b in "cdefgh"} < result
+    assert {("c", low, "first") for low in "defgh"} < result
+    assert ("a", "b", "both") in result
+    ((one, other, _),) = [row for row in result if row[2] == "neither"]
     assert set(one + other) < set("defgh")
 
 
@@ -120,7 +120,7 @@ def test_a_tier_that_repeats_another_is_no_pair(tmp_path):
     # a-c, b-c, b-A, c-A, a-b; the four empty ones are the loader's to count
     assert len(rows) == 5
     assert report.dropped["pair"][SAME_REPLY] == 1
-    assert report.dropped["pair"]["nobody answers"] == 4
+    assert report.dropped["pair"]["no answer"] == 4
 
 
 # --- counselchat ---------------------------------------------------------------------------------
@@ -206,23 +206,23 @@ def test_a_reply_that_is_nowhere_lower_and_once_higher_is_preferred(tmp_path):
     assert len({row.case.split for row in rows}) == 1
 
 
-def test_levels_can_be_had_without_pairs(tmp_path):
+def test_empathy_levels_do_not_need_pairs(tmp_path):
     names = epitome(tmp_path, [("a", "210"), ("b", "200"), ("b", "201"), ("b", "200")])
 
-    (found,) = empathy_levels([tmp_path / name for name in names])
+    (result,) = empathy_levels([tmp_path / name for name in names])
     report, _ = judged(tmp_path, "epitome", *names)
 
-    assert (found.source.utterances[1].text, found.levels) == ("a", (2, 1, 0))
-    assert found.rationales == ("x", "x", "x")
+    assert (result.source.utterances[1].text, result.levels) == ("a", (2, 1, 0))
+    assert result.rationales == ("x", "x", "x")
     assert report.dropped["epitome"] == {LABELLED_TWICE: 1}
-    with pytest.raises(ConfigError, match="epitome has three files"):
+    with pytest.raises(ConfigError, match="epitome needs three files"):
         list(empathy_levels([tmp_path / names[0]]))
 
 
 # --- ed_pairs ------------------------------------------------------------------------------------
 
 
-def test_a_persons_reply_stands_before_a_made_one_by_rule(tmp_path):
+def test_a_persons_reply_is_preferred_by_rule(tmp_path):
     end = "<|endoftext|>"
     name = write_csv(
         tmp_path / "ed.csv",
@@ -288,7 +288,7 @@ def test_two_people_must_place_a_pair_on_one_side(tmp_path):
     assert report.dropped["esconv_sra"] == {
         PEOPLE_DIFFER: 1,
         TIE: 1,
-        "another layout than the corpus has": 1,
+        "not in the corpus's layout": 1,
     }
     assert report.figures["esconv_sra: raw agreement of signs"] == pytest.approx(2 / 3)
 
@@ -330,7 +330,7 @@ def test_orders_and_splits_depend_on_the_seed_and_the_row_alone(tmp_path):
 def test_a_corpus_is_named_once_and_its_file_must_be_there(tmp_path):
     corpus = JudgedCorpus(name="pair", paths=("none.csv",))
 
-    with pytest.raises(ConfigError, match="named twice"):
+    with pytest.raises(ConfigError, match="listed twice"):
         judgements([corpus, corpus], tmp_path, tmp_path / "h.jsonl", seed=0)
     with pytest.raises(ConfigError, match=r"none\.csv: no such file"):
         judgements([corpus], tmp_path, tmp_path / "h.jsonl", seed=0)
@@ -361,7 +361,7 @@ PUBLIC = (
 )
 
 
-def test_the_public_files_have_the_counts_that_are_known_of_them(corpora, tmp_path):
+def test_the_public_files_have_the_known_counts(corpora, tmp_path):
     report = judgements(PUBLIC, corpora, tmp_path / "human.jsonl", seed=0)
     figures = report.figures
 
@@ -396,7 +396,7 @@ def test_the_public_files_have_the_counts_that_are_known_of_them(corpora, tmp_pa
         if row.case.corpus not in {"counselchat", "epitome"}:
             assert row.case.split == "test"
     assert len(ids) == report.written
-    assert all(len(found) == 1 for found in splits.values())
+    assert all(len(result) == 1 for result in splits.values())
     assert abs(sides[Preference.FIRST] - sides[Preference.SECOND]) < 500  # deviation 132
 
 

@@ -139,7 +139,7 @@ def test_shares_of_drawn_splits():
     assert counts.total() == 5_000
 
 
-def test_what_loaders_leave_out_is_counted_by_corpus(tmp_path):
+def test_skipped_records_are_counted_by_corpus(tmp_path):
     path = write_esconv(tmp_path / "a.gz", [*talks(1), {"dialog": []}])
 
     _, report = collected(tmp_path, esconv(path.name))
@@ -148,7 +148,7 @@ def test_what_loaders_leave_out_is_counted_by_corpus(tmp_path):
     assert (report.read, report.written) == (1, 1)
 
 
-def test_a_data_set_of_the_hub_brings_its_own_splits(tmp_path, monkeypatch):
+def test_a_hub_data_set_has_its_own_splits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
@@ -172,8 +172,8 @@ def test_a_missing_file_leaves_the_old_output_alone(tmp_path):
     assert list(read_records(tmp_path / "run" / "dialogues.jsonl", SourceDialogue)) == before
 
 
-def test_an_unknown_loader_is_told_with_those_that_there_are():
-    with pytest.raises(ValidationError, match=r"no loader 'esconf'; there are .*esconv"):
+def test_an_unknown_loader_is_reported_with_the_known_ones():
+    with pytest.raises(ValidationError, match=r"no loader 'esconf'; known: .*esconv"):
         CorpusFile(loader="esconf", path="x")
 
 
@@ -203,10 +203,10 @@ def test_no_source_is_in_two_splits(tmp_path_factory, files, splits, uses):
 
     dialogues, report = collected(folder, *corpora)
 
-    found = defaultdict(set)
+    result = defaultdict(set)
     for dialogue in dialogues:
-        found[dialogue.source_id].add(dialogue.split)
-    assert all(len(of_source) == 1 for of_source in found.values())
+        result[dialogue.source_id].add(dialogue.split)
+    assert all(len(of_source) == 1 for of_source in result.values())
     assert len({dialogue.id for dialogue in dialogues}) == len(dialogues) == report.written
     assert report.written + report.dropped_count == report.read
     tested = {each.utterances[0].text for each in dialogues if each.split == "test"}
@@ -250,14 +250,14 @@ EVERYTHING = (
 """All files of the public corpora that have a loader, but for three ablations of ESCoT."""
 
 
-def test_a_file_in_which_a_loader_finds_nothing_is_named(tmp_path):
+def test_a_file_without_dialogues_is_reported(tmp_path):
     (tmp_path / "smile").mkdir()
     (tmp_path / "smile" / "data.txt").write_text("not what the corpus has", encoding="utf-8")
     (tmp_path / "other.txt").write_text('{"talk": []}\n', encoding="utf-8")
 
-    with pytest.raises(ConfigError, match="smile: the loader 'smile' finds no dialogue in it"):
+    with pytest.raises(ConfigError, match="smile: the loader 'smile' reads no dialogue from it"):
         collected(tmp_path, CorpusFile(loader="smile", path="smile"))
-    with pytest.raises(ConfigError, match="1 another layout than the corpus has"):
+    with pytest.raises(ConfigError, match="1 not in the corpus's layout"):
         collected(tmp_path, esconv("other.txt"))
 
 
@@ -279,7 +279,7 @@ print(json.dumps({
 """
 
 
-def test_the_public_corpora_are_collected_fast_and_in_little_memory(corpora, tmp_path, repository):
+def test_the_public_corpora_are_ingested_fast_and_in_little_memory(corpora, tmp_path, repository):
     """Measured on one core of two: 56,000 utterances per second of processor time, 80 MiB.
 
     `utterances` counts what is written; repeated rows are read on top of that.
