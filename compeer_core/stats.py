@@ -108,7 +108,7 @@ def clustered_share(successes: Floats, trials: Floats, weights: Floats) -> Estim
     draws = (weights @ successes)[resampled > 0] / resampled[resampled > 0]
     if voters >= FEW_CLUSTERS and draws.size and np.ptp(draws) > 1e-12:
         return expanded_interval(value, draws, voters)
-    return wilson(value * voters, voters)
+    return wilson(value * voters, voters).model_copy(update={"value": value, "n": None})
 
 
 # --- Bootstrap -----------------------------------------------------------------------------------

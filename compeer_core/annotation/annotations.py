@@ -19,20 +19,13 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Annotated, Literal
+from typing import IO, Literal
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    Field,
-    ValidationError,
-)
+from pydantic import Field, ValidationError
 
 from compeer_core.annotation.agreement import (
     Agreement,
@@ -52,6 +45,7 @@ from compeer_core.cer import (
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part, SupportTurn, read, render_step
+from compeer_core.row_files import UtcDatetime, guarded, unguarded
 from compeer_core.taxonomy import Preference
 
 MAX_NOTE_CHARACTERS = 10_000
@@ -61,25 +55,6 @@ QUESTIONS: Mapping[Part, tuple[Answer, ...]] = MappingProxyType(
     dict.fromkeys(STEPS, (True, False)) | {Part.REPLY: tuple(Preference)}
 )
 """The four questions, each with the answers it can have. That of the reply is the preference."""
-
-_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
-
-
-def _written_out(date: object) -> object:
-    # A bare number would be taken for seconds since 1970, which a spreadsheet's number is not.
-    if isinstance(date, datetime) or (isinstance(date, str) and _ISO_DATE.match(date)):
-        return date
-    raise ValueError("not a date with time and zone")
-
-
-def _in_utc(date: datetime) -> datetime:
-    try:
-        return date.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError("too far from the years 1 to 9999") from error
-
-
-Date = Annotated[AwareDatetime, BeforeValidator(_written_out), AfterValidator(_in_utc)]
 
 
 class Annotation(FrozenModel):
@@ -99,7 +74,7 @@ class Annotation(FrozenModel):
     note: str = Field(default="", max_length=MAX_NOTE_CHARACTERS)
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """How long the person took."""
-    date: Date
+    date: UtcDatetime
     """In UTC, whatever the zone it was given in."""
 
     def answer(self, question: Part) -> Answer | None:
@@ -327,8 +302,6 @@ def pair_agreement(
 # --- Files --------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"\d+,\d+")
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-_BREAKS_OUT = ("\t", "\r", "\n")
 
 
 def write_annotations(path: Path, annotations: Iterable[Annotation]) -> int:
@@ -438,21 +411,6 @@ def _form(
 # --- Columns and values --------------------------------------------------------------------------
 
 
-def _is_formula(text: str) -> bool:
-    """Whether a spreadsheet may run a text, or could once apostrophes before it are gone."""
-    bare = text.lstrip("'")
-    return bare.lstrip().startswith(_FORMULA) or bare.startswith(_BREAKS_OUT)
-
-
-def guarded(text: str) -> str:
-    """Return a text for a cell, with an apostrophe in front where a spreadsheet might run it."""
-    return f"'{text}" if _is_formula(text) else text
-
-
-def _unguarded(text: str) -> str:
-    return text[1:] if text.startswith("'") and _is_formula(text) else text
-
-
 def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
@@ -527,7 +485,7 @@ def _from_cells(
     by_name = dict(zip(names, cells, strict=True))
     values: dict[str, object] = {}
     for name, cell in by_name.items():
-        text = _unguarded(cell) if _COLUMNS[name].is_text else cell.strip()
+        text = unguarded(cell) if _COLUMNS[name].is_text else cell.strip()
         if name == "seconds" and delimiter != "," and _NUMBER.fullmatch(text):
             text = text.replace(",", ".")
         if name in {"preference", "shown_first", *_STEP_COLUMNS}:

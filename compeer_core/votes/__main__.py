@@ -22,10 +22,10 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from compeer_core.errors import CompeerError, ConfigError
-from compeer_core.votes.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
-from compeer_core.votes.board_plot import to_svg
-from compeer_core.votes.board_text import PROGRAM, TABLES, to_csv, to_json, to_markdown
 from compeer_core.votes.commands import add_commands, existing
+from compeer_core.votes.leaderboard.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
+from compeer_core.votes.leaderboard.plot import to_svg
+from compeer_core.votes.leaderboard.text import PROGRAM, TABLES, to_csv, to_json, to_markdown
 from compeer_core.votes.rows import VoteRow, read_votes
 
 _PRESENCE = MappingProxyType({None: None, "with": True, "without": False})

@@ -26,11 +26,11 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload, undefer
 
-from compeer_core.annotation.annotations import guarded
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy, Split
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import read
+from compeer_core.row_files import guarded
 from compeer_core.votes.battles import Flag, SideStatus
 from compeer_core.votes.reading import flags_of, standing_votes, storable
 from compeer_core.votes.schema import (

@@ -12,8 +12,8 @@ import pytest
 
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
-from compeer_core.votes.board import Board, Status, code_version
-from compeer_core.votes.board_text import command
+from compeer_core.votes.leaderboard.board import Board, Status, code_version
+from compeer_core.votes.leaderboard.text import command
 from compeer_core.votes.rows import VoteRow, write_votes
 from tests.core.votes.made_up import fought
 
