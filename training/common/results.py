@@ -19,12 +19,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from compeer_core.stats import Estimate
 
 _log = logging.getLogger(__name__)
 
@@ -71,21 +72,8 @@ class Metric(FrozenModel):
         return self
 
 
-class Interval(Protocol):
-    """A value with its interval, such as `training.evaluation.metrics.Estimate`."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def n(self) -> int: ...
-
-
 def measured(
-    name: str, found: Interval, *, unit: str = "", note: str = "", of: str = "", about: str = ""
+    name: str, found: Estimate, *, unit: str = "", note: str = "", of: str = "", about: str = ""
 ) -> Metric:
     """Return a value with its interval as a row of a results file; shares as per cent for "%"."""
     scale = 100.0 if unit == "%" else 1.0
