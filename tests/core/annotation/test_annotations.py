@@ -350,7 +350,7 @@ def test_agreement_is_measured_question_by_question_on_the_first_two():
     assert (found[Part.HISTORY].n_items, found[Part.HISTORY].n_ratings) == (4, 8)
     assert found[Part.REPLY].raw.value == pytest.approx(2 / 3)
     assert found[Part.EMOTION].raw is None
-    assert compeer_core.annotation.agreement is agreement
+    assert compeer_core.votes.agreement is agreement
 
 
 @given(st.data())
