@@ -1,38 +1,28 @@
-"""Annotations: what one person said about one supporter turn, and how it is kept in files.
+"""Annotations: one person's answers about one supporter turn, and their files.
 
-An annotator sees an `AnnotationItem`: a history, the three reasoning steps of a turn, and two
-replies in an order that was drawn. Neither says who wrote what, so that annotators stay blind. What
-they answer is an `Annotation`: whether each step is right, and which reply is better. Each of these
-four questions can be left open.
+An annotator sees an `AnnotationItem`: a history, the three reasoning steps of a turn, and two replies in
+random order, without their authors. The answers are an `Annotation`: whether each step is right, and which
+reply is better. Each of these four questions may be left open.
 
-Annotations are kept as JSON lines, for programs, or as CSV, for spreadsheets. Both forms give back
-exactly what was written. In CSV a text that a spreadsheet would run as a formula gets an apostrophe
-in front (``=1+1`` is written as ``'=1+1``), which is taken away again when it is read. CSV is read
-with commas, semicolons (Excel where the comma is the decimal point) or tabs, with a byte order mark
-or without.
+Files are JSON lines for programs or CSV for spreadsheets. Reading returns exactly what was written. In CSV,
+a text that a spreadsheet would run as a formula gets an apostrophe in front (``=1+1`` becomes ``'=1+1``),
+which is removed on reading. CSV may use commas, semicolons (Excel where the comma is the decimal point) or
+tabs, with or without a byte order mark.
 
-People revise. The file has one row for each time that somebody answered; of each person the latest
-row counts (`opinions`).
+A file has a row for each revision; the latest one of each person counts (`opinions`).
 """
 
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Annotated, Literal
+from typing import IO, Literal
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    Field,
-    ValidationError,
-)
+from pydantic import Field, ValidationError
 
 from compeer_core.annotation.agreement import (
     Agreement,
@@ -52,6 +42,7 @@ from compeer_core.cer import (
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part, SupportTurn, read, render_step
+from compeer_core.row_files import UtcDatetime, guarded, opened, replacing, unguarded, write_lines
 from compeer_core.taxonomy import Preference
 
 MAX_NOTE_CHARACTERS = 10_000
@@ -60,52 +51,32 @@ Answer = bool | Preference
 QUESTIONS: Mapping[Part, tuple[Answer, ...]] = MappingProxyType(
     dict.fromkeys(STEPS, (True, False)) | {Part.REPLY: tuple(Preference)}
 )
-"""The four questions, each with the answers it can have. That of the reply is the preference."""
-
-_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
-
-
-def _written_out(date: object) -> object:
-    # A bare number would be taken for seconds since 1970, which a spreadsheet's number is not.
-    if isinstance(date, datetime) or (isinstance(date, str) and _ISO_DATE.match(date)):
-        return date
-    raise ValueError("not a date with time and zone")
-
-
-def _in_utc(date: datetime) -> datetime:
-    try:
-        return date.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError("too far from the years 1 to 9999") from error
-
-
-Date = Annotated[AwareDatetime, BeforeValidator(_written_out), AfterValidator(_in_utc)]
+"""The four questions with their possible answers; that of the reply is the preference."""
 
 
 class Annotation(FrozenModel):
-    """What one person answered about one item, at one time."""
+    """The answers of one person about one item, at one time."""
 
     item_id: str = Field(min_length=1)
     annotator: str = Field(min_length=1)
     """A pseudonym."""
     steps: StepLabels = (None, None, None)
-    """Whether the history, the emotion and the strategy step are right; None was left open."""
+    """Whether the history, emotion and strategy steps are right; None if left open."""
     preference: Preference | None = None
-    """About the two replies as this person saw them; None was left open."""
+    """In the order in which this person saw the replies; None if left open."""
     shown_first: Literal["first", "second"] = "first"
-    """Which of the item's two replies stood first before this person's eyes."""
+    """Which of the item's two replies was shown first to this person."""
     confidence: int | None = Field(default=None, ge=1, le=5)
     """From 1, a guess, to 5, certain."""
     note: str = Field(default="", max_length=MAX_NOTE_CHARACTERS)
     seconds: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """How long the person took."""
-    date: Date
-    """In UTC, whatever the zone it was given in."""
+    """Working time."""
+    date: UtcDatetime
 
     def answer(self, question: Part) -> Answer | None:
-        """Return what was answered, None where the question was left open.
+        """Return the answer to a question, None if it was left open.
 
-        The preference is turned into the item's own order of replies.
+        The preference refers to the item's own order of replies.
         """
         if question is not Part.REPLY:
             return self.steps[STEPS.index(question)]
@@ -115,16 +86,16 @@ class Annotation(FrozenModel):
 
 
 class AnnotationItem(FrozenModel):
-    """What an annotator is shown. Who wrote what is in a file of its own."""
+    """What an annotator sees. The authors are in a separate file (`ItemKey`)."""
 
     id: str
     language: str
     """ISO 639-1."""
     history: tuple[CaseUtterance, ...] = Field(min_length=1)
     steps: tuple[str, str, str]
-    """The reasoning as it was written, labels included, without tags."""
+    """The reasoning with its labels, without tags."""
     replies: tuple[str, str] | None
-    """In an order that was drawn; None where there is only one reply, and nothing to prefer."""
+    """In random order; None if there is only one reply."""
 
     @classmethod
     def of(
@@ -134,7 +105,7 @@ class AnnotationItem(FrozenModel):
         turn: SupportTurn,
         replies: tuple[str, str] | None,
     ) -> "AnnotationItem":
-        """Return what is shown of a turn and the two replies that are compared, if there are two."""
+        """Return the item of a turn, with the two replies to compare if there are two."""
         reasoning = turn.reasoning
         return cls(
             id=item_id,
@@ -150,19 +121,19 @@ class AnnotationItem(FrozenModel):
 
 
 class ItemKey(FrozenModel):
-    """What an annotator must not see of an item."""
+    """The part of an item that is hidden from annotators."""
 
     item_id: str
     case: Case
     author: str
-    """Who wrote the turn."""
+    """Author of the turn."""
     turn: str
     """In the output grammar."""
     original: Literal["first", "second"] | None
-    """Which of the two replies is the corpus's; None where there is only the turn's."""
+    """Which of the two replies is from the corpus; None if the turn's is the only one."""
 
     def record(self) -> CerRecord:
-        """Return the row of the item, its replies in the item's order, without labels.
+        """Return the unlabelled row of the item, with replies in the item's order.
 
         Raises:
             CompletionError: The turn is not complete.
@@ -180,21 +151,21 @@ class ItemKey(FrozenModel):
         )
 
 
-# --- What several people said ------------------------------------------------------------------
+# --- Opinions of several people -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Opinions:
-    """What people said about one question of one item."""
+    """The answers of several people to one question about one item."""
 
     latest: Mapping[str, Answer]
-    """The answer that counts, by annotator, in the order in which they first answered."""
+    """The latest answer by annotator, in the order of their first answers."""
     independent: Mapping[str, Answer]
-    """What the first two said before a third was asked: agreement is measured on this."""
+    """The answers of the first two before a third began; agreement is measured on these."""
 
     @property
     def outcome(self) -> Consensus[Answer] | Unsettled:
-        """The answer by the paper's rule. People after the third are not asked for."""
+        """The settled answer by the paper's rule. Answers after the third are ignored."""
         answers = list(self.latest.values())
         if len(answers) < 2:
             return Unsettled.NEEDS_SECOND
@@ -202,10 +173,14 @@ class Opinions:
 
 
 def opinions(annotations: Iterable[Annotation], question: Part) -> Opinions:
-    """Return what people said about one item, in any order and with revisions.
+    """Return the answers to a question about one item.
 
-    Of two annotations of one person the later counts, as a whole: a question left open there is
-    withdrawn. Of equal dates the one that comes later here counts.
+    Of two annotations of one person the later counts as a whole: a question left open there is
+    withdrawn. Of equal dates the one that comes later in the argument counts.
+
+    Args:
+        annotations: About one item, in any order and with revisions.
+        question: The question.
     """
     ordered = sorted(annotations, key=lambda annotation: annotation.date)
     began: dict[str, int] = {}
@@ -215,35 +190,35 @@ def opinions(annotations: Iterable[Annotation], question: Part) -> Opinions:
         latest[annotation.annotator] = answer
         if answer is not None:
             began.setdefault(annotation.annotator, position)
-    counting = {name: answer for name in began if (answer := latest[name]) is not None}
-    people = list(counting)
-    before = ordered[: began[people[2]]] if len(people) > 2 else ordered
-    said = {a.annotator: a.answer(question) for a in before}
-    independent = {name: answer for name in people[:2] if (answer := said.get(name)) is not None}
-    return Opinions(MappingProxyType(counting), MappingProxyType(independent))
+    standing = {name: answer for name in began if (answer := latest[name]) is not None}
+    people = list(standing)
+    before_third = ordered[: began[people[2]]] if len(people) > 2 else ordered
+    early = {each.annotator: each.answer(question) for each in before_third}
+    independent = {name: answer for name in people[:2] if (answer := early.get(name)) is not None}
+    return Opinions(MappingProxyType(standing), MappingProxyType(independent))
 
 
 def by_item(annotations: Iterable[Annotation]) -> dict[str, list[Annotation]]:
-    """Return the annotations of each item, in the order in which items first come."""
+    """Group annotations by item, in order of first appearance."""
     items: dict[str, list[Annotation]] = {}
     for annotation in annotations:
         items.setdefault(annotation.item_id, []).append(annotation)
     return items
 
 
-def labelled(record: CerRecord, said: Mapping[Part, Opinions]) -> CerRecord | None:
-    """Return a row with what people agree on; None where they agree on nothing.
+def labelled(record: CerRecord, answers: Mapping[Part, Opinions]) -> CerRecord | None:
+    """Return a row with the settled labels; None if no question is settled.
 
-    Each question is settled for itself: a row may have two steps and no preference.
+    Each question is settled independently: a row may have two steps and no preference.
 
     Args:
-        record: The row without labels, its replies in the item's order. The steps are of the first
-            of them that has a turn.
-        said: What people said, by question; one that was not asked is left out.
+        record: The unlabelled row, with replies in the item's order. The steps are those of the first
+            reply that has a turn.
+        answers: By question, without those that were not asked.
     """
     settled = {
         part: outcome
-        for part, each in said.items()
+        for part, each in answers.items()
         if isinstance(outcome := each.outcome, Consensus)
     }
     if not settled:
@@ -253,7 +228,7 @@ def labelled(record: CerRecord, said: Mapping[Part, Opinions]) -> CerRecord | No
         names = {
             name
             for part in parts
-            for name, answer in list(said[part].latest.items())[:3]
+            for name, answer in list(answers[part].latest.items())[:3]
             if answer == settled[part].label
         }
         return DecidedBy(kind="people", name=", ".join(sorted(names)))
@@ -272,18 +247,18 @@ def labelled(record: CerRecord, said: Mapping[Part, Opinions]) -> CerRecord | No
                 "steps_by": people(steps),
             }
         )
-    # model_copy would not look whether the parts fit
+    # unlike model_copy, this validates the combination
     return CerRecord.model_validate(fields)
 
 
 def agreement(annotations: Iterable[Annotation], *, seed: int = 0) -> Mapping[Part, Agreement]:
-    """Return how well the first two annotators of each item agree, question by question.
+    """Return how far the first two annotators of each item agree, by question.
 
-    Nobody's adjudication is in it: see `Opinions.independent`.
+    Adjudication does not count: see `Opinions.independent`.
 
     Args:
-        annotations: Of any number of items, in any order.
-        seed: Of the bootstraps.
+        annotations: About any number of items, in any order.
+        seed: Of the bootstrap.
     """
     items = by_item(annotations).values()
     return MappingProxyType(
@@ -299,20 +274,20 @@ def agreement(annotations: Iterable[Annotation], *, seed: int = 0) -> Mapping[Pa
 def pair_agreement(
     annotations: Iterable[Annotation], *, seed: int = 0
 ) -> Mapping[tuple[str, str], Mapping[Part, Agreement]]:
-    """Return how well each two people agree on the items that both answered on their own.
+    """Return how far each two people agree on the items that both answered independently.
 
     Args:
-        annotations: Of any number of items, in any order.
-        seed: Of the bootstraps.
+        annotations: About any number of items, in any order.
+        seed: Of the bootstrap.
     """
     ratings: dict[tuple[str, str], dict[Part, list[Mapping[str, Answer]]]] = {}
     for item in by_item(annotations).values():
         for question in QUESTIONS:
-            said = opinions(item, question).independent
-            if len(said) == 2:
-                one, other = sorted(said)
-                of_pair = ratings.setdefault((one, other), {each: [] for each in QUESTIONS})
-                of_pair[question].append(said)
+            answers = opinions(item, question).independent
+            if len(answers) == 2:
+                first, second = sorted(answers)
+                of_pair = ratings.setdefault((first, second), {each: [] for each in QUESTIONS})
+                of_pair[question].append(answers)
     return MappingProxyType(
         {
             pair: {
@@ -327,42 +302,31 @@ def pair_agreement(
 # --- Files --------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"\d+,\d+")
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-_BREAKS_OUT = ("\t", "\r", "\n")
 
 
 def write_annotations(path: Path, annotations: Iterable[Annotation]) -> int:
-    """Write a .csv or .jsonl file under a temporary name, then rename; return the number of rows.
+    """Replace a .csv or .jsonl file; return the number of rows.
 
-    CSV begins with a byte order mark, without which Excel takes UTF-8 for something else.
+    CSV begins with a byte order mark, without which Excel does not detect UTF-8.
 
     Raises:
-        ConfigError: The name ends in neither.
+        ConfigError: The name has another suffix.
     """
-    encoding, write, _ = _form(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("w", encoding=encoding, newline="") as file:
-        count = write(file, annotations)
-    fresh.replace(path)
-    return count
+    is_csv = _is_csv(path)
+    with replacing(path, "utf-8-sig" if is_csv else "utf-8") as file:
+        return write_csv(file, annotations) if is_csv else write_lines(file, annotations)
 
 
 def read_annotations(path: Path) -> Iterator[Annotation]:
     """Yield the annotations of a .csv or .jsonl file.
 
     Raises:
-        ConfigError: The file cannot be read, or one of its values is none: the sentence names file,
-            row, column, what was found and what is allowed.
+        ConfigError: The file cannot be read, or a value is invalid: the sentence names file, row,
+            column, the value and the allowed ones.
     """
-    _, _, read = _form(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from read(file, str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 (save it as 'CSV UTF-8')") from error
+    read = read_csv if _is_csv(path) else read_jsonl
+    with opened(path) as file:
+        yield from read(file, str(path))
 
 
 def write_csv(file: IO[str], annotations: Iterable[Annotation]) -> int:
@@ -377,7 +341,7 @@ def write_csv(file: IO[str], annotations: Iterable[Annotation]) -> int:
 
 
 def read_csv(file: Iterable[str], name: str) -> Iterator[Annotation]:
-    """Yield the rows of a CSV; `name` is what messages call it. Empty rows are passed over.
+    """Yield the rows of a CSV, which messages call `name`; empty rows are skipped.
 
     Raises:
         ConfigError: As for `read_annotations`. Rows are counted as a spreadsheet does.
@@ -394,20 +358,11 @@ def read_csv(file: Iterable[str], name: str) -> Iterator[Annotation]:
             if any(cells):
                 yield _from_cells(cells, names, delimiter, f"{name}, row {row}")
     except csv.Error as error:
-        raise ConfigError(f"{name}, after row {row}: is no CSV: {error}") from error
-
-
-def write_jsonl(file: IO[str], annotations: Iterable[Annotation]) -> int:
-    """Write one JSON object per line; return their number."""
-    count = 0
-    for annotation in annotations:
-        file.write(annotation.model_dump_json() + "\n")
-        count += 1
-    return count
+        raise ConfigError(f"{name}, after row {row}: is not CSV: {error}") from error
 
 
 def read_jsonl(file: Iterable[str], name: str) -> Iterator[Annotation]:
-    """Yield what `write_jsonl` wrote; empty lines are passed over.
+    """Yield the rows of JSON lines, which messages call `name`; empty lines are skipped.
 
     Raises:
         ConfigError: As for `read_annotations`.
@@ -421,36 +376,15 @@ def read_jsonl(file: Iterable[str], name: str) -> Iterator[Annotation]:
             raise ConfigError(_explained(f"{name}, row {row}", error)) from error
 
 
-def _form(
-    path: Path,
-) -> tuple[
-    str,
-    Callable[[IO[str], Iterable[Annotation]], int],
-    Callable[[Iterable[str], str], Iterator[Annotation]],
-]:
-    if path.suffix == ".csv":
-        return "utf-8-sig", write_csv, read_csv
-    if path.suffix == ".jsonl":
-        return "utf-8", write_jsonl, read_jsonl
-    raise ConfigError(f"{path}: annotations are kept in .csv or .jsonl, not {path.suffix or path}")
+def _is_csv(path: Path) -> bool:
+    if path.suffix not in {".csv", ".jsonl"}:
+        raise ConfigError(
+            f"{path}: annotations are stored as .csv or .jsonl, not {path.suffix or path}"
+        )
+    return path.suffix == ".csv"
 
 
 # --- Columns and values --------------------------------------------------------------------------
-
-
-def _is_formula(text: str) -> bool:
-    """Whether a spreadsheet may run a text, or could once apostrophes before it are gone."""
-    bare = text.lstrip("'")
-    return bare.lstrip().startswith(_FORMULA) or bare.startswith(_BREAKS_OUT)
-
-
-def guarded(text: str) -> str:
-    """Return a text for a cell, with an apostrophe in front where a spreadsheet might run it."""
-    return f"'{text}" if _is_formula(text) else text
-
-
-def _unguarded(text: str) -> str:
-    return text[1:] if text.startswith("'") and _is_formula(text) else text
 
 
 def _shown(value: object) -> str:
@@ -527,7 +461,7 @@ def _from_cells(
     by_name = dict(zip(names, cells, strict=True))
     values: dict[str, object] = {}
     for name, cell in by_name.items():
-        text = _unguarded(cell) if _COLUMNS[name].is_text else cell.strip()
+        text = unguarded(cell) if _COLUMNS[name].is_text else cell.strip()
         if name == "seconds" and delimiter != "," and _NUMBER.fullmatch(text):
             text = text.replace(",", ".")
         if name in {"preference", "shown_first", *_STEP_COLUMNS}:
@@ -542,7 +476,7 @@ def _from_cells(
 
 
 def _explained(where: str, error: ValidationError, cells: Mapping[str, str] | None = None) -> str:
-    """Return one sentence on the first thing that is wrong."""
+    """Return one sentence about the first problem."""
     detail = error.errors()[0]
     location = detail["loc"]
     if not location:

@@ -1,21 +1,20 @@
-"""The annotation desk: who annotates what, drafts, answers, and who decides where two differ.
+"""The annotation desk: assignments, drafts, answers, and adjudication where two people differ.
 
-The paper's rule: two people answer on their own, a third decides where they differ. So an item is
-given to two people, and to a third, who may adjudicate, once their answers are there and differ.
-Nobody is given an item twice, or sees what others said before answering; `conflict` shows both answers
-to the third, without names.
+The paper's rule: two people answer independently, and a third decides where they differ. So an item is
+assigned to two people, and to a third, who may adjudicate, once their answers differ. Nobody gets an item
+twice, or sees the answers of others before answering; `conflict` shows both answers, without names, to the
+third.
 
-An answer is never changed: a second thought is another answer, and the last one counts
-(`compeer_core.annotation.annotations.opinions`). To take an answer back is to give an empty one. Neither
-is done any more once a third person has the item, who has seen what was said. Drafts are kept as they
-are typed. Of two tabs with the same item only one may write, until it has been silent for
-`TAB_SECONDS`.
+An answer is never changed: a revision is another answer, and the last one counts
+(`compeer_core.annotation.annotations.opinions`). An empty answer withdraws the previous one. Once the item is
+assigned to a third person, who has seen the answers, neither is possible. Drafts are saved while they are
+typed. Of two tabs with the same item only one may write, until it has been silent for `TAB_SECONDS`.
 
-What all together said is told only about items that nobody answers on their own any more
-(`Desk.report`, `Desk.annotations`).
+Results are shown only for items that need no more independent answers (`Desk.report`,
+`Desk.annotations`).
 
-People come in by a token, which is shown once; the database has its hash. Each browser they come in
-with gets a pass of its own, so that leaving with one of them leaves the others in.
+People sign in with a token, which is shown once; the database stores its hash. Each browser gets a pass of
+its own, so that signing out in one leaves the others signed in.
 """
 
 import hashlib
@@ -34,10 +33,18 @@ from compeer_core.annotation.annotations import (
     QUESTIONS,
     Annotation,
     AnnotationItem,
+    by_item,
     labelled,
     opinions,
 )
-from compeer_core.annotation.queue import Queue, annotation_of, differ, is_empty, said, standing
+from compeer_core.annotation.queue import (
+    Queue,
+    annotation_of,
+    answers_of,
+    differ,
+    is_empty,
+    standing,
+)
 from compeer_core.annotation.report import Report, report
 from compeer_core.cer import CerRecord, StepLabels
 from compeer_core.errors import ConfigError, InputError
@@ -56,20 +63,20 @@ from compeer_core.votes.schema import (
 from compeer_core.votes.store import VoteStore
 
 TAB_SECONDS = 30.0
-"""So long a tab may be silent before another one may write."""
+"""How long a tab may be silent before another one may write."""
 PASS_SECONDS = 7 * 24 * 3600
-"""So long a pass lets somebody in."""
+"""How long a pass is valid."""
 _CLOCK_SECONDS = 24 * 3600
-"""A pass may be so much younger than nothing: clocks are set back at times."""
+"""How far in the future a pass may begin, since clocks are sometimes set back."""
 _LOCK = 0x4445534B
-"""Names the lock under which PostgreSQL gives items to people and takes their answers."""
+"""Key of the PostgreSQL lock for assignments and answers."""
 
 Order = Literal["first", "second"]
 
 
 @dataclass(frozen=True)
 class Annotator:
-    """Somebody who has come in."""
+    """Somebody who is signed in."""
 
     id: int
     name: str
@@ -78,48 +85,48 @@ class Annotator:
 
 @dataclass(frozen=True)
 class Work:
-    """An item before somebody: what is shown, in which order, and what they have typed so far."""
+    """An item opened by somebody: its content, the order of replies, and their draft."""
 
     item: AnnotationItem
     number: int
-    """Its place in the queue, from 1."""
+    """Position in the queue, from 1."""
     shown_first: Order
-    """Which of the item's two replies stands first; drawn once for each person."""
+    """Which of the item's two replies is shown first; drawn once for each person."""
     decides: bool
-    """Whether the person is the third, who sees what the first two said (`Desk.conflict`)."""
+    """Whether the person adjudicates, and sees the first two answers (`Desk.conflict`)."""
     answered: Annotation | None
-    """What they answered before, if that still stands."""
+    """Their previous answer, if it stands."""
     draft: Mapping[str, Any] | None
     saved_at: datetime | None
     may_write: bool
-    """False where another tab has the item."""
+    """False if another tab has the item."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """An item of somebody that has a draft or an answer."""
+    """An item with a draft or an answer of somebody."""
 
     item_id: str
     number: int
     state: Literal["draft", "done"]
     at: datetime
-    """When it was saved."""
+    """Time of saving."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far somebody is."""
+    """The progress of one annotator."""
 
     items: int
-    """In the queue, for anybody."""
+    """Number of items in the queue."""
     to_do: int
-    """Items that could still be given to them."""
+    """Number of items that can still be assigned to them."""
     drafts: int
     done: int
     conflicts: int
-    """Items that wait for a third person, if they may be it."""
+    """Number of items that wait for a third person, if they may adjudicate."""
     is_over: bool
-    """Whether nobody is asked about anything any more."""
+    """Whether no item waits for anybody."""
 
 
 class Desk:
@@ -132,7 +139,7 @@ class Desk:
     # --- people ---------------------------------------------------------------------------------
 
     def add_annotator(self, name: str, *, may_adjudicate: bool = False) -> str:
-        """Add somebody under a pseudonym, and return their token, which is nowhere else.
+        """Add an annotator under a pseudonym, and return their token, which is stored nowhere.
 
         Raises:
             ConfigError: The pseudonym is taken, or empty.
@@ -155,7 +162,7 @@ class Desk:
         return token
 
     def log_in(self, token: str) -> Annotator | None:
-        """Return whose token it is; None where it is nobody's, or was revoked."""
+        """Return the owner of a token; None if it is unknown or revoked."""
         with self._database.reading() as session:
             row = session.scalars(select(AnnotatorRow).filter_by(token_hash=_hash(token))).first()
         if row is None or row.revoked_at is not None:
@@ -163,22 +170,22 @@ class Desk:
         return Annotator(row.id, row.name, row.may_adjudicate)
 
     def new_pass(self, annotator: Annotator) -> str:
-        """Return what lets a browser in for `PASS_SECONDS`, until `end_pass`. The database has its hash."""
-        given = secrets.token_urlsafe(32)
+        """Return a pass for a browser, valid for `PASS_SECONDS` or until `end_pass`."""
+        new = secrets.token_urlsafe(32)
         now = self._now()
         with self._database.writing() as session:
             old = PassRow.begun_at < now - timedelta(seconds=PASS_SECONDS)
             session.execute(delete(PassRow).where(old))
-            session.add(PassRow(hash=_hash(given), annotator_id=annotator.id, begun_at=now))
-        return given
+            session.add(PassRow(hash=_hash(new), annotator_id=annotator.id, begun_at=now))
+        return new
 
-    def let_in(self, given: str) -> Annotator | None:
-        """Return whose pass it is; None where it is nobody's, or old, or the token was revoked."""
-        found = select(AnnotatorRow, PassRow.begun_at).join(
+    def let_in(self, browser_pass: str) -> Annotator | None:
+        """Return the owner of a pass; None if it is unknown or expired, or the token is revoked."""
+        owners = select(AnnotatorRow, PassRow.begun_at).join(
             PassRow, PassRow.annotator_id == AnnotatorRow.id
         )
         with self._database.reading() as session:
-            row = session.execute(found.where(PassRow.hash == _hash(given))).first()
+            row = session.execute(owners.where(PassRow.hash == _hash(browser_pass))).first()
         if row is None or row[0].revoked_at is not None:
             return None
         annotator, begun_at = row
@@ -186,29 +193,29 @@ class Desk:
             return None
         return Annotator(annotator.id, annotator.name, annotator.may_adjudicate)
 
-    def end_pass(self, given: str) -> None:
-        """Let nobody in with a pass any more."""
-        with self._database.reading() as session:  # anybody may ask
-            row = session.get(PassRow, _hash(given))
+    def end_pass(self, browser_pass: str) -> None:
+        """Invalidate a pass."""
+        with self._database.reading() as session:  # takes no write lock for an unknown pass
+            row = session.get(PassRow, _hash(browser_pass))
         if row is None:
             return
         with self._database.writing() as session:
             session.execute(delete(PassRow).where(PassRow.hash == row.hash))
 
     def revoke(self, name: str) -> None:
-        """Let nobody in with somebody's token any more; their answers stay.
+        """Revoke the token of an annotator; their answers stay.
 
         Raises:
-            ConfigError: There is nobody of that name.
+            ConfigError: There is no annotator of that name.
         """
         with self._database.writing() as session:
             _named(session, name).revoked_at = self._now()
 
     def delete_annotator(self, name: str) -> int:
-        """Delete somebody with all their drafts and answers; return how many answers those were.
+        """Delete an annotator with all drafts and answers; return the number of answers.
 
         Raises:
-            ConfigError: There is nobody of that name.
+            ConfigError: There is no annotator of that name.
         """
         with self._database.writing() as session:
             row = _named(session, name)
@@ -226,12 +233,12 @@ class Desk:
         items: Iterable[tuple[AnnotationItem, CerRecord | None]],
         pictures: Callable[[str], Image] | None = None,
     ) -> int:
-        """Put items at the end of the queue, all or none; return how many were new.
+        """Add items at the end of the queue, all or none; return how many were new.
 
         Args:
-            items: Each with the row that its answers will be the labels of, if there is one: the
-                same replies in the same order, one of them with a turn. Annotators never see it.
-            pictures: Opens a picture of a history by its name; without it there are none to see.
+            items: Each with the row that its answers will label, if there is one: the same replies in
+                the same order, one of them with a turn. It is hidden from annotators.
+            pictures: Opens a picture of a history by its name; without it pictures are not shown.
         """
         count = 0
         with self._database.writing() as session:
@@ -260,12 +267,12 @@ class Desk:
         return count
 
     def picture(self, annotator: Annotator, item_id: str, index: int) -> Image | None:
-        """Return a picture of an item that somebody was given; None where there is none.
+        """Return a picture of an item that is assigned to somebody; None if there is none.
 
         Args:
-            annotator: Who looks.
+            annotator: The person.
             item_id: The item.
-            index: Which of all pictures of the history, in order, from 0.
+            index: Number of the picture in the history, from 0.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -280,14 +287,14 @@ class Desk:
             return None if row is None else read_image(row.data)
 
     def next_item(self, annotator: Annotator, tab: str, *, conflicts: bool = False) -> Work | None:
-        """Give somebody an item; None where there is none left for them.
+        """Assign an item to somebody; None if there is none left for them.
 
-        What they have begun comes first, then the queue in its order. An item is held for them, so
-        that no third person answers it for nothing.
+        Items they have begun come first, then the queue in order. An item is reserved for them, so that
+        no third person answers it in vain.
 
         Args:
-            annotator: Who asks.
-            tab: The page's name for the tab of the browser.
+            annotator: The person.
+            tab: Id of the browser tab, chosen by the page.
             conflicts: Only items that wait for a third person.
         """
         with self._database.writing() as session:
@@ -301,17 +308,17 @@ class Desk:
             return None if item_id is None else self._opened(session, annotator, item_id, tab)
 
     def open_item(self, annotator: Annotator, item_id: str, tab: str) -> Work:
-        """Open an item that somebody was given before, also to answer it again.
+        """Open an assigned item, also to revise its answer.
 
         Raises:
-            InputError: ``item_not_yours``, or ``item_closed`` (others have answered it meanwhile).
+            InputError: ``item_not_yours``, or ``item_closed`` (others have answered it).
         """
         with self._database.writing() as session:
             _assignment(session, annotator, item_id)
             return self._opened(session, annotator, item_id, tab)
 
     def hold(self, annotator: Annotator, item_id: str, tab: str) -> bool:
-        """Say that a tab still has an item open; return whether it may write.
+        """Keep an item open in a tab; return whether the tab may write.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -320,7 +327,7 @@ class Desk:
             return _take(_assignment(session, annotator, item_id), tab, self._now())
 
     def release(self, annotator: Annotator, item_id: str, tab: str) -> None:
-        """Let another tab write at once, if this one could.
+        """Give up the right of a tab to write, so that another one has it at once.
 
         Raises:
             InputError: ``item_not_yours``.
@@ -331,7 +338,7 @@ class Desk:
                 assignment.tab = assignment.tab_until = None
 
     def begun(self, annotator: Annotator) -> list[Begun]:
-        """Return somebody's drafts, then what they have answered, each from the last one back."""
+        """Return somebody's drafts, then their answers, each from the newest on."""
         with self._database.reading() as session:
             numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
             mine = select(AssignmentRow).filter_by(annotator_id=annotator.id)
@@ -355,7 +362,7 @@ class Desk:
     def save_draft(
         self, annotator: Annotator, item_id: str, tab: str, draft: Mapping[str, Any]
     ) -> datetime:
-        """Keep what somebody has typed so far; return when.
+        """Save a draft; return the time.
 
         Raises:
             InputError: ``item_not_yours``, or ``item_open_elsewhere`` (another tab has it).
@@ -386,7 +393,7 @@ class Desk:
             session.add(assignment)
         may_write = _take(assignment, tab, now)
         item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
-        of_item = list(said(session, item_id))
+        of_item = list(answers_of(session, item_id))
         own = [each for each in of_item if each.annotator == annotator.name and not is_empty(each)]
         stands = annotator.name in standing(of_item)
         is_third = annotator.name not in standing(of_item)[:2] and len(standing(of_item)) >= 2
@@ -418,24 +425,24 @@ class Desk:
         token: str = "",
         tab: str | None = None,
     ) -> Annotation:
-        """Write down an answer. It is on the disk when this returns, and the draft is gone.
+        """Store an answer durably, and remove the draft.
 
         Args:
-            annotator: Who answers.
-            item_id: What was given to them.
-            steps: See `Annotation`, as for all that follows.
-            preference: In the order in which this person saw the replies; dropped where the item
-                has none to compare.
+            annotator: The person.
+            item_id: An item assigned to them.
+            steps: See `Annotation`.
+            preference: In the order in which this person saw the replies; ignored if the item has only
+                one.
             confidence: See `Annotation`.
             note: See `Annotation`.
             seconds: See `Annotation`.
-            token: The page's name for this request; sent again, it is the same answer.
-            tab: The page's name for the tab; None asks for no tab.
+            token: Id of the request; a repeated request returns the same answer.
+            tab: Id of the browser tab; None skips the check.
 
         Raises:
             InputError: ``item_not_yours``, ``item_open_elsewhere``, ``item_closed`` (two others have
-                answered, and this person is not the one to decide), ``item_decided`` (a third person
-                has the item), or ``answer_unusable`` with what is wrong.
+                answered, and this person does not adjudicate), ``item_decided`` (a third person has
+                the item), or ``answer_unusable`` with the problem.
         """
         key = storable(token) or None
         with self._database.writing() as session:
@@ -492,9 +499,9 @@ class Desk:
         return annotation
 
     def take_back(self, annotator: Annotator) -> str:
-        """Take back the last answer of somebody that still stands; return the item.
+        """Withdraw somebody's last standing answer; return the item.
 
-        What was said is the draft again, and the item waits for them.
+        The answer becomes the draft again, and the item waits for them.
 
         Raises:
             InputError: ``nothing_to_take_back``, or ``item_decided`` (a third person has the item).
@@ -531,14 +538,14 @@ class Desk:
         return item_id
 
     def conflict(self, annotator: Annotator, item_id: str) -> tuple[Annotation, Annotation]:
-        """Return what the first two said, to the third, in the item's order and without names.
+        """Return the first two answers for the adjudicator, in the item's order and without names.
 
         Raises:
             InputError: ``item_not_yours``, or ``not_a_conflict``.
         """
         with self._database.reading() as session:
             _assignment(session, annotator, item_id, lock=False)
-            of_item = list(said(session, item_id))
+            of_item = list(answers_of(session, item_id))
         latest = {each.annotator: each for each in of_item}
         people = standing(of_item)[:2]
         if not annotator.may_adjudicate or len(people) < 2 or annotator.name in people:
@@ -546,31 +553,31 @@ class Desk:
         first, second = people
         return _unnamed(latest[first], "1"), _unnamed(latest[second], "2")
 
-    # --- what all said ---------------------------------------------------------------------------
+    # --- results --------------------------------------------------------------------------------
 
     def annotations(self, *, closed: bool = False) -> Iterator[Annotation]:
-        """Yield all answers, revised ones too, in the order in which they were given.
+        """Yield all answers, including revised ones, in order of time.
 
         Args:
-            closed: Only about items that nobody answers on their own any more, so that whoever
-                reads them can still annotate.
+            closed: Only about items that need no more independent answers, so that annotators may read
+                them.
         """
         with self._database.reading() as session:
-            wanted = set(Queue(session, self._now()).closed) if closed else None
-            for each in said(session):
-                if wanted is None or each.item_id in wanted:
+            ids = set(Queue(session, self._now()).closed) if closed else None
+            for each in answers_of(session):
+                if ids is None or each.item_id in ids:
                     yield each
 
     def report(self, *, seed: int = 0) -> Report:
-        """Return how well people agree on the items that nobody answers on their own any more.
+        """Return the agreement on items that need no more independent answers.
 
         Args:
-            seed: Of the intervals.
+            seed: Of the bootstrap.
         """
         with self._database.reading() as session:
             queue = Queue(session, self._now())
             numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
-            closed = {item: queue.said[item] for item in queue.closed}
+            closed = {item: queue.answers[item] for item in queue.closed}
             with_replies = {
                 row.id
                 for row in session.scalars(select(ItemRow))
@@ -579,7 +586,7 @@ class Desk:
         return report(closed, numbers, with_replies, seed=seed)
 
     def progress(self, annotator: Annotator) -> Progress:
-        """Return how far somebody is."""
+        """Return the progress of an annotator."""
         with self._database.reading() as session:
             queue = Queue(session, self._now())
             mine = session.scalars(select(AssignmentRow).filter_by(annotator_id=annotator.id)).all()
@@ -596,15 +603,13 @@ class Desk:
     # --- rows of CER ----------------------------------------------------------------------------
 
     def settled(self) -> Iterator[CerRecord]:
-        """Yield the rows of items with at least one question on which two people agree.
+        """Yield labelled rows of the items with at least one settled question, in queue order.
 
-        Each question is settled for itself. Rows come in the order of the queue; items without a row
-        of their own are for `annotations` and the pipeline.
+        Each question is settled independently. Items without a row are left out: the pipeline labels
+        them from `annotations`.
         """
         with self._database.reading() as session:
-            answers: dict[str, list[Annotation]] = {}
-            for annotation in said(session):
-                answers.setdefault(annotation.item_id, []).append(annotation)
+            answers = by_item(answers_of(session))
             rows = select(ItemRow).where(ItemRow.record.is_not(None)).order_by(ItemRow.position)
             for row in session.scalars(rows):
                 asked = (
@@ -621,8 +626,8 @@ class Desk:
                     yield record
 
     def _alone(self, session: Session) -> None:
-        """Let nobody else be given an item, answer or take back until the transaction ends."""
-        if not self._database.is_sqlite:  # whose writers take turns anyway
+        """Block assignments, answers and withdrawals by others until the transaction ends."""
+        if not self._database.is_sqlite:  # its writers are serialised anyway
             session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
@@ -644,12 +649,12 @@ def _last_answers(session: Session, annotator: Annotator) -> dict[str, Annotatio
 
 
 def _check_open(session: Session, annotator: Annotator, item_id: str) -> None:
-    """Refuse an answer that would not be given on one's own, nor to decide.
+    """Refuse an answer that is neither independent nor an adjudication.
 
     Raises:
         InputError: ``item_closed`` or ``item_decided``.
     """
-    of_item = list(said(session, item_id))
+    of_item = list(answers_of(session, item_id))
     people = standing(of_item)
     if len(people) < 2:
         return
@@ -682,17 +687,17 @@ def _assignment(
 ) -> AssignmentRow:
     known = storable(item_id) == item_id
     key = (annotator.id, item_id)
-    found = session.get(AssignmentRow, key, with_for_update=lock) if known else None
-    if found is None:
-        raise InputError("the item was not given to this person", "item_not_yours")
-    return found
+    assignment = session.get(AssignmentRow, key, with_for_update=lock) if known else None
+    if assignment is None:
+        raise InputError("the item is not assigned to this person", "item_not_yours")
+    return assignment
 
 
 def _take(assignment: AssignmentRow, tab: str, now: datetime) -> bool:
-    """Let a tab write, unless another one has written or asked a moment ago."""
+    """Let a tab write, unless another one has used the item within `TAB_SECONDS`."""
     until = now + timedelta(seconds=TAB_SECONDS)
     other = assignment.tab is not None and assignment.tab != tab
-    # A tab that may write for longer than any may is from before the clock was set back.
+    # A longer reservation is from before the clock was set back.
     if other and assignment.tab_until is not None and now < assignment.tab_until <= until:
         return False
     assignment.tab = storable(tab)
@@ -710,6 +715,6 @@ def _named(session: Session, name: str) -> AnnotatorRow:
 
 
 def _hash(token: str) -> str:
-    # Tokens and passes are random and long, so a fast hash does, and looking it up in an index tells
-    # nothing about them by the time it takes.
+    # Tokens and passes are long and random, so a fast hash is enough, and the timing of an index lookup
+    # reveals nothing about them.
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

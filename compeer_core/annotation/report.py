@@ -1,7 +1,7 @@
-"""How well the people of the annotation desk agree, question by question and pair by pair.
+"""Agreement at the annotation desk, by question and by pair of annotators.
 
-The figures are of what two people said on their own, before anybody decided. See
-`compeer_core.annotation.agreement` for what each of them means, and why there are three.
+The figures describe the independent answers of two people, before adjudication. See
+`compeer_core.annotation.agreement` for the three coefficients.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,54 +19,53 @@ from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Part
 
 SKEWED = 0.9
-"""Where one answer has this share or more, alpha says little: read AC1."""
+"""If one answer has at least this share, alpha says little: read AC1."""
 
 
 class Question(FrozenModel):
-    """How people answered one question."""
+    """The answers to one question."""
 
     agreement: Agreement
     settled: int
-    """Items with two equal answers."""
+    """Number of items with two equal answers."""
     adjudicated: int
-    """Of these, how many a third person decided."""
+    """Number of these that a third person decided."""
     waiting: int
-    """Items that wait for a third person."""
+    """Number of items that wait for a third person."""
     no_consensus: int
-    """Items with three different answers, which are dropped."""
+    """Number of items with three different answers, which are dropped."""
     skewed: str | None
-    """The answer that nearly everybody gives nearly always, if there is one (`SKEWED`)."""
+    """The dominant answer, if there is one (`SKEWED`)."""
 
 
 class Pair(FrozenModel):
-    """How well two people agree with each other."""
+    """The agreement of two people."""
 
     names: tuple[str, str]
     questions: Mapping[Part, Agreement]
 
 
 class Dropped(FrozenModel):
-    """A question about an item on which no two people agree."""
+    """A question about an item with three different answers."""
 
     number: int
-    """The item's place in the queue, from 1."""
+    """Position of the item in the queue, from 1."""
     item_id: str
     question: Part
     answers: tuple[str, ...]
-    """In the order in which people answered, without names; preferences in the item's order."""
+    """In the order of answering, without names; preferences in the item's order."""
 
 
 class Report(FrozenModel):
-    """What is known about the agreement at the desk.
+    """The agreement at the desk.
 
-    Only about items that two people have answered, so that whoever reads it learns nothing about what
-    is still to be answered.
+    It covers items with two answers only, so that it reveals nothing about open ones.
     """
 
     items: int
-    """In the queue, answered or not."""
+    """Number of items in the queue."""
     answered: int
-    """By two people."""
+    """Number of items answered by two people."""
     seed: int
     questions: Mapping[Part, Question]
     pairs: tuple[Pair, ...]
@@ -80,13 +79,13 @@ def report(
     *,
     seed: int = 0,
 ) -> Report:
-    """Measure how well people agree.
+    """Measure the agreement at the desk.
 
     Args:
-        answers: All that was said about each item that two people have answered.
-        numbers: The place of each item of the queue.
-        with_replies: The items that have two replies to compare.
-        seed: Of the intervals.
+        answers: All answers about each item that two people have answered.
+        numbers: Position of each item of the queue.
+        with_replies: Items with two replies to compare.
+        seed: Of the bootstrap.
     """
     everything = list(chain.from_iterable(answers.values()))
     measured = agreement(everything, seed=seed)
@@ -97,8 +96,8 @@ def report(
         for item in sorted(answers, key=numbers.__getitem__):
             if part is Part.REPLY and item not in with_replies:
                 continue
-            found = opinions(answers[item], part)
-            outcome = found.outcome
+            item_opinions = opinions(answers[item], part)
+            outcome = item_opinions.outcome
             if isinstance(outcome, Consensus):
                 settled += 1
                 adjudicated += outcome.adjudicated
@@ -106,7 +105,7 @@ def report(
                 waiting += 1
             elif outcome is Unsettled.NO_CONSENSUS:
                 no_consensus += 1
-                given = tuple(str(answer) for answer in found.latest.values())
+                given = tuple(str(answer) for answer in item_opinions.latest.values())
                 dropped.append(
                     Dropped(number=numbers[item], item_id=item, question=part, answers=given)
                 )

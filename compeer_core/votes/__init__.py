@@ -1,29 +1,26 @@
-"""What people say about replies: votes and boards, annotations, how well people agree, and files of all.
+"""People's votes on replies: the store, the leaderboard, exports, and how far annotators agree."""
 
-`agreement` here is the function. What else the module of the same name holds is had by
-``from compeer_core.annotation.agreement import ...``.
-"""
-
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from compeer_core.annotation.annotations import agreement
-from compeer_core.votes.board import bradley_terry
-
 if TYPE_CHECKING:
+    from compeer_core.annotation.annotations import agreement
     from compeer_core.votes.export import export_cer
+    from compeer_core.votes.leaderboard.board import bradley_terry
     from compeer_core.votes.store import VoteStore
 
 __all__ = ["VoteStore", "agreement", "bradley_terry", "export_cer"]
 
+_MODULES = {
+    "VoteStore": "compeer_core.votes.store",
+    "agreement": "compeer_core.annotation.annotations",
+    "bradley_terry": "compeer_core.votes.leaderboard.board",
+    "export_cer": "compeer_core.votes.export",
+}
+
 
 def __getattr__(name: str) -> object:
-    """Load what needs a database when it is asked for: most who come here do without."""
-    if name == "VoteStore":
-        from compeer_core.votes.store import VoteStore
-
-        return VoteStore
-    if name == "export_cer":
-        from compeer_core.votes.export import export_cer
-
-        return export_cer
+    """Import on first use: the database and the statistics take a second each to load."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,10 +4,10 @@
     python -m compeer_core.votes board --as-of 2026-11-21T12:00:00Z --format json --output board.json
     python -m compeer_core.votes board --votes votes.jsonl --language zh --format csv --table pairs
 
-`compeer_core.votes.commands` has the others: export, import, delete, annotator, items, migrate.
+The other commands are in `compeer_core.votes.commands`: export, import, delete, annotator, items, migrate.
 
-The same votes, moment, options and code give the same bytes. A wrong command, option or file is one
-sentence on stderr and exit code 2; another failure that a person can cure is exit code 1.
+The same votes, time, options and code give the same bytes. A wrong command, option or file is reported in one
+sentence on stderr with exit code 2; other expected failures have exit code 1.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from compeer_core.errors import CompeerError, ConfigError
-from compeer_core.votes.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
-from compeer_core.votes.board_plot import to_svg
-from compeer_core.votes.board_text import PROGRAM, TABLES, to_csv, to_json, to_markdown
 from compeer_core.votes.commands import add_commands, existing
+from compeer_core.votes.leaderboard.board import ALL_FLAGS, Board, Filters, Settings, bradley_terry
+from compeer_core.votes.leaderboard.plot import to_svg
+from compeer_core.votes.leaderboard.text import PROGRAM, TABLES, to_csv, to_json, to_markdown
 from compeer_core.votes.rows import VoteRow, read_votes
 
 _PRESENCE = MappingProxyType({None: None, "with": True, "without": False})
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one sentence instead of a page of usage."""
+    """An argument parser that reports errors in one sentence, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; {self.prog} --help explains")
@@ -54,9 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog=PROGRAM, description="What people voted.", allow_abbrev=False)
+    parser = _Parser(
+        prog=PROGRAM, description="Votes, leaderboard and annotation.", allow_abbrev=False
+    )
     commands = parser.add_subparsers(required=True, metavar="command", parser_class=_Parser)
-    _add_board(commands.add_parser("board", help="who is preferred", allow_abbrev=False))
+    _add_board(commands.add_parser("board", help="compute the leaderboard", allow_abbrev=False))
     add_commands(commands, _moment)
     return parser
 
@@ -70,7 +72,7 @@ def _add_board(parser: argparse.ArgumentParser) -> None:
         "--as-of",
         type=_moment,
         metavar="TIME",
-        help="look at no later votes, as 2026-11-21T12:00:00Z; default: now",
+        help="ignore later votes, as in 2026-11-21T12:00:00Z; default: now",
     )
     settings = Settings()
     parser.add_argument("--seed", type=int, default=settings.seed)
@@ -78,28 +80,41 @@ def _add_board(parser: argparse.ArgumentParser) -> None:
         "--fits", type=int, default=settings.fits, help="resamples of raters, default %(default)s"
     )
     parser.add_argument(
-        "--ridge", type=float, default=settings.ridge, help="of the scores, default %(default)s"
+        "--ridge",
+        type=float,
+        default=settings.ridge,
+        help="prior precision of the scores, default %(default)s",
     )
     parser.add_argument(
-        "--min-votes", type=int, default=settings.min_votes, help="to rank, default %(default)s"
+        "--min-votes",
+        type=int,
+        default=settings.min_votes,
+        help="required to rank, default %(default)s",
     )
     parser.add_argument(
-        "--min-raters", type=int, default=settings.min_raters, help="to rank, default %(default)s"
+        "--min-raters",
+        type=int,
+        default=settings.min_raters,
+        help="required to rank, default %(default)s",
     )
     parser.add_argument(
         "--kind", choices=("blind", "named", "any"), default=Filters().kind, help="default: blind"
     )
-    for option, told in (
+    for option, meaning in (
         ("--language", "only these"),
         ("--topic", "only these"),
-        ("--rater-group", "only of these people, '' being visitors"),
+        ("--rater-group", "only these groups of raters, '' for visitors"),
         ("--admit", f"count votes with this flag too, '{ALL_FLAGS}' for any"),
     ):
         parser.add_argument(
-            option, action="append", default=[], metavar="NAME", help=f"{told}; may be repeated"
+            option, action="append", default=[], metavar="NAME", help=f"{meaning}; may be repeated"
         )
-    parser.add_argument("--image", choices=("with", "without"), help="only battles so")
-    parser.add_argument("--reasoning", choices=("with", "without"), help="shown before the vote")
+    parser.add_argument(
+        "--image", choices=("with", "without"), help="only battles with or without pictures"
+    )
+    parser.add_argument(
+        "--reasoning", choices=("with", "without"), help="whether it was shown before the vote"
+    )
     parser.add_argument("--format", choices=tuple(_FORMATS), default="markdown")
     parser.add_argument("--table", choices=tuple(TABLES), default="models", help="for csv")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
@@ -142,14 +157,14 @@ def _votes(options: argparse.Namespace, as_of: datetime) -> Iterator[Iterable[Vo
     if options.votes is not None:
         yield read_votes(options.votes)
         return
-    from compeer_core.votes.store import VoteStore  # slow to load; a file does without
+    from compeer_core.votes.store import VoteStore  # slow to load, and not needed for a file
 
     with VoteStore(existing(options.database_url)) as store:
         yield store.votes(as_of=as_of)
 
 
 def _write(text: str, path: Path | None) -> None:
-    # Bytes, since the same board is to be the same file on every system.
+    # Bytes, so that the same board is the same file on every system.
     if path is None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
@@ -168,7 +183,7 @@ def _moment(text: str) -> datetime:
     except (ValueError, OverflowError):  # the zone may lead out of the calendar
         pass
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no date with time and zone, as 2026-11-21T12:00:00Z is"
+        f"{text!r} is not a date with time and zone, such as 2026-11-21T12:00:00Z"
     )
 
 

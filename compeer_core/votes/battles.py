@@ -1,11 +1,11 @@
-"""A battle: two replies to one history, by two models, before one person.
+"""A battle: two replies to one history, by two models, shown to one person.
 
-What is compared is fixed on the server before anything is written: which models, on which sides, with
-which seeds (`BattlePlan`). Both sides answer the same history, once. A longer comparison is several
-battles, and one of three or four models is a battle for each pair that somebody is asked about.
+The server fixes what is compared before anything is generated: the models, their sides and their seeds
+(`BattlePlan`). Both sides answer the same history once. A longer comparison is several battles; one of three or
+four models has a battle for each pair that the person votes on.
 
-The words of a battle are kept only where the person agreed; what is needed to count the vote is kept
-always. A vote that gives reason for doubt is kept too, with the reasons beside it (`Flag`).
+The words of a battle are stored only with the person's consent; the data needed to count the vote always. A
+doubtful vote is stored with the reasons (`Flag`).
 """
 
 import random
@@ -22,12 +22,12 @@ from compeer_core.turn import SEEDS, TurnRecord
 
 
 class SideStatus(StrEnum):
-    """How far the reply of a side has come."""
+    """State of the reply of a side."""
 
     WRITING = "writing"
     FINISHED = "finished"
     STOPPED = "stopped"
-    """The person ended it; what was written by then is compared."""
+    """Ended by the person; the reply up to then is compared."""
     FAILED = "failed"
 
 
@@ -35,24 +35,24 @@ class Flag(StrEnum):
     """A reason to doubt a vote."""
 
     LEAKED = "leaked"
-    """A reply says who wrote it."""
+    """A reply reveals its model."""
     TOO_FAST = "too_fast"
     NOT_BOTH_SEEN = "not_both_seen"
-    """One of the replies was not wholly on the screen."""
+    """One of the replies was not fully visible."""
     RATE_LIMITED = "rate_limited"
-    """The person, or the person's address, had voted very often just before."""
+    """Too many recent votes by the person, or from their address."""
     AFTER_REVEAL = "after_reveal"
-    """The person knew the names when this revision was made."""
+    """The person knew the names at the time of this revision."""
     STOPPED = "stopped"
-    """A reply was ended before its end."""
+    """A reply was stopped early."""
     CLOSED = "closed"
-    """The battle was taken back after the vote."""
+    """The battle was closed after the vote."""
     IMPORTED = "imported"
-    """It comes from a file."""
+    """Imported from a file."""
 
 
 class Tag(StrEnum):
-    """A reason that a person may give."""
+    """A reason for a vote."""
 
     EMPATHY = "empathy"
     STRATEGY = "strategy"
@@ -63,23 +63,23 @@ class Tag(StrEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """From where on a vote is doubtful, or not taken any more."""
+    """Limits beyond which a vote is flagged or refused."""
 
     min_dwell_ms: int = 1500
-    """A vote sooner after the end of both replies is flagged."""
+    """A faster vote after the end of both replies is flagged."""
     votes_per_minute: int = 20
-    """Of one person; what goes beyond it is flagged."""
+    """Of one person; more are flagged."""
     votes_per_minute_and_address: int = 120
-    """Many people may share an address."""
+    """Higher, since many people may share an address."""
     undo_seconds: float = 10
     battle_seconds: float = 24 * 3600
-    """So long after its opening a battle takes votes."""
+    """How long a battle accepts votes after its opening."""
     note_characters: int = 10_000
 
 
 @dataclass(frozen=True)
 class SidePlan:
-    """Who writes on a side, and with which seed."""
+    """Model and seed of a side."""
 
     model: str
     seed: int
@@ -87,47 +87,47 @@ class SidePlan:
 
 @dataclass(frozen=True)
 class BattlePlan:
-    """What is fixed before anything is written.
+    """A battle as it is fixed before anything is generated.
 
     Raises:
         ValueError: There are not two sides, or the history does not end with the seeker.
     """
 
     voter: str
-    """Whose battle it is: the id in the signed cookie."""
+    """Id of the person, from the signed cookie."""
     dialogue: Dialogue
-    """The history that both sides answer; battles of one conversation share its id."""
+    """The history; battles of one conversation share its id."""
     sides: tuple[SidePlan, SidePlan]
-    """In the order in which they are shown; see `draw_sides`."""
+    """In the order shown; see `draw_sides`."""
     seed: int
-    """What the order was drawn with."""
+    """Seed of the order."""
     blind: bool = True
-    """The names are hidden until the person has voted; other votes do not enter the board."""
+    """Names are hidden until the vote; other votes do not count on the board."""
     with_reasoning: bool = False
     """The reasoning of both sides is shown before the vote."""
     keep_words: bool = False
-    """The person agreed that history, pictures and replies are kept, and used for research."""
+    """The person agreed that history, pictures and replies are stored and used for research."""
     language: str = "und"
     topic: str = ""
 
     def __post_init__(self) -> None:
         if len(self.sides) != 2:
             raise ValueError(f"a battle has two sides, got {len(self.sides)}")
-        said = self.dialogue.utterances
-        if not said or said[-1].speaker is not Speaker.SEEKER:
-            raise ValueError("the history of a battle ends with the seeker")
+        utterances = self.dialogue.utterances
+        if not utterances or utterances[-1].speaker is not Speaker.SEEKER:
+            raise ValueError("the history of a battle must end with the seeker")
 
 
 def draw_sides(models: Sequence[str], seed: int) -> tuple[SidePlan, ...]:
-    """Return the models in an order drawn by the seed, each with a seed of its own.
+    """Return the models in random order, each with a seed of its own.
 
     Example:
         >>> [side.model for side in draw_sides(["a", "b"], seed=0)]
         ['b', 'a']
     """
-    drawn = random.Random(seed)
-    order = drawn.sample(list(models), len(models))
-    return tuple(SidePlan(model, drawn.randrange(SEEDS)) for model in order)
+    rng = random.Random(seed)
+    order = rng.sample(list(models), len(models))
+    return tuple(SidePlan(model, rng.randrange(SEEDS)) for model in order)
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,19 @@ class SideResult:
 
     status: SideStatus
     turn: str = ""
-    """The whole turn as it was written."""
+    """The raw turn."""
     reply: str = ""
-    """What the person saw as the reply."""
+    """The reply as it was shown."""
     reward: Reward | None = None
     seconds: float | None = None
     tokens: int | None = None
     leaked: bool | None = None
-    """Whether the reply says who wrote it; None where nobody checked."""
+    """Whether the reply reveals its model; None if unchecked."""
     error: str | None = None
 
     @classmethod
     def of(cls, record: TurnRecord, leaked: bool | None = None) -> "SideResult":
-        """Return what a battle keeps of a turn; text without any tag is the reply as it stands."""
+        """Return the result of a turn; text without any tag is the reply."""
         reading = record.reading
         reply = reading.reply
         if reply is None and reading.history is None and reading.strategy is None:
@@ -167,7 +167,7 @@ class SideResult:
 
 @dataclass(frozen=True)
 class Battle:
-    """What is known of a battle while it is on. The names are for the server, not for the page."""
+    """A running battle. The models are for the server, not for the page."""
 
     id: str
     voter: str
@@ -178,22 +178,22 @@ class Battle:
     opened_at: datetime
     expires_at: datetime
     closed: str | None = None
-    """Why it takes no votes any more."""
+    """Why it accepts no more votes, or None."""
 
 
 @dataclass(frozen=True)
 class VoteReceipt:
-    """What was written down. It is on the disk when this is returned."""
+    """A durably stored vote."""
 
     battle_id: str
     number: int
-    """Of the revision, from 1."""
+    """Number of the revision, from 1."""
     preference: Preference | None
-    """None where the vote was taken back."""
+    """None if the vote was withdrawn."""
     at: datetime
     flags: tuple[Flag, ...]
     counted: bool
-    """Whether the board takes it: it stands, was blind, and nothing speaks against it."""
+    """Whether it counts on the board: it stands, was blind, and has no flags."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ class Reveal:
     rewards: tuple[Reward | None, Reward | None]
     preference: Preference
     verdict: Preference | None
-    """The judge's; None where there is none."""
+    """Preference of the judge, or None."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether person and judge say the same."""
+        """Whether person and judge agree; None without a verdict."""
         return None if self.verdict is None else self.verdict is self.preference
 
 
@@ -222,21 +222,21 @@ class Deletion:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many there are."""
+    """Counts of the store."""
 
     voters: int
     battles: int
     votes: int
-    """That stand."""
+    """Standing votes."""
     counted: int
-    """Of these, on the board."""
+    """Standing votes that count on the board."""
     flags: Mapping[str, int]
-    """Standing votes with each flag; one may have several."""
+    """Standing votes by flag; a vote may have several."""
     unchecked: Mapping[str, int]
-    """Standing votes for which a check could not be made."""
+    """Standing votes by flag that could not be checked."""
     deleted: int
-    """Votes deleted at their owners' wish, ever."""
+    """Votes that their owners have deleted."""
 
 
 Steps = tuple[StepLabels | None, StepLabels | None]
-"""For each side, whether its steps are right; None where nothing was said about it."""
+"""For each side, whether its steps are right; None if not rated."""

@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from compeer_core.votes.store import VoteStore
 
 ERASED_SECONDS = 30.0
-"""How long a command waits for the files to be rid of what it deleted."""
+"""How long a command waits until deleted data is overwritten."""
 
 Parser = argparse.ArgumentParser
 Moment = Callable[[str], datetime]
 
 
 def add_commands(commands: "argparse._SubParsersAction[Any]", moment: Moment) -> None:
-    """Add the commands to a parser; `moment` reads a time.
+    """Add the commands to a parser; `moment` parses a time.
 
-    What they need is loaded when they run: a database takes a second.
+    Imports happen when a command runs: the database takes a second to load.
     """
-    for name, (told, add, run) in _COMMANDS.items():
-        parser = commands.add_parser(name, help=told, allow_abbrev=False)
+    for name, (summary, add, run) in _COMMANDS.items():
+        parser = commands.add_parser(name, help=summary, allow_abbrev=False)
         parser.set_defaults(run=run)
         parser.add_argument("--database-url", metavar="URL", help="default: the file of the user")
         add(parser, moment)
 
 
 def _add_export(parser: Parser, moment: Moment) -> None:
-    parser.add_argument("file", type=Path, help=".jsonl, or .csv of rows of CER or annotations")
+    parser.add_argument("file", type=Path, help=".jsonl, or .csv for rows of CER or annotations")
     parser.add_argument(
         "--what",
         choices=("cer", "votes", "desk", "annotations"),
         default="cer",
-        help="votes as rows of CER for training; votes without words for `board --votes`; what "
-        "annotators agree on as rows of CER; all that annotators answered (default: cer)",
+        help="votes as rows of CER for training; votes without words for `board --votes`; labels "
+        "settled by annotators as rows of CER; all answers of annotators (default: cer)",
     )
-    parser.add_argument("--as-of", type=moment, metavar="TIME", help="as votes stood then")
+    parser.add_argument("--as-of", type=moment, metavar="TIME", help="the votes of this time")
     parser.add_argument(
-        "--doubtful", action="store_true", help="write flagged and named votes as rows of CER too"
+        "--doubtful", action="store_true", help="include flagged and named votes in rows of CER"
     )
 
 
@@ -81,7 +81,9 @@ def _export(options: argparse.Namespace) -> None:
 
 def _add_import(parser: Parser, _: Moment) -> None:
     parser.add_argument("file", type=Path, help="rows of CER, .jsonl or .csv")
-    parser.add_argument("--named", action="store_true", help="people knew who wrote what")
+    parser.add_argument(
+        "--named", action="store_true", help="model names were visible to the voters"
+    )
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -94,7 +96,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _add_delete(parser: Parser, _: Moment) -> None:
-    parser.add_argument("pseudonym", help="of the person, as exports and votes name them")
+    parser.add_argument("pseudonym", help="the person's pseudonym in exports")
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -103,7 +105,7 @@ def _delete(options: argparse.Namespace) -> None:
     with VoteStore(existing(options.database_url)) as store:
         voter = store.voter_of(options.pseudonym)
         if voter is None:
-            raise ConfigError(f"there is nobody with the pseudonym {options.pseudonym!r}")
+            raise ConfigError(f"nobody has the pseudonym {options.pseudonym!r}")
         deletion = store.delete_voter(voter)
         _say(f"{deletion.battles} battles and {deletion.votes} votes deleted{_traces(store)}", {})
 
@@ -112,7 +114,10 @@ def _add_items(parser: Parser, _: Moment) -> None:
     parser.add_argument("file", type=Path, help="rows of CER, or items of the pipeline, .jsonl")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the pipeline's items")
     parser.add_argument(
-        "--pictures", type=Path, metavar="FOLDER", help="of histories, default: the file's own"
+        "--pictures",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the pictures, default: the file's own",
     )
 
 
@@ -129,8 +134,10 @@ def _items(options: argparse.Namespace) -> None:
 def _add_annotator(parser: Parser, _: Moment) -> None:
     parser.add_argument("name", help="a pseudonym")
     change = parser.add_mutually_exclusive_group()
-    change.add_argument("--may-adjudicate", action="store_true", help="decides where two differ")
-    change.add_argument("--revoke", action="store_true", help="the token lets nobody in any more")
+    change.add_argument(
+        "--may-adjudicate", action="store_true", help="decides where two people differ"
+    )
+    change.add_argument("--revoke", action="store_true", help="invalidate the token")
     change.add_argument("--delete", action="store_true", help="with all drafts and answers")
 
 
@@ -150,12 +157,12 @@ def _annotator(options: argparse.Namespace) -> None:
 
 
 def _traces(store: "VoteStore") -> str:
-    """Wait until the files hold nothing of what was deleted; say so where that takes too long."""
+    """Wait until deleted data is overwritten; return a note if that takes too long."""
     try:
         store.database.erased.result(ERASED_SECONDS)
     except TimeoutError:
         return (
-            "; the file still holds traces, since another program is using it: they are overwritten "
+            "; the file still holds traces, since another program is using it: they will be overwritten "
             "when COMPEER opens it the next time"
         )
     return ""
@@ -176,38 +183,38 @@ _COMMANDS: Mapping[
     str, tuple[str, Callable[[Parser, Moment], None], Callable[[argparse.Namespace], None]]
 ] = MappingProxyType(
     {
-        "export": ("write votes into a file", _add_export, _export),
-        "import": ("read rows of CER as votes", _add_import, _import),
-        "delete": ("delete all that is of a person", _add_delete, _delete),
+        "export": ("export votes or annotations to a file", _add_export, _export),
+        "import": ("import rows of CER as votes", _add_import, _import),
+        "delete": ("delete all data of a person", _add_delete, _delete),
         "annotator": ("add an annotator and show the token", _add_annotator, _annotator),
-        "items": ("put items before annotators", _add_items, _items),
-        "migrate": ("make a database, or bring it up to date", _add_nothing, _migrate),
+        "items": ("add items for annotation", _add_items, _items),
+        "migrate": ("create a database, or migrate it", _add_nothing, _migrate),
     }
 )
 
 
 def existing(url: str | None) -> str:
-    """Return the URL of a database, or the user's own, that must be there.
+    """Return the URL of an existing database, by default the user's own.
 
-    Opening a file that is not there would make an empty one, and hide a typing error.
+    Opening a missing file would create an empty one, and hide a typing error.
 
     Raises:
-        ConfigError: It is a file, and there is none.
+        ConfigError: The file does not exist.
     """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
     from compeer_core.votes.database import default_url
 
-    found = url or default_url()
+    url = url or default_url()
     try:
-        parsed = make_url(found)
+        parsed = make_url(url)
     except ArgumentError:
-        return found  # whoever opens it has a sentence for that
+        return url  # opening it raises a ConfigError
     file = parsed.database
     if parsed.get_backend_name() == "sqlite" and file and not Path(file).exists():
         raise ConfigError(f"{file}: there is no database of votes")
-    return found
+    return url
 
 
 def _say(what: str, left_out: Mapping[str, int]) -> None:

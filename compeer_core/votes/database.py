@@ -1,10 +1,10 @@
-"""Opening a database of votes, bringing it up to date, and transactions in it.
+"""Opening and migrating the database of votes, and its transactions.
 
-SQLite by default: a file in the user's data folder, with a write-ahead log, so that readers never wait
-for a writer, and with every commit forced to the disk before it is acknowledged. PostgreSQL by URL,
-for several servers over one database (extra ``postgres``).
+SQLite by default: a file in the user's data folder, with a write-ahead log, so that readers never wait for a
+writer, and with every commit synced to disk before it is acknowledged. PostgreSQL by URL, for several servers on
+one database (extra ``postgres``).
 
-A file that is no database of ours, or is damaged, is refused with a sentence and left as it is.
+A file that is damaged or belongs to another program is rejected and left unchanged.
 """
 
 import os
@@ -33,32 +33,32 @@ from compeer_core.votes.erasing import Eraser, is_due, mark_due
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "compeer_version"
-"""Not alembic's own name: a PostgreSQL database may be shared with another program."""
+"""Not alembic's default: a PostgreSQL database may be shared with another program."""
 _LOCK = 0x434F4D50
-"""Names the lock under which PostgreSQL is migrated."""
+"""Key of the PostgreSQL lock for migrations."""
 _BUSY_SECONDS = 30.0
 _WRITES = "compeer_writes"
 _ERASES = "compeer_erases"
 
 
 def default_url(folder: Path | None = None) -> str:
-    """Return where votes are kept when no URL is given.
+    """Return the default URL of the database.
 
-    In a file of the folder, if one is given; else in the database that the environment names; else in
-    a file of the user's data folder.
+    A file in the folder, if given; else the database named by the environment; else a file in the
+    user's data folder.
     """
-    named = os.environ.get(DATABASE_URL)
-    if folder is None and named:
-        return named
+    from_environment = os.environ.get(DATABASE_URL)
+    if folder is None and from_environment:
+        return from_environment
     path = (folder or default_data_folder()) / "compeer.sqlite3"
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 class Database:
-    """A database with our tables, up to date."""
+    """A database with the tables of the current version."""
 
     def __init__(self, url: str | None = None) -> None:
-        """Open it; make it, where there is none; bring it up to date, where it is older.
+        """Open the database; create or migrate it if needed.
 
         Raises:
             ConfigError: The URL is wrong, the database cannot be reached, is damaged, is another
@@ -67,8 +67,8 @@ class Database:
         parsed = _parsed(default_url() if url is None else url)
         self.name = parsed.render_as_string(hide_password=True)
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        # SQLite has one writer at a time. Its own waiting is a sleep of up to a tenth of a second,
-        # so threads of this process queue here instead.
+        # SQLite has one writer at a time, and waits by sleeping up to a tenth of a second. So threads of
+        # this process queue for a lock instead.
         turn = threading.Lock()
         self._turn = turn if self.is_sqlite else nullcontext()
         self._eraser: Eraser | None = None
@@ -81,7 +81,7 @@ class Database:
         try:
             with self._engine_begin() as connection:
                 _migrate(connection, self.name, is_sqlite=self.is_sqlite)
-                # Left by a program that was killed, or by one that only deleted and was gone.
+                # Left by a program that ended before it was done.
                 is_left = self._eraser is not None and is_due(connection)
         except SQLAlchemyError as error:
             self.close()
@@ -93,45 +93,45 @@ class Database:
             self._eraser.ask()
 
     def close(self) -> None:
-        """Give the connections back. May be called twice."""
+        """Close all connections. May be called twice."""
         if self._eraser is not None:
             self._eraser.close()
         self._engine.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A view of the database that does not change while it is read.
+        """Open a read transaction: a consistent snapshot.
 
         Raises:
             StoreError: The database failed.
         """
-        with self._told(), Session(self._engine) as session:
+        with self._database_errors(), Session(self._engine) as session:
             yield session
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction: all of it is on the disk when it ends, or nothing, if anything raises.
+        """Open a write transaction: durable when the block ends, rolled back if it raises.
 
         Raises:
             StoreError: The database failed.
         """
         session = Session(self._writing_engine, expire_on_commit=False)
-        with self._told(), self._turn, session, session.begin():
+        with self._database_errors(), self._turn, session, session.begin():
             yield session
         if _ERASES in session.info and self._eraser is not None:
             self._eraser.ask()
 
     def erase(self, session: Session) -> None:
-        """Have what a transaction deletes overwritten in the files too; `erased` says when it is."""
+        """Overwrite what a transaction deletes in the files too; see `erased`."""
         if self._eraser is not None:
             mark_due(session.connection())
             session.info[_ERASES] = True
 
     @property
     def erased(self) -> "Future[None]":
-        """Done as soon as SQLite's files hold nothing any more of what was deleted by now.
+        """Done when SQLite's files have no trace of the data deleted so far.
 
-        See `compeer_core.votes.erasing`. PostgreSQL does that for itself (``autovacuum``).
+        See `compeer_core.votes.erasing`. PostgreSQL has ``autovacuum``.
         """
         if self._eraser is not None:
             return self._eraser.erased
@@ -140,7 +140,7 @@ class Database:
         return done
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _database_errors(self) -> Iterator[None]:
         try:
             yield
         except (DBAPIError, PoolTimeoutError) as error:
@@ -153,7 +153,7 @@ class Database:
 
 
 def migration_config(connection: Connection | None = None) -> alembic.config.Config:
-    """Return what alembic needs to know."""
+    """Return the configuration of alembic."""
     config = alembic.config.Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
@@ -162,10 +162,10 @@ def migration_config(connection: Connection | None = None) -> alembic.config.Con
 
 
 def _migrate(connection: Connection, name: str, *, is_sqlite: bool) -> None:
-    """Bring the tables up to date, all in the transaction of the connection.
+    """Migrate the tables within the transaction of the connection.
 
-    A process that is killed meanwhile leaves the database as it was. Of several servers that start
-    at once, one migrates and the others wait.
+    If the process is killed, the database is unchanged. Of several servers that start at once, one
+    migrates and the others wait.
     """
     if not is_sqlite:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -203,9 +203,9 @@ def _parsed(url: str) -> URL:
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise ConfigError(f"votes are kept in sqlite or postgresql, not in {backend}")
+        raise ConfigError(f"votes are stored in sqlite or postgresql, not in {backend}")
     if parsed.database in {None, "", ":memory:"} or "mode" in parsed.query:
-        raise ConfigError("votes are kept in a file: sqlite:///FOLDER/NAME.sqlite3")
+        raise ConfigError("votes are stored in a file: sqlite:///FOLDER/NAME.sqlite3")
     return parsed.set(drivername="sqlite")
 
 
@@ -224,7 +224,7 @@ def _engine(url: URL, *, is_sqlite: bool) -> Engine:
 
 
 def _prepare_connection(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # transactions begin where we say, tables included
+    connection.isolation_level = None  # the driver must not begin transactions itself
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",
@@ -235,16 +235,16 @@ def _prepare_connection(connection: sqlite3.Connection, _: ConnectionPoolEntry) 
 
 
 def _begin(connection: Connection) -> None:
-    # A transaction that reads before it writes could not become a writer while another one is.
+    # A transaction that reads first could not become a writer while another one writes.
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _prepare_file(path: Path) -> None:
-    """Make an empty file for this user alone, or look whether what is there is sound.
+    """Create an empty file for this user only, or check the existing one.
 
     Raises:
-        ConfigError: It cannot be made, read or written, is damaged, or is no database.
+        ConfigError: It cannot be created, read or written, is damaged, or is not a database.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,20 +255,20 @@ def _prepare_file(path: Path) -> None:
         ) from error
     try:
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as connection:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.OperationalError as error:
         raise ConfigError(f"the database {path} cannot be opened: {error}") from error
     except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
+        state = str(error)
+    if state != "ok":
         raise ConfigError(
-            f"the database {path} is damaged, or no database ({found}). It was left as it was: move "
-            "it away to begin a new one, or put a copy in its place; "
+            f"the database {path} is damaged, or not a database ({state}). It was not changed: move "
+            "it away to start a new one, or restore a backup; "
             f"'sqlite3 {path} .recover' shows what can still be read"
         )
 
 
 def _reason(error: SQLAlchemyError) -> str:
-    """Return what the database said, without the statement and the values in it."""
-    said = error.orig if isinstance(error, DBAPIError) else error
-    return next(iter(str(said).splitlines()), "") or type(said).__name__
+    """Return the message of the database, without the statement and its values."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return next(iter(str(cause).splitlines()), "") or type(cause).__name__

@@ -1,14 +1,12 @@
-"""Overwriting in SQLite's files what was deleted from its tables.
+"""Overwriting data in SQLite's files after it was deleted from the tables.
 
-SQLite leaves deleted words behind in three places. ``secure_delete`` overwrites a cell where it stood,
-but not the copies that stay in the unused part of a page when SQLite moves cells to its neighbours;
-the log beside the file (``-wal``) holds older versions of pages; and a reader that goes on keeps the log
-from being emptied. So the file is rewritten (``VACUUM``, about 4 ms for each MB) and the log is emptied
-(``wal_checkpoint(TRUNCATE)``, whose answer says whether that worked).
+SQLite leaves deleted text behind in three places. ``secure_delete`` overwrites a deleted cell, but not copies in
+the unused part of a page, left when SQLite moves cells between pages; the log beside the file (``-wal``) has older
+versions of pages; and a long reader prevents the log from being emptied. So the file is rewritten (``VACUUM``,
+about 4 ms per MB) and the log emptied (``wal_checkpoint(TRUNCATE)``, whose result says whether it worked).
 
-That something has yet to be overwritten stands in the file itself, as SQLite's ``user_version``: the
-transaction that deletes raises it, and it is 0 again when all is done. So a program that was killed
-goes on when it is started again.
+Pending work is recorded in the file itself, as SQLite's ``user_version``: the deleting transaction increments
+it, and it is 0 again when all is overwritten. So a program that was killed resumes at the next start.
 """
 
 import logging
@@ -23,27 +21,27 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 _BUSY_SECONDS = 0.05
-"""How long a try waits for readers; no other thread of this process can write meanwhile."""
+"""How long an attempt waits for readers; no other thread of this process can write meanwhile."""
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 _PAUSE_PER_WORK = 9.0
-"""After a try the database is left alone for so many times as long as the try took."""
+"""Pause after an attempt, as a multiple of its duration."""
 _MOST_IN_MEMORY = 64 * 2**20
-"""Bytes of a database that is copied in memory while it is rewritten; a larger one needs a file."""
+"""Largest database in bytes that is rewritten in memory; a larger one needs a temporary file."""
 
 logger = logging.getLogger(__name__)
 
 
 class Eraser:
-    """Overwrites what was deleted, in a thread that ends when nothing is left to do."""
+    """Overwrites deleted data, in a thread that ends when nothing is left to do."""
 
     def __init__(self, path: Path, turn: threading.Lock) -> None:
-        """Do nothing yet.
+        """Create an idle eraser.
 
         Args:
             path: The database.
-            turn: Held by whoever writes to it in this process.
+            turn: The lock of the writers of this process.
         """
         self._path = path
         self._turn = turn
@@ -57,12 +55,12 @@ class Eraser:
 
     @property
     def erased(self) -> "Future[None]":
-        """Done when nothing is left of what was deleted before `ask` was called last."""
+        """Done when everything deleted before the last call of `ask` is overwritten."""
         with self._changed:
             return self._asked
 
     def ask(self) -> "Future[None]":
-        """Overwrite what was deleted by now; the result is there when nothing is left of it."""
+        """Overwrite everything deleted so far; the future is done when that is finished."""
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()
         with self._changed:
@@ -75,7 +73,7 @@ class Eraser:
         return done
 
     def close(self) -> None:
-        """End the thread. What is still to be overwritten is when the database is opened again."""
+        """Stop the thread. Pending work resumes when the database is opened again."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -107,14 +105,14 @@ class Eraser:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _rest(self, least: float, pause: float, asked: int) -> None:
-        """Leave the database alone for `least` seconds, and then for `pause` unless somebody asks."""
+        """Pause for `least` seconds, then for up to `pause` more until the next request."""
         with self._changed:
             if self._waiting:
                 self._changed.wait_for(lambda: self._is_closed, least)
                 self._changed.wait_for(lambda: self._is_closed or len(self._waiting) > asked, pause)
 
     def _try(self) -> bool:
-        """Return whether nothing is left of what was deleted before."""
+        """Make one attempt; return whether all deleted data is overwritten."""
         try:
             with self._turn, closing(self._connected()) as connection:
                 with self._changed:
@@ -127,12 +125,12 @@ class Eraser:
                     with self._changed:
                         self._connection = None
         except (sqlite3.Error, OSError) as error:
-            # A full disk, another program that writes: it is tried again.
-            logger.info("deleted words are not overwritten yet: %s", type(error).__name__)
+            # A full disk, or another program that writes: retry.
+            logger.info("deleted data is not overwritten yet: %s", type(error).__name__)
             return False
 
     def _overwrite(self, connection: sqlite3.Connection) -> bool:
-        # The log first: beside a reader that goes on, each try would make it longer by the whole file.
+        # The log first: beside a long reader, each attempt would grow it by the size of the file.
         if not _emptied_log(connection):
             return False
         due = _due(connection)
@@ -140,18 +138,18 @@ class Eraser:
             return True
         size = self._path.stat().st_size
         if shutil.disk_usage(self._path.parent).free < size:
-            return False  # all of it passes through the log
+            return False  # VACUUM writes the whole file to the log
         if size <= _MOST_IN_MEMORY:
             connection.execute("PRAGMA temp_store = MEMORY")
         try:
             connection.execute("VACUUM")
         except sqlite3.Error:
-            _emptied_log(connection)  # give back what room it took
+            _emptied_log(connection)  # free its space
             raise
         if not _emptied_log(connection):
             return False
         connection.execute("BEGIN IMMEDIATE")
-        if _due(connection) == due:  # else another program has deleted something meanwhile
+        if _due(connection) == due:  # otherwise another program has deleted something
             connection.execute("PRAGMA user_version = 0")
         connection.execute("COMMIT")
         return True
@@ -163,12 +161,12 @@ class Eraser:
 
 
 def is_due(connection: Connection) -> bool:
-    """Whether something was deleted and has not been overwritten yet, by whatever program."""
+    """Whether any program has deleted data that is not overwritten yet."""
     return bool(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
 
 
 def mark_due(connection: Connection) -> None:
-    """Put down, in the transaction that deletes, that the files are to be overwritten."""
+    """Record in the deleting transaction that the files must be overwritten."""
     due = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
     connection.exec_driver_sql(f"PRAGMA user_version = {int(due) + 1}")
 

@@ -1,15 +1,15 @@
-"""Votes as rows of CER, which the training stages read as they are, and back.
+"""Export votes as rows of CER, the training format, and import them.
 
 A vote becomes a `CerRecord`: the history, the two replies in the order in which they were shown, the
-preference, and the pseudonym of the person (`DecidedBy`, kind ``person``). Only votes are written whose
-words may be kept, and that the board would count; how many others there are is told.
+preference, and the pseudonym of the person (`DecidedBy`, kind ``person``). Only votes are exported that the
+board would count and whose words may be stored; the number of the others is reported by reason.
 
-Rows of one conversation, and of conversations that open with the same words, are in one split. The
-split depends on those words alone, so it is the same in every export.
+Rows of one conversation, and of conversations with the same opening words, are in one split. The split
+depends on those words only, so it is the same in every export.
 
-``.jsonl`` holds one row in each line. ``.csv`` holds the same rows for people with a spreadsheet: columns
-to read, and in the last one the row itself, from which it is read back. Pictures are written into a
-folder beside the file, so that the file's own folder is the ``data_dir`` of training.
+``.jsonl`` has one row per line. ``.csv`` has the same rows for spreadsheets: readable columns, and in the last
+one the row itself, from which it is imported. Pictures are written into a folder beside the file, so that
+the file's folder is the ``data_dir`` of training.
 """
 
 import csv
@@ -22,15 +22,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
-from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload, undefer
 
-from compeer_core.annotation.annotations import guarded
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy, Split
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import read
+from compeer_core.row_files import guarded, json_lines, opened, parse_row, replacing, write_lines
 from compeer_core.votes.battles import Flag, SideStatus
 from compeer_core.votes.reading import flags_of, standing_votes, storable
 from compeer_core.votes.schema import (
@@ -45,23 +44,23 @@ from compeer_core.votes.store import VoteStore
 
 CORPUS = "compeer_votes"
 LICENCE = "votes of visitors, kept with their consent"
-NO_WORDS = "the words are not kept"
-NAMED = "the names could be seen"
+NO_WORDS = "the words are not stored"
+NAMED = "the names were visible"
 NO_VOTE = "without a preference"
 NOT_BY_PEOPLE = "not decided by people"
 KNOWN = "already there"
 
 _HELD_OUT: tuple[tuple[Split, int], ...] = (("test", 10), ("valid", 20))
-"""Of a hundred, up to where."""
+"""Upper bounds in per cent of the hash range."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What an export or an import did."""
+    """The result of an export or an import."""
 
     rows: int
     left_out: Mapping[str, int]
-    """By reason. A vote with two flags is counted once, with the first."""
+    """Number of votes or rows by reason; a vote with two flags counts under the first."""
 
 
 def export_cer(
@@ -72,17 +71,17 @@ def export_cer(
     as_of: datetime | None = None,
     licence: str = LICENCE,
 ) -> Moved:
-    """Write the votes of a store as rows of CER, under a temporary name first.
+    """Write the votes of a store as rows of CER.
 
     Args:
         path: A .jsonl or .csv file.
-        store: Where they are; None is the user's own.
-        doubtful: Write flagged votes and those of battles that were not blind too.
-        as_of: As they stood then; None is now.
-        licence: What the rows say of themselves.
+        store: The store; None for the user's own.
+        doubtful: Include flagged votes and those of battles that were not blind.
+        as_of: Write the votes of this time; None for now.
+        licence: The licence field of the rows.
 
     Raises:
-        ConfigError: The name ends in neither, or the file cannot be written.
+        ConfigError: The name has another suffix, or the file cannot be written.
         StoreError: The database failed.
     """
     if store is None:
@@ -96,36 +95,32 @@ def export_cer(
 
 
 def write_cer(path: Path, records: Iterable[CerRecord]) -> int:
-    """Write rows of CER into a .jsonl or .csv file, under a temporary name first; return how many.
+    """Replace a .jsonl or .csv file by rows of CER; return their number.
 
     Raises:
-        ConfigError: The name ends in neither, or the file cannot be written.
+        ConfigError: The name has another suffix, or the file cannot be written.
     """
     encoding, write = _writer(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f"{path.name}.new")
-        with fresh.open("w", encoding=encoding, newline="") as f:
-            count = write(f, records)
-        fresh.replace(path)
+        with replacing(path, encoding) as file:
+            return write(file, records)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return count
 
 
 def import_cer(path: Path, store: VoteStore, *, blind: bool = True) -> Moved:
-    """Read rows of CER with people's preferences into a store, all or none.
+    """Import rows of CER with people's preferences into a store, all or none.
 
-    A row is a battle and a vote, flagged ``imported``; written out again, it is the same row. What is
-    there already is passed over, so a file may be read twice. Pictures stay where they are.
+    A row becomes a battle and a vote, flagged ``imported``; exported again, it is the same row. Known rows
+    are skipped, so a file may be imported twice. Pictures are not imported.
 
     Args:
         path: A .jsonl or .csv file, as `export_cer` writes it.
-        store: Where they go.
-        blind: Whether the people did not know who wrote what.
+        store: The store.
+        blind: Whether model names were hidden from the voters.
 
     Raises:
-        ConfigError: The file cannot be read, or one of its rows is none: the sentence names it.
+        ConfigError: The file cannot be read, or a row is invalid: the sentence names it.
         StoreError: The database failed.
     """
     left_out: Counter[str] = Counter()
@@ -199,7 +194,7 @@ def _record(
 
 def _candidate(side: SideRow, steps: list[bool | None] | None, by: DecidedBy) -> Candidate:
     turn = side.turn if side.turn and read(side.turn).is_complete else None
-    is_judged = turn is not None and steps is not None and any(one is not None for one in steps)
+    is_judged = turn is not None and steps is not None and any(step is not None for step in steps)
     return Candidate.model_validate(
         {
             "author": side.model,
@@ -212,12 +207,13 @@ def _candidate(side: SideRow, steps: list[bool | None] | None, by: DecidedBy) ->
 
 
 def _case(battle: BattleRow, licence: str, pictures: "_Pictures") -> Case:
-    said = [CaseUtterance.model_validate(each) for each in battle.history or ()]
-    opening = next(each.text for each in said if each.speaker is Speaker.SEEKER)
+    utterances = [CaseUtterance.model_validate(each) for each in battle.history or ()]
+    opening = next(each.text for each in utterances if each.speaker is Speaker.SEEKER)
     source = _digest(" ".join(opening.split()).casefold())
     dialogue = f"{CORPUS}/{source}/{_digest(battle.dialogue_id or battle.id)}"
     rounds = sum(
-        a.speaker is Speaker.SEEKER and b.speaker is Speaker.SUPPORTER for a, b in pairwise(said)
+        a.speaker is Speaker.SEEKER and b.speaker is Speaker.SUPPORTER
+        for a, b in pairwise(utterances)
     )
     return Case(
         id=f"{dialogue}#{rounds}",
@@ -233,7 +229,7 @@ def _case(battle: BattleRow, licence: str, pictures: "_Pictures") -> Case:
             each.model_copy(
                 update={"images": tuple(pictures.write(battle, name) for name in each.images)}
             )
-            for each in said
+            for each in utterances
         ),
         original=None,
     )
@@ -249,14 +245,14 @@ def _digest(text: str) -> str:
 
 
 class _Pictures:
-    """Writes pictures beside a file, each once."""
+    """Writes pictures into a folder beside a file, each once."""
 
     def __init__(self, session: Session, path: Path) -> None:
         self._session = session
         self._folder = path.with_name(f"{path.stem}_pictures")
 
     def write(self, battle: BattleRow, name: str) -> str:
-        """Return the picture's name below the folder of the file."""
+        """Return the path of the picture below the folder of the file."""
         target = self._folder / name
         if not target.exists():
             data = self._session.scalars(
@@ -337,7 +333,7 @@ def _add(session: Session, record: CerRecord, now: datetime, *, blind: bool) -> 
 
 
 def _images(record: CerRecord) -> str:
-    return " ".join(name for said in record.case.history for name in said.images)
+    return " ".join(name for each in record.case.history for name in each.images)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -345,18 +341,10 @@ def _images(record: CerRecord) -> str:
 
 def _writer(path: Path) -> tuple[str, Callable[[IO[str], Iterable[CerRecord]], int]]:
     if path.suffix == ".jsonl":
-        return "utf-8", _write_jsonl
+        return "utf-8", write_lines
     if path.suffix == ".csv":
-        return "utf-8-sig", _write_csv  # without its mark, Excel takes UTF-8 for something else
-    raise ConfigError(f"{path}: rows are kept in .jsonl or .csv, not {path.suffix or path}")
-
-
-def _write_jsonl(file: IO[str], records: Iterable[CerRecord]) -> int:
-    count = 0
-    for record in records:
-        file.write(record.model_dump_json() + "\n")
-        count += 1
-    return count
+        return "utf-8-sig", _write_csv  # Excel detects UTF-8 by the byte order mark
+    raise ConfigError(f"{path}: rows are stored as .jsonl or .csv, not {path.suffix or path}")
 
 
 def _write_csv(file: IO[str], records: Iterable[CerRecord]) -> int:
@@ -379,7 +367,7 @@ def _write_csv(file: IO[str], records: Iterable[CerRecord]) -> int:
     count = 0
     for record in records:
         second = record.second or Candidate(author="", reply="")
-        history = "\n".join(f"{said.speaker.value}: {said.text}" for said in record.case.history)
+        history = "\n".join(f"{each.speaker.value}: {each.text}" for each in record.case.history)
         cells = (
             record.id,
             record.case.split,
@@ -400,39 +388,21 @@ def _write_csv(file: IO[str], records: Iterable[CerRecord]) -> int:
 
 def _read(path: Path) -> Iterator[CerRecord]:
     _writer(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for where, row in _rows(file, path):
-                try:
-                    yield CerRecord.model_validate_json(row)
-                except ValidationError as error:
-                    detail = error.errors()[0]
-                    place = ".".join(map(str, detail["loc"]))
-                    raise ConfigError(
-                        f"{where}: {place + ': ' if place else ''}{detail['msg']}"
-                    ) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8") from error
+    for where, row in json_lines(path) if path.suffix == ".jsonl" else _csv_rows(path):
+        yield parse_row(CerRecord, where, row)
 
 
-def _rows(file: IO[str], path: Path) -> Iterator[tuple[str, str]]:
-    if path.suffix == ".jsonl":
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield f"{path}, line {number}", line
-        return
-    # A history with its replies may be longer than the 131,072 characters that are the default,
-    # which is one setting for the whole process.
+def _csv_rows(path: Path) -> Iterator[tuple[str, str]]:
+    # A row may be longer than the default limit of 131,072 characters, which is a global setting.
     limit = csv.field_size_limit(2**31 - 1)
-    reader = csv.DictReader(file, strict=True)
     try:
-        if "row" not in (reader.fieldnames or ()):
-            raise ConfigError(f"{path}: has no column row, from which rows are read")
-        for number, cells in enumerate(reader, start=2):
-            yield f"{path}, row {number}", cells["row"] or ""
+        with opened(path) as file:
+            reader = csv.DictReader(file, strict=True)
+            if "row" not in (reader.fieldnames or ()):
+                raise ConfigError(f"{path}: has no column row, from which rows are imported")
+            for number, cells in enumerate(reader, start=2):
+                yield f"{path}, row {number}", cells["row"] or ""
     except csv.Error as error:
-        raise ConfigError(f"{path}: is no CSV: {error}") from error
+        raise ConfigError(f"{path}: is not CSV: {error}") from error
     finally:
         csv.field_size_limit(limit)

@@ -1,28 +1,28 @@
-"""Votes as anybody may have them: enough to make the board again, and as little else as that takes.
+"""Votes for publication: enough to reproduce the board, and as little else as possible.
 
-A row of the store names a person by a pseudonym that stays the same for ever, says to the
-microsecond when they voted, and for how long they looked at the replies. Of somebody who came to talk
-about their distress that says at which hours, how often and about what. So in a public file
+A row of the store identifies a person by a permanent pseudonym, with the microsecond of each vote and how
+long they looked at the replies. About somebody in distress that reveals at which hours, how often and
+about what they came to talk. So in a public file
 
-* people and battles are numbers that hold in this file alone; only that two rows are of one person
-  can be seen, since intervals need it;
-* a time is a date;
-* how long somebody looked at the replies is left out;
-* a group of raters with fewer than `FEW_RATERS` people is not named.
+* people and battles are numbers that hold in this file only; rows of one person can still be matched,
+  since intervals need that;
+* a time is reduced to its date;
+* viewing times are left out;
+* a group of raters with fewer than `FEW_CLUSTERS` people is not named.
 
-Numbers are given in the order of the pseudonyms, which are random. A board of such a file therefore
-draws the same people in the same order: all of its numbers are those of the board of the store, and
-only the hash of the votes and the moment differ.
+Numbers follow the order of the pseudonyms, which are random. A board of such a file therefore draws the
+same people in the same order: all of its numbers are those of the store's board, and only the hash of the
+votes and the time differ.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from compeer_core.votes.rating import FEW_RATERS
+from compeer_core.stats import FEW_CLUSTERS
 from compeer_core.votes.rows import VoteRow
 
 
 def public_rows(votes: Sequence[VoteRow]) -> Iterator[VoteRow]:
-    """Yield votes without what they say about people, by number of battle."""
+    """Yield anonymised votes, ordered by battle."""
     people = _numbered("r", (vote.voter for vote in votes))
     battles = _numbered("b", (vote.battle_id for vote in votes))
     groups = set(large_groups(votes))
@@ -40,11 +40,11 @@ def public_rows(votes: Sequence[VoteRow]) -> Iterator[VoteRow]:
 
 
 def large_groups(votes: Iterable[VoteRow]) -> list[str]:
-    """Return the groups of raters that are large enough to be named; visitors are no group."""
+    """Return the groups of raters that are large enough to be named; visitors are not a group."""
     members: dict[str, set[str]] = {}
     for vote in votes:
         members.setdefault(vote.rater_group, set()).add(vote.voter)
-    return sorted(name for name, people in members.items() if name and len(people) >= FEW_RATERS)
+    return sorted(name for name, people in members.items() if name and len(people) >= FEW_CLUSTERS)
 
 
 def _numbered(letter: str, names: Iterable[str]) -> dict[str, str]:

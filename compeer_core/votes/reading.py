@@ -1,4 +1,4 @@
-"""From rows of the tables to what the rest of the program knows: battles, receipts, votes."""
+"""Conversion of table rows to battles, receipts and votes, and their queries."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +21,10 @@ _LEFT, _RIGHT = aliased(SideRow), aliased(SideRow)
 
 
 def storable(text: str) -> str:
-    r"""Return a text without what no database takes: control characters and lone surrogates.
+    r"""Return a text without control characters and lone surrogates, which databases reject.
 
-    Line breaks and tabs stay, and so does all else that is odd but is text: right-to-left marks,
-    zero-width characters, markup. Whoever shows it escapes it.
+    Line breaks, tabs and other unusual text stay: right-to-left marks, zero-width characters, markup.
+    Escape it for display.
 
     Example:
         >>> storable("a\x00b\n\u202e<b>")
@@ -34,7 +34,7 @@ def storable(text: str) -> str:
 
 
 class Where(TypedDict, total=False):
-    """Which votes; what is not named does not matter."""
+    """A filter for votes; omitted keys match anything."""
 
     language: str
     topic: str
@@ -55,7 +55,7 @@ def locked_battle(session: Session, battle_id: str) -> BattleRow | None:
 
 
 def own_battle(session: Session, battle_id: str, voter: str, *, lock: bool = False) -> BattleRow:
-    """Return a person's battle, with `lock` one that nobody else changes meanwhile.
+    """Return a person's battle, with `lock` until the transaction ends.
 
     Raises:
         VoteRefusedError: ``battle_unknown`` or ``battle_not_yours``.
@@ -63,8 +63,7 @@ def own_battle(session: Session, battle_id: str, voter: str, *, lock: bool = Fal
     if storable(battle_id) != battle_id:
         battle = None
     elif lock:
-        # The person before the battle, as where a person is deleted: else two could wait for each
-        # other.
+        # Lock the person before the battle, as deletion does: otherwise the two could deadlock.
         session.scalar(_existing(voter))
         battle = locked_battle(session, battle_id)
     else:
@@ -72,37 +71,37 @@ def own_battle(session: Session, battle_id: str, voter: str, *, lock: bool = Fal
     if battle is None:
         raise refused("battle_unknown", "there is no such battle")
     if battle.voter_id != voter:
-        raise refused("battle_not_yours", "the battle is somebody else's")
+        raise refused("battle_not_yours", "the battle belongs to somebody else")
     return battle
 
 
 def _existing(voter: str) -> Select[str]:
-    found = select(VoterRow.id).where(VoterRow.id == storable(voter))
-    return found.with_for_update(read=True, key_share=True)
+    query = select(VoterRow.id).where(VoterRow.id == storable(voter))
+    return query.with_for_update(read=True, key_share=True)
 
 
 def revisions_of(session: Session, battle_id: str, voter: str) -> list[RevisionRow]:
-    """Return all that a person said about a battle, in order, with the vote that it belongs to."""
-    said = (
+    """Return all revisions of a person's vote in a battle, in order, with the vote loaded."""
+    query = (
         select(RevisionRow)
         .join(RevisionRow.vote)
         .where(VoteRecord.battle_id == battle_id, VoteRecord.voter_id == voter)
         .order_by(RevisionRow.number)
         .options(contains_eager(RevisionRow.vote))
     )
-    return list(session.scalars(said))
+    return list(session.scalars(query))
 
 
 def latest_revision(session: Session, battle_id: str, voter: str) -> RevisionRow | None:
-    """Return what a person said last about a battle."""
-    said = revisions_of(session, battle_id, voter)
-    return said[-1] if said else None
+    """Return the last revision of a person's vote in a battle."""
+    revisions = revisions_of(session, battle_id, voter)
+    return revisions[-1] if revisions else None
 
 
 def standing_votes(
     as_of: datetime | None,
 ) -> Select[RevisionRow, BattleRow, VoterRow]:
-    """Select the last revision of each vote that says something, with battle and voter."""
+    """Select the last revision of each vote that is not withdrawn, with battle and voter."""
     numbers = select(RevisionRow.vote_id, func.max(RevisionRow.number).label("number"))
     if as_of is not None:
         numbers = numbers.where(RevisionRow.at <= as_of)
@@ -131,10 +130,10 @@ def conditions_of(where: Where) -> Iterator[ColumnElement[bool]]:
 
 
 def vote_columns(as_of: datetime | None) -> Select[*tuple[Any, ...]]:
-    """Select what `vote_row` reads of the standing votes, and nothing else.
+    """Select the columns of the standing votes that `vote_row` reads.
 
-    Columns instead of objects: of 10,000 votes the session would make and keep 50,000 rows, which takes
-    several times as long as all that a board does with them.
+    Columns instead of objects: for 10,000 votes the session would create 50,000 objects, which takes several
+    times as long as the board itself.
     """
     return (
         standing_votes(as_of)
@@ -166,34 +165,34 @@ def vote_columns(as_of: datetime | None) -> Select[*tuple[Any, ...]]:
     )
 
 
-def vote_row(found: Row[Any]) -> VoteRow:
-    """Return a vote of the columns that `vote_columns` selects."""
-    lengths = (found.left_reply_length, found.right_reply_length)
+def vote_row(row: Row[Any]) -> VoteRow:
+    """Return the vote of a row of `vote_columns`."""
+    lengths = (row.left_reply_length, row.right_reply_length)
     rewards = tuple(
         None if reward is None else reward["total"]
-        for reward in (found.left_reward, found.right_reward)
+        for reward in (row.left_reward, row.right_reward)
     )
     return VoteRow(
-        battle_id=found.id,
-        voter=found.pseudonym,
-        left=found.left_model,
-        right=found.right_model,
-        preference=found.preference,
-        blind=found.blind,
-        with_reasoning=found.with_reasoning,
-        has_image=found.image_hash is not None,
-        language=found.language,
-        topic=found.topic,
-        rater_group=found.rater_group,
-        at=found.at,
-        dwell_ms=found.dwell_ms,
+        battle_id=row.id,
+        voter=row.pseudonym,
+        left=row.left_model,
+        right=row.right_model,
+        preference=row.preference,
+        blind=row.blind,
+        with_reasoning=row.with_reasoning,
+        has_image=row.image_hash is not None,
+        language=row.language,
+        topic=row.topic,
+        rater_group=row.rater_group,
+        at=row.at,
+        dwell_ms=row.dwell_ms,
         flags=_flags(
-            found,
-            found,
-            leaked=(found.left_leaked, found.right_leaked),
-            statuses=(found.left_status, found.right_status),
+            row,
+            row,
+            leaked=(row.left_leaked, row.right_leaked),
+            statuses=(row.left_status, row.right_status),
         ),
-        verdict=found.verdict,
+        verdict=row.verdict,
         rewards=None if rewards == (None, None) else rewards,
         lengths=None if None in lengths else lengths,
     )
@@ -215,16 +214,16 @@ def _flags(
     leaked: Iterable[bool | None],
     statuses: Iterable[str],
 ) -> tuple[Flag, ...]:
-    found = [flag for flag in _REVISION_FLAGS if getattr(revision, flag.value)]
+    flags = [flag for flag in _REVISION_FLAGS if getattr(revision, flag.value)]
     if any(leaked):
-        found.append(Flag.LEAKED)
+        flags.append(Flag.LEAKED)
     if SideStatus.STOPPED in statuses:
-        found.append(Flag.STOPPED)
+        flags.append(Flag.STOPPED)
     if battle.closed_reason is not None:
-        found.append(Flag.CLOSED)
+        flags.append(Flag.CLOSED)
     if battle.imported:
-        found.append(Flag.IMPORTED)
-    return tuple(sorted(found))
+        flags.append(Flag.IMPORTED)
+    return tuple(sorted(flags))
 
 
 def receipt_of(battle: BattleRow, revision: RevisionRow) -> VoteReceipt:
@@ -255,8 +254,8 @@ def battle_of(row: BattleRow) -> Battle:
     )
 
 
-def reward_of(kept: Mapping[str, Any] | None) -> Reward | None:
-    if kept is None:
+def reward_of(stored: Mapping[str, Any] | None) -> Reward | None:
+    if stored is None:
         return None
-    steps = kept["steps"]
-    return Reward(**{**kept, "steps": None if steps is None else tuple(steps)})
+    steps = stored["steps"]
+    return Reward(**{**stored, "steps": None if steps is None else tuple(steps)})

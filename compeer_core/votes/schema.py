@@ -1,9 +1,8 @@
-"""The tables of the votes store.
+"""The tables of votes and annotation.
 
-The database itself holds what must never break: one vote for a battle and a person, revisions that
-are added and never changed (a trigger refuses it), and nothing that outlives its owner (deletes
-cascade from `voters` and `annotators`). The migrations beside this module make the tables; a test
-compares them with what stands here.
+Constraints of the database guarantee one vote per battle and person, immutable revisions (a trigger rejects
+changes), and that nothing outlives its owner (deletes cascade from `voters` and `annotators`). The migrations
+beside this module create the tables; a test compares them with these definitions.
 """
 
 from datetime import UTC, datetime
@@ -27,24 +26,24 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment. SQLite knows no zones, so there it is kept in UTC and given its zone again."""
+    """A time in UTC. SQLite has no time zones, so the zone is added again on reading."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return what the database gets."""
+        """Convert to UTC for the database."""
         return None if value is None else value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return what the program gets."""
+        """Return the time with its zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Base(DeclarativeBase):
-    """What all tables share."""
+    """Naming of constraints and types of columns."""
 
     metadata = MetaData(
         naming_convention={
@@ -63,21 +62,21 @@ class Base(DeclarativeBase):
 
 
 class VoterRow(Base):
-    """A person, known by the id in a signed cookie."""
+    """A person, identified by the id in a signed cookie."""
 
     __tablename__ = "voters"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     pseudonym: Mapped[str] = mapped_column(unique=True)
-    """What leaves the database instead of the id."""
+    """Exported instead of the id."""
     rater_group: Mapped[str]
     address_hash: Mapped[str | None] = mapped_column(index=True)
-    """With a salt that is thrown away after a day or two."""
+    """Salted; the salt is deleted after a day or two."""
     created_at: Mapped[datetime]
 
 
 class SideRow(Base):
-    """What one side of a battle wrote."""
+    """One side of a battle."""
 
     __tablename__ = "battle_sides"
     __table_args__ = (
@@ -104,7 +103,7 @@ class SideRow(Base):
 
 
 class BattleRow(Base):
-    """Two models before one person."""
+    """A comparison of two models by one person."""
 
     __tablename__ = "battles"
 
@@ -118,15 +117,15 @@ class BattleRow(Base):
     language: Mapped[str]
     topic: Mapped[str]
     image_hash: Mapped[str | None]
-    """Of all pictures of the history, in order; None where there is none."""
+    """Hash of all pictures of the history, in order; None if there are none."""
     judge: Mapped[str | None]
     verdict: Mapped[str | None]
     dialogue_id: Mapped[str]
     history: Mapped[Any | None] = mapped_column(deferred=True)
-    """`CaseUtterance` rows; None where words are not kept."""
+    """`CaseUtterance` rows; None if words are not stored."""
     imported: Mapped[bool]
     source_row: Mapped[str | None] = mapped_column(deferred=True)
-    """Of an imported battle: the row of the file, as it was."""
+    """The original row of an imported battle."""
     closed_reason: Mapped[str | None]
 
     sides: Mapped[list[SideRow]] = relationship(
@@ -135,7 +134,7 @@ class BattleRow(Base):
 
 
 class PictureRow(Base):
-    """A picture in somebody's kept histories."""
+    """A picture in a person's stored histories."""
 
     __tablename__ = "pictures"
 
@@ -147,7 +146,7 @@ class PictureRow(Base):
 
 
 class VoteRecord(Base):
-    """That a person has voted in a battle; what was said is in the revisions."""
+    """A person's vote in a battle; its content is in the revisions."""
 
     __tablename__ = "votes"
     __table_args__ = (UniqueConstraint("battle_id", "voter_id"),)
@@ -159,7 +158,7 @@ class VoteRecord(Base):
 
 
 class RevisionRow(Base):
-    """What was said in a vote, at one time."""
+    """One revision of a vote."""
 
     __tablename__ = "vote_revisions"
     __table_args__ = (
@@ -174,10 +173,10 @@ class RevisionRow(Base):
     voter_id: Mapped[str] = mapped_column(ForeignKey("voters.id", ondelete="CASCADE"))
     number: Mapped[int]
     token: Mapped[str | None]
-    """What the page called this request; sent again, it is not a second one."""
+    """Id of the request, so that a repeated request adds nothing."""
     at: Mapped[datetime]
     preference: Mapped[str | None]
-    """None: the vote was taken back."""
+    """None if the vote was withdrawn."""
     tags: Mapped[Any]
     note: Mapped[str]
     steps: Mapped[Any | None]
@@ -191,7 +190,7 @@ class RevisionRow(Base):
 
 
 class SaltRow(Base):
-    """What addresses of a day are hashed with."""
+    """The salt of the address hashes of a day."""
 
     __tablename__ = "salts"
 
@@ -200,7 +199,7 @@ class SaltRow(Base):
 
 
 class SecretRow(Base):
-    """What all processes of a deployment share, such as the key that signs cookies."""
+    """A secret of the deployment, such as the key that signs cookies."""
 
     __tablename__ = "secrets"
 
@@ -209,7 +208,7 @@ class SecretRow(Base):
 
 
 class DeletionRow(Base):
-    """That something was deleted, and nothing of what it was."""
+    """The counts of a deletion, without its content."""
 
     __tablename__ = "deletions"
 
@@ -224,7 +223,7 @@ class DeletionRow(Base):
 
 
 class AnnotatorRow(Base):
-    """Somebody who annotates."""
+    """An annotator."""
 
     __tablename__ = "annotators"
 
@@ -238,7 +237,7 @@ class AnnotatorRow(Base):
 
 
 class PassRow(Base):
-    """A browser that somebody has come in with, and has not left with."""
+    """A signed-in browser."""
 
     __tablename__ = "desk_passes"
 
@@ -250,21 +249,21 @@ class PassRow(Base):
 
 
 class ItemRow(Base):
-    """What is annotated."""
+    """An item for annotation."""
 
     __tablename__ = "desk_items"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     position: Mapped[int] = mapped_column(index=True)
-    """In the queue."""
+    """Position in the queue."""
     item: Mapped[Any]
     """An `AnnotationItem`."""
     record: Mapped[Any | None]
-    """The `CerRecord` without labels that the answers are for; annotators never see it."""
+    """The unlabelled `CerRecord` of the item, hidden from annotators."""
 
 
 class DeskPictureRow(Base):
-    """A picture in the history of what is annotated."""
+    """A picture in the history of an item."""
 
     __tablename__ = "desk_pictures"
 
@@ -276,7 +275,7 @@ class DeskPictureRow(Base):
 
 
 class AssignmentRow(Base):
-    """That somebody works on an item: the draft, and the order of replies that was drawn."""
+    """An item assigned to a person, with the draft and the drawn order of replies."""
 
     __tablename__ = "desk_assignments"
 
@@ -291,12 +290,12 @@ class AssignmentRow(Base):
     draft: Mapped[Any | None]
     saved_at: Mapped[datetime | None]
     tab: Mapped[str | None]
-    """Which tab of the browser may write."""
+    """Id of the browser tab that may write."""
     tab_until: Mapped[datetime | None]
 
 
 class AnswerRow(Base):
-    """An `Annotation`, as it was given at one time."""
+    """An `Annotation` at one time."""
 
     __tablename__ = "desk_answers"
     __table_args__ = (

@@ -1,16 +1,15 @@
-"""Where battles and votes are kept.
+"""The store of battles and votes.
 
-A battle is written down before anything is generated, a side when it ends, a vote when it is cast; each
-is on the disk before the call returns. A vote is never changed: a second thought adds a revision, and
-taking a vote back adds one too. The last one counts, all are kept, until their owner has them deleted
-(`VoteStore.delete_voter`).
+A battle is stored before anything is generated, a side when it ends, a vote when it is cast; each is durable
+before the call returns. A vote is never changed: a revision is added, also to withdraw it. The last revision
+counts, and all are stored until their owner deletes them (`VoteStore.delete_voter`).
 
-One vote for a battle and a person is a constraint of the database, whatever pages, tabs and programs
-do. A request that is sent again with the same token is answered again and not written again.
+A database constraint allows one vote per battle and person, whatever pages, tabs and programs do. A repeated
+request with the same token gets the same answer and adds nothing.
 
-The history and the replies are kept only where the person agreed (`BattlePlan.keep_words`). Addresses
-are kept as a hash with a salt of the day; salts are deleted after the day that follows, and with them
-the way back. Methods may be called from any thread, and from several processes over one database.
+History and replies are stored only with the person's consent (`BattlePlan.keep_words`). Addresses are stored as
+a hash with a salt of the day; salts are deleted after the following day, which makes the hashes
+irreversible. All methods are safe to call from any thread, and from several processes on one database.
 """
 
 import hashlib
@@ -75,24 +74,24 @@ from compeer_core.votes.schema import (
 )
 
 _LOCK = 0x564F5445
-"""Names the locks under which PostgreSQL opens battles of a person and deletes the person."""
+"""Key space of the PostgreSQL locks for opening battles of a person and deleting the person."""
 _MAX_TOKEN = 200
 _MAX_DWELL_MS = 2**31 - 1
 
 
 class BallotDetails(TypedDict, total=False):
-    """What may come with a vote."""
+    """Optional details of a vote."""
 
     tags: Sequence[str]
     """`Tag` values."""
     note: str
     dwell_ms: int | None
-    """From the end of both replies to the vote, as the page says."""
+    """Time from the end of both replies to the vote, as reported by the page."""
     both_seen: bool | None
-    """Whether both replies were wholly on the screen; None where the page cannot say."""
+    """Whether both replies were fully visible; None if the page does not know."""
     steps: Steps | None
     token: str
-    """The page's name for this request, the same when it is sent again."""
+    """Id of the request, the same when it is repeated."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class VoteStore:
         limits: Limits | None = None,
         clock: Callable[[], datetime] = _now,
     ) -> None:
-        """Open the store; see `Database` for the URL, which is a file of the user by default.
+        """Open the store; see `Database` for the URL, by default a file of the user.
 
         Raises:
             ConfigError: The database cannot be used.
@@ -151,22 +150,22 @@ class VoteStore:
         address: str | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Battle:
-        """Write down what a battle will be, before anything is generated.
+        """Store the plan of a battle, before anything is generated.
 
         Args:
-            plan: See there.
-            address: Where the request came from; only a hash of it is kept.
-            is_wanted: False once the person has asked to have everything deleted. It is asked while
-                `delete_voter` has to wait for this battle, or this battle for `delete_voter`, so that
-                none is opened behind a deletion.
+            plan: The plan.
+            address: Address of the request; only a hash of it is stored.
+            is_wanted: Returns False once the person has requested deletion. It is called while this
+                call and `delete_voter` exclude each other, so that no battle is opened after a
+                deletion.
 
         Raises:
-            VoteRefusedError: ``forgotten``: the battle is not wanted any more.
-            StoreError: The database failed, so the battle must not begin.
+            VoteRefusedError: ``forgotten``: `is_wanted` returned False.
+            StoreError: The database failed; the battle must not begin.
         """
         now = self.now()
-        said = plan.dialogue.merged().utterances
-        pictures = {_picture_name(image): image for each in said for image in each.images}
+        utterances = plan.dialogue.merged().utterances
+        pictures = {_picture_name(image): image for each in utterances for image in each.images}
         battle = BattleRow(
             id=f"b{secrets.token_hex(16)}",
             voter_id=plan.voter,
@@ -188,7 +187,7 @@ class VoteStore:
                     text=storable(each.text),
                     images=tuple(map(_picture_name, each.images)),
                 ).model_dump(mode="json")
-                for each in said
+                for each in utterances
             ]
         for number, side in enumerate(plan.sides):
             battle.sides.append(
@@ -197,7 +196,7 @@ class VoteStore:
         with self.database.writing() as session:
             self._alone_with(session, plan.voter)
             if not is_wanted():
-                raise refused("forgotten", "the person had everything deleted meanwhile")
+                raise refused("forgotten", "the person has deleted their data")
             self._meet(session, plan.voter, address, now)
             session.add(battle)
             if plan.keep_words:
@@ -206,10 +205,10 @@ class VoteStore:
         return battle_of(battle)
 
     def finish_side(self, battle_id: str, side: int, result: SideResult) -> bool:
-        """Write down how a side ended; a side without a reply has failed, whatever it says.
+        """Store how a side ended; a side without a reply counts as failed.
 
         Returns:
-            Whether it was written: not if the side has ended before, or the battle is gone.
+            Whether it was stored: not if the side had ended before, or the battle is deleted.
         """
         status = result.status
         if status is SideStatus.WRITING:
@@ -232,14 +231,14 @@ class VoteStore:
         return True
 
     def fail_side(self, battle_id: str, side: int, error: str = "") -> bool:
-        """Write down that a side failed; see `finish_side`."""
+        """Store that a side failed; see `finish_side`."""
         return self.finish_side(battle_id, side, SideResult(SideStatus.FAILED, error=error))
 
     def record_verdict(self, battle_id: str, judge: str, verdict: Preference | None) -> bool:
-        """Write down what the judge says of the two replies, in the order in which they are shown.
+        """Store the verdict of the judge on the two replies, in the order in which they are shown.
 
         Returns:
-            Whether it was written: not if the battle is gone.
+            Whether it was stored: not if the battle is deleted.
         """
         with self.database.writing() as session:
             battle = locked_battle(session, battle_id)
@@ -249,12 +248,12 @@ class VoteStore:
         return True
 
     def close_battle(self, battle_id: str, reason: str) -> bool:
-        """Take a battle back, for example because somebody needs help: no more votes, no words.
+        """Close a battle, for example because somebody needs help: delete its words, refuse votes.
 
         A vote that was cast stays, flagged.
 
         Returns:
-            Whether there was something to close.
+            Whether the battle exists.
         """
         with self.database.writing() as session:
             battle = locked_battle(session, battle_id)
@@ -287,17 +286,17 @@ class VoteStore:
         preference: Preference | str,
         **details: Unpack[BallotDetails],
     ) -> VoteReceipt:
-        """Vote. The vote is on the disk when this returns.
+        """Cast a vote durably.
 
         Args:
-            battle_id: An own battle whose sides have ended.
+            battle_id: A battle of this person whose sides have ended.
             voter: The id in the signed cookie.
             preference: `Preference.FIRST` is the side that is shown first.
             **details: See `BallotDetails`.
 
         Raises:
-            VoteRefusedError: For any of its reasons; ``already_voted`` tells in ``values`` what
-                stands. Somebody who took a vote back may vote again.
+            VoteRefusedError: For any of its reasons; ``already_voted`` has the standing preference in
+                ``values``. After withdrawing a vote a person may vote again.
             StoreError: The database failed, and there is no vote.
         """
         return self._add(battle_id, voter, self._checked(preference, details))
@@ -309,11 +308,11 @@ class VoteStore:
         preference: Preference | str,
         **details: Unpack[BallotDetails],
     ) -> VoteReceipt:
-        """Replace a vote that stands; the arguments and errors are those of `cast`."""
+        """Replace a standing vote; arguments and errors are those of `cast`."""
         return self._add(battle_id, voter, self._checked(preference, details), replaces=True)
 
     def undo(self, battle_id: str, voter: str, token: str = "") -> VoteReceipt:
-        """Take back a vote within `Limits.undo_seconds`.
+        """Withdraw a vote within `Limits.undo_seconds`.
 
         Raises:
             VoteRefusedError: As for `cast`, and ``not_voted`` or ``undo_too_late``.
@@ -322,7 +321,7 @@ class VoteStore:
         return self._add(battle_id, voter, _Ballot(None, token=_token(token)), replaces=True)
 
     def standing(self, battle_id: str, voter: str) -> VoteReceipt | None:
-        """Return a person's vote in a battle, None where there is none or it was taken back.
+        """Return a person's vote in a battle; None if there is none or it was withdrawn.
 
         Raises:
             VoteRefusedError: ``battle_unknown`` or ``battle_not_yours``.
@@ -335,7 +334,7 @@ class VoteStore:
             return receipt_of(battle, latest)
 
     def reveal(self, battle_id: str, voter: str) -> Reveal:
-        """Tell who wrote what, to somebody whose vote stands; later revisions are flagged.
+        """Return the models to a person whose vote stands; later revisions are flagged.
 
         Raises:
             VoteRefusedError: ``battle_unknown``, ``battle_not_yours`` or ``not_voted``.
@@ -344,7 +343,7 @@ class VoteStore:
             battle = own_battle(session, battle_id, voter, lock=True)
             latest = latest_revision(session, battle_id, voter)
             if latest is None or latest.preference is None:
-                raise refused("not_voted", "the names are shown after one's own vote")
+                raise refused("not_voted", "names are shown after the vote")
             latest.vote.revealed_at = latest.vote.revealed_at or self.now()
             left, right = battle.sides
             return Reveal(
@@ -377,7 +376,7 @@ class VoteStore:
             chosen,
             tags,
             note,
-            # The page says it, so it may be anything.
+            # reported by the page, so it may be anything
             dwell if type(dwell) is int and 0 <= dwell <= _MAX_DWELL_MS else None,
             details.get("both_seen"),
             details.get("steps"),
@@ -402,7 +401,7 @@ class VoteStore:
                 session.flush()
             else:
                 vote = latest.vote
-                now = max(now, latest.at)  # clocks are set back at times
+                now = max(now, latest.at)  # clocks are sometimes set back
             revision = RevisionRow(
                 vote_id=vote.id,
                 voter_id=voter,
@@ -432,14 +431,14 @@ class VoteStore:
         *,
         replaces: bool,
     ) -> None:
-        """Refuse what cannot be taken now.
+        """Check that a vote is allowed now.
 
         Raises:
-            VoteRefusedError: With the reason.
+            VoteRefusedError: It is not.
         """
         statuses = {side.status for side in battle.sides}
         if battle.closed_reason is not None:
-            raise refused("battle_closed", "the battle was taken back")
+            raise refused("battle_closed", "the battle was closed")
         if SideStatus.FAILED in statuses:
             raise refused("battle_failed", "a side failed, so there is nothing to compare")
         if SideStatus.WRITING in statuses:
@@ -459,7 +458,7 @@ class VoteStore:
             if (now - latest.at).total_seconds() > self.limits.undo_seconds:
                 raise refused(
                     "undo_too_late",
-                    "the vote is too old to be taken back",
+                    "the vote is too old to be withdrawn",
                     seconds=self.limits.undo_seconds,
                 )
 
@@ -479,20 +478,19 @@ class VoteStore:
     # --- people ---------------------------------------------------------------------------------
 
     def set_group(self, voter: str, rater_group: str) -> None:
-        """Say which group somebody was invited to; empty for a visitor."""
+        """Set the group that a person was invited to; empty for a visitor."""
         with self.database.writing() as session:
             self._meet(session, voter, None, self.now())
             session.get_one(VoterRow, voter).rater_group = storable(rater_group)
 
     def delete_voter(self, voter: str) -> Deletion:
-        """Delete all that is of a person: battles with their words and pictures, votes, revisions.
+        """Delete all data of a person: battles with their words and pictures, votes, revisions.
 
-        Soon it is gone from the file too, not only from view: `Database.erased` says when. Copies
-        made before are not ours to reach. That something was deleted is noted, since a board of an
-        earlier day may now differ.
+        The file is overwritten soon afterwards; `Database.erased` says when. Earlier copies are out of
+        reach. The number of deleted votes is stored, since a board of an earlier day may now differ.
 
         Raises:
-            StoreError: The database failed, and nothing was deleted.
+            StoreError: The database failed; nothing was deleted.
         """
         with self.database.writing() as session:
             self._alone_with(session, voter)
@@ -510,14 +508,14 @@ class VoteStore:
         return Deletion(battles, votes)
 
     def voter_of(self, pseudonym: str) -> str | None:
-        """Return the id of the person whom votes and exports call so; None where there is none."""
+        """Return the id of the person with a pseudonym; None if there is none."""
         with self.database.reading() as session:
-            found = select(VoterRow.id).filter_by(pseudonym=storable(pseudonym))
-            return session.scalars(found).first()
+            ids = select(VoterRow.id).filter_by(pseudonym=storable(pseudonym))
+            return session.scalars(ids).first()
 
     def secret(self, name: str) -> bytes:
-        """Return random bytes that all processes over this database share, such as a cookie's key."""
-        with self.database.reading() as session:  # which a full disk does not keep from
+        """Return random bytes shared by all processes on this database, such as a cookie key."""
+        with self.database.reading() as session:  # works on a full disk
             row = session.get(SecretRow, name)
         if row is not None:
             return row.value
@@ -526,30 +524,30 @@ class VoteStore:
             return session.get_one(SecretRow, name).value
 
     def _alone_with(self, session: Session, voter: str) -> None:
-        """Let nobody else open or delete something of a person until the transaction ends."""
-        if not self.database.is_sqlite:  # whose writers take turns anyway
+        """Exclude other openings and deletions for a person until the transaction ends."""
+        if not self.database.is_sqlite:  # its writers are serialised anyway
             lock = text("SELECT pg_advisory_xact_lock(:space, hashtext(:voter))")
             session.execute(lock, {"space": _LOCK, "voter": voter})
 
     def _meet(self, session: Session, voter: str, address: str | None, now: datetime) -> None:
-        """Make sure that a person is known, and stays so until the transaction ends."""
-        found = select(VoterRow).filter_by(id=voter).with_for_update()
-        while (row := session.scalar(found)) is None:
+        """Add a person if needed, and lock them until the transaction ends."""
+        query = select(VoterRow).filter_by(id=voter).with_for_update()
+        while (row := session.scalar(query)) is None:
             pseudonym = f"v{secrets.token_hex(8)}"
-            fresh = VoterRow(id=voter, pseudonym=pseudonym, rater_group="", created_at=now)
-            _add_once(session, fresh)
+            new = VoterRow(id=voter, pseudonym=pseudonym, rater_group="", created_at=now)
+            _add_once(session, new)
         if address is not None:
             row.address_hash = _address_hash(session, address, now)
 
     # --- for boards and files -------------------------------------------------------------------
 
     def votes(self, as_of: datetime | None = None, **where: Unpack[Where]) -> Iterator[VoteRow]:
-        """Yield the votes that stand, in the order in which they were given.
+        """Yield the standing votes, in order of time.
 
-        All of them, doubtful ones and those of battles that were not blind too: `VoteRow` says which.
+        Doubtful votes and those of battles that were not blind are included: see `VoteRow`.
 
         Args:
-            as_of: As they stood then; None is now. What was deleted since is not there.
+            as_of: The votes of this time, without those deleted since; None for now.
             **where: See `Where`.
         """
         query = vote_columns(as_of).where(*conditions_of(where))
@@ -559,25 +557,25 @@ class VoteStore:
                 yield vote_row(row)
 
     def stamp(self, as_of: datetime | None = None) -> tuple[int, ...]:
-        """Return numbers of which one changes whenever a vote is given, changed, judged or deleted.
+        """Return a stamp that changes whenever a vote is cast, revised, judged or deleted.
 
-        Takes milliseconds where `votes` takes a second, so a board can be kept as long as they stay.
-        Two changes do not show: a verdict in the place of another, and somebody's new group. The last
-        number changes when something is deleted, and only then.
+        It takes milliseconds where `votes` takes a second, so that a board can be cached. Two changes do
+        not show: a verdict that replaces another, and a person's new group. The last number changes
+        only when something is deleted.
         """
-        given = select(func.count(), func.max(RevisionRow.id)).select_from(RevisionRow)
+        revisions = select(func.count(), func.max(RevisionRow.id)).select_from(RevisionRow)
         if as_of is not None:
-            given = given.where(RevisionRow.at <= as_of)
-        known = select(func.count(BattleRow.verdict), func.count(BattleRow.closed_reason))
+            revisions = revisions.where(RevisionRow.at <= as_of)
+        battles = select(func.count(BattleRow.verdict), func.count(BattleRow.closed_reason))
         with self.database.reading() as session:
             return (
-                *(number or 0 for number in session.execute(given).one()),
-                *session.execute(known).one(),
+                *(number or 0 for number in session.execute(revisions).one()),
+                *session.execute(battles).one(),
                 session.scalar(select(func.max(DeletionRow.id))) or 0,
             )
 
     def counts(self) -> Counts:
-        """Return how many there are of everything."""
+        """Return the counts of the store."""
         flags: Counter[str] = Counter()
         counted = total = 0
         for vote in self.votes():
@@ -609,7 +607,7 @@ class VoteStore:
 
 
 def _add_once(session: Session, row: Base) -> None:
-    """Add a row, unless another process has just done so."""
+    """Add a row, unless another process has just added it."""
     try:
         with session.begin_nested():
             session.add(row)

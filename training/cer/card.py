@@ -16,13 +16,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from scipy.stats import binomtest
 
 from compeer_core.cer import CerRecord, DecidedBy, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.safety import find_risk
+from compeer_core.stats import wilson
 from compeer_core.taxonomy import Preference
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
@@ -100,11 +100,9 @@ class Share(FrozenModel):
 
 
 def share(count: int, of: int) -> Share:
-    """Return a share with its Wilson interval; `of` is at least 1."""
-    interval = binomtest(count, of).proportion_ci(method="wilson")
-    return Share(
-        count=count, of=of, low=round(float(interval.low), 4), high=round(float(interval.high), 4)
-    )
+    """Return a share with Wilson's interval; `of` is at least 1."""
+    interval = wilson(count, of)
+    return Share(count=count, of=of, low=round(interval.low, 4), high=round(interval.high, 4))
 
 
 class Example(FrozenModel):

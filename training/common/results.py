@@ -21,12 +21,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
+from compeer_core.stats import Estimate
 
 _log = logging.getLogger(__name__)
 
@@ -88,22 +89,9 @@ class Metric(FrozenModel):
         return self
 
 
-class Interval(Protocol):
-    """A value with its interval, such as `training.evaluation.metrics.Estimate`."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def n(self) -> int: ...
-
-
 def measured(
     name: str,
-    estimate: Interval,
+    estimate: Estimate,
     *,
     unit: str = "",
     note: str = "",

@@ -9,19 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 
+from compeer_core.stats import Estimate, estimate
 from training.encoder.texts import Replies
 
 Pairs = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value, the interval or range around it, and how many are behind it."""
-
-    value: float
-    low: float
-    high: float
-    n: int
 
 
 def pairs_between(replies: Replies, count: int, rng: np.random.Generator) -> Pairs:
@@ -82,9 +73,9 @@ def agreement(
         if len(rows) > 2:
             drawn.append(_spearman(one[rows], other[rows]))
     value = _spearman(one, other)
-    told = [found for found in drawn if not np.isnan(found)] or [value]
-    low, high = np.quantile(told, [0.025, 0.975])
-    return Estimate(value, float(low), float(high), len(pairs))
+    if np.isnan(value) or np.isnan(drawn).all():
+        return Estimate(value=value, low=value, high=value, n=len(pairs))
+    return estimate(np.array([value, *drawn]), len(pairs))
 
 
 def cosines(vectors: ArrayLike, pairs: Pairs) -> NDArray[np.float64]:
@@ -144,4 +135,5 @@ def _seconds(encode: Callable[[Sequence[str]], object], texts: Sequence[str]) ->
 
 
 def _range(values: Sequence[float]) -> Estimate:
-    return Estimate(statistics.median(values), min(values), max(values), len(values))
+    middle = statistics.median(values)
+    return Estimate(value=middle, low=min(values), high=max(values), n=len(values))

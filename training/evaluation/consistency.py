@@ -43,6 +43,7 @@ from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict, Unsc
 from compeer_core.prompts import LANGUAGES, consistency_question
 from compeer_core.reasoning import render_step
 from compeer_core.registry import Registry
+from compeer_core.stats import Estimate, Floats, bootstrap_weights, estimate
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
 from training.common import results
@@ -61,7 +62,6 @@ from training.evaluation.contradictions import (
     holds,
     rates,
 )
-from training.evaluation.metrics import Estimate, Floats, drawn_weights, estimate
 from training.evaluation.plots import plot_rates
 from training.evaluation.strategy_signs import measure_signs, sign_lines
 from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
@@ -285,7 +285,7 @@ def _loaded(registry: Registry, name: str) -> Judge:
 
 def report(study: Study, config: Config) -> None:
     """Write the results file, a CSV, the plot, and the turns for a reader."""
-    weights = drawn_weights(study.groups, seed=config.seed)
+    weights = bootstrap_weights(study.groups, seed=config.seed)
     found = by_rule(study, weights)
     source = "signs of strategies (compeer_core/consistency.py) and the judges' own verdicts"
     counts: Counts | None = None
@@ -376,7 +376,7 @@ def by_assessor(study: Study, assessor: Assessor, seed: int) -> dict[str, Measur
     if not answered.any():
         return {}
     groups = [group for group, is_in in zip(study.groups, answered, strict=True) if is_in]
-    weights = drawn_weights(groups, seed=seed)
+    weights = bootstrap_weights(groups, seed=seed)
 
     def rate(questions: Sequence[str]) -> Floats:
         asked = [one for one, is_in in zip(questions, answered, strict=True) if is_in]

@@ -19,8 +19,9 @@ from types import MappingProxyType
 import numpy as np
 
 from compeer_core.config import FrozenModel
+from compeer_core.stats import Floats
 from compeer_core.taxonomy import Preference
-from training.evaluation.metrics import Bools, Floats
+from training.evaluation.metrics import Bools
 
 
 class Verdicts(FrozenModel):
@@ -123,7 +124,7 @@ def rates(terms: Sequence[Term], weights: Floats) -> Rates:
 
     Args:
         terms: A turn is a contradiction if one of them holds; no two hold of one turn.
-        weights: Rows of weights of the turns (`metrics.drawn_weights`), shape (rows, n). A row without
+        weights: Rows of weights of the turns (`stats.bootstrap_weights`), shape (rows, n). A row without
             any weight, where none of these turns was drawn, gives NaN.
     """
     total = weights.sum(axis=1)

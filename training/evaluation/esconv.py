@@ -30,6 +30,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
+from compeer_core.stats import wilson
 from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
@@ -45,7 +46,7 @@ from training.evaluation.esconv_measures import (
 )
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
-from training.evaluation.metrics import perplexity, share
+from training.evaluation.metrics import perplexity
 from training.evaluation.shown_faces import shown
 
 logger = logging.getLogger(__name__)
@@ -227,7 +228,7 @@ def training_metrics(config: Config) -> Iterator[results.Metric]:
     if config.tower is not None:
         report = json.loads(config.tower.read_text(encoding="utf-8"))
         n = int(report["validation_photos"])
-        right = share(round(report["validation_accuracy"] * n), n)
+        right = wilson(round(report["validation_accuracy"] * n), n)
         of, about = "image tower alone", "expressions of validation photos, 7 classes"
         yield results.measured("accuracy", right, unit="%", of=of, about=about)
     if config.pretraining is not None:

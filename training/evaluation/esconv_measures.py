@@ -6,28 +6,25 @@ Pure functions from answers to rows of a results file. Intervals are at 95 % and
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Reading, Reasoning
+from compeer_core.stats import (
+    Estimate,
+    Floats,
+    bootstrap_weights,
+    estimate,
+    jackknife,
+    weighted_mean,
+)
 from training.common import results
 from training.common.diversity import distinct_without, loops
 from training.data.samples import Sample
-from training.evaluation.metrics import (
-    Estimate,
-    Floats,
-    Ints,
-    accuracy,
-    confusion,
-    drawn_weights,
-    estimate,
-    jackknife,
-    weighted_f1,
-    weighted_mean,
-)
+from training.evaluation.metrics import Ints, accuracy, confusion, weighted_f1
 from training.evaluation.overlap import ORDERS, overlap
 from training.evaluation.shown_faces import Condition
 
@@ -137,7 +134,7 @@ def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> E
     """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
     sources = [answer.sample.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
-    return replace(jackknife(values, len(values) - 1), n=len(answers))
+    return jackknife(values, len(values) - 1).model_copy(update={"n": len(answers)})
 
 
 class _Published(FrozenModel):
@@ -224,4 +221,4 @@ def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[resu
 
 
 def _weights(answers: Sequence[Answer]) -> Floats:
-    return drawn_weights([answer.sample.dialogue_id for answer in answers])
+    return bootstrap_weights([answer.sample.dialogue_id for answer in answers])

@@ -41,6 +41,7 @@ from compeer_core.judgement import Form
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
 from compeer_core.redundancy import reply_length
+from compeer_core.stats import Floats, bootstrap_weights, estimate, jackknife, weighted_mean
 from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results
@@ -54,7 +55,6 @@ from training.data.pictures import Pictures
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
-from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
 from training.evaluation.overlap import overlap
 from training.evaluation.plots import TRAINING, plot_means, plot_training
 
@@ -421,7 +421,7 @@ def compared(
 ) -> list[results.Metric]:
     """Return the measures of each policy, and how it differs from those it is compared with."""
     sources = [history.source for history in histories]
-    weights = drawn_weights(sources)
+    weights = bootstrap_weights(sources)
     count = len({*sources})
     amount = _amount(answers.values(), sources)
     measures = {
@@ -486,7 +486,7 @@ def of_runs(
 ) -> list[results.Metric]:
     """Return the reward of each run of the policies that have several."""
     sources = [history.source for history in histories]
-    weights = drawn_weights(sources)
+    weights = bootstrap_weights(sources)
     metrics = []
     for policy in config.policies:
         if not policy.has_runs:

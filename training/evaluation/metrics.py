@@ -1,63 +1,18 @@
-"""Numbers with their intervals: shares, perplexity, and the report on a reward model.
+"""Classification measures of judges with confidence intervals, and perplexity.
 
-Intervals are at 95 %: Wilson's for a share of independent trials, percentile bootstrap otherwise.
+Every measure takes rows of weights (`compeer_core.stats.bootstrap_weights`), so that all resamples of the
+bootstrap are computed at once.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest
+from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from compeer_core.stats import Estimate, Floats, bootstrap_weights, cohen_kappa, estimate, ratio
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-    """How many independent examples are behind it."""
-
-
-def share(successes: int, trials: int) -> Estimate:
-    """Return a share in [0, 1] with Wilson's interval.
-
-    Raises:
-        ValueError: There were no trials.
-
-    Example:
-        >>> estimate = share(95, 100)
-        >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
-        (0.95, 0.888, 0.978)
-    """
-    interval = binomtest(successes, trials).proportion_ci(method="wilson")
-    return Estimate(successes / trials, float(interval.low), float(interval.high), trials)
-
-
-def bootstrap(
-    statistic: Callable[[NDArray[np.int64]], float], n: int, *, resamples: int = 1000, seed: int = 0
-) -> Estimate:
-    """Return a statistic with its percentile bootstrap interval.
-
-    Args:
-        statistic: Takes row numbers, shape (n,), with repetitions, and returns the statistic of
-            these rows; NaN where it is not defined for them (such resamples are left out).
-        n: Number of rows.
-        resamples: How often rows are drawn anew.
-        seed: Of the draws.
-    """
-    rng = np.random.default_rng(seed)
-    drawn = [statistic(rng.integers(n, size=n)) for _ in range(resamples)]
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Estimate(statistic(np.arange(n)), float(low), float(high), n)
 
 
 def perplexity(losses: Sequence[float], tokens: Sequence[int]) -> Estimate:
@@ -71,8 +26,9 @@ def perplexity(losses: Sequence[float], tokens: Sequence[int]) -> Estimate:
         >>> round(perplexity([2.0, 4.0], [1, 2]).value, 3)  # exp(6 / 3)
         7.389
     """
-    loss, count = np.asarray(losses), np.asarray(tokens)
-    return bootstrap(lambda rows: math.exp(loss[rows].sum() / count[rows].sum()), len(loss))
+    weights = bootstrap_weights(range(len(losses)))
+    mean = ratio(weights @ np.asarray(losses, float), weights @ np.asarray(tokens, float))
+    return estimate(np.exp(mean), len(losses))
 
 
 def reward_model_report(
@@ -97,7 +53,7 @@ def reward_model_report(
         ValueError: Lengths differ, or all labels are alike.
     """
     label = _labels(correct)
-    weights = drawn_weights(groups if groups is not None else range(len(label)))
+    weights = bootstrap_weights(groups if groups is not None else range(len(label)))
     truth = label.astype(int)
     always_true = confusion(weights, truth, np.ones_like(truth), 2)
     found = _of_verdicts(weights, label, probability_correct)
@@ -123,7 +79,7 @@ def reward_model_difference(
         ValueError: Lengths differ, or all labels are alike.
     """
     label = _labels(correct)
-    weights = drawn_weights(groups if groups is not None else range(len(label)))
+    weights = bootstrap_weights(groups if groups is not None else range(len(label)))
     one, two = (_of_verdicts(weights, label, given) for given in (probability_correct, other))
     return _defined({name: one[name] - two[name] for name in one}, len(label))
 
@@ -177,7 +133,7 @@ def preference_report(
     number = {name: place for place, name in enumerate(names)}
     truth = np.array([number[label] for label in labels])
     verdict = np.array([number[given] for given in verdicts])
-    weights = drawn_weights(groups if groups is not None else range(len(labels)))
+    weights = bootstrap_weights(groups if groups is not None else range(len(labels)))
     table = confusion(weights, truth, verdict, len(names))
     always_majority = np.full_like(truth, np.bincount(truth).argmax())
     majority = confusion(weights, truth, always_majority, len(names))
@@ -187,75 +143,12 @@ def preference_report(
         "weighted_f1": weighted_f1(table),
         "weighted_f1_majority": weighted_f1(majority),
         "balanced_accuracy": balanced_accuracy(table),
-        "kappa": kappa(table),
+        "kappa": cohen_kappa(table),
     }
     return _defined(found, len(labels))
 
 
-# --- many resamples at once ----------------------------------------------------------------------
-#
-# A resample is a row of weights: how often it holds each example. Row 0 holds each once.
-
-RESAMPLES = 1000
-
-
-def drawn_weights(
-    groups: Sequence[str] | Sequence[int] | range, resamples: int = RESAMPLES, seed: int = 0
-) -> Floats:
-    """Return the weights of the sample itself and of resamples of whole groups.
-
-    Returns:
-        Shape (1 + resamples, n).
-    """
-    _, member = np.unique(np.asarray(groups), return_inverse=True)
-    count = int(member.max()) + 1
-    rng = np.random.default_rng(seed)
-    times = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
-    return np.vstack([np.ones(len(member)), times[:, member]]).astype(np.float64)
-
-
-def weighted_mean(weights: Floats, values: ArrayLike) -> Floats:
-    """Return the mean under each row of weights, over the values that are known.
-
-    Args:
-        weights: Shape (rows, n), as `drawn_weights` returns them.
-        values: Shape (n); NaN ones are left out.
-
-    Returns:
-        Shape (rows); NaN for a row that holds no known value.
-
-    Example:
-        >>> weighted_mean(np.array([[1, 1, 1], [0, 2, 1]]), [1.0, 4.0, float("nan")]).tolist()
-        [2.5, 4.0]
-    """
-    known = np.asarray(values, dtype=np.float64)
-    of_known = weights * ~np.isnan(known)
-    return _ratio(of_known @ np.nan_to_num(known), of_known.sum(axis=1))
-
-
-def estimate(values: Floats, n: int) -> Estimate:
-    """Return the first value with the percentile interval of the others; NaN ones are left out.
-
-    Raises:
-        ValueError: There is nothing to take an interval of.
-    """
-    drawn = values[1:][~np.isnan(values[1:])]
-    if math.isnan(values[0]) or not len(drawn):
-        raise ValueError("not defined for these rows")
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(float(values[0]), float(low), float(high), n)
-
-
-def jackknife(values: Floats, n: int) -> Estimate:
-    """Return the first value, with a normal interval from the others: each without one of n parts.
-
-    A resample holds texts twice, which makes any set look less diverse; leaving out does not.
-    """
-    whole, without = float(values[0]), values[1:]
-    if n < 2:
-        return Estimate(whole, whole, whole, n)
-    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    return Estimate(whole, whole - 1.96 * error, whole + 1.96 * error, n)
+# --- measures under rows of weights --------------------------------------------------------------
 
 
 def _defined(found: Mapping[str, Floats], n: int) -> dict[str, Estimate]:
@@ -276,12 +169,12 @@ def confusion(weights: Floats, truth: Ints, verdict: Ints, classes: int) -> Floa
 
 
 def accuracy(table: Floats) -> Floats:
-    return _ratio(np.trace(table, axis1=1, axis2=2), table.sum(axis=(1, 2)))
+    return ratio(np.trace(table, axis1=1, axis2=2), table.sum(axis=(1, 2)))
 
 
 def recalls(table: Floats) -> Floats:
     """Return the share of each true class that was found, NaN for a class that is not there."""
-    return _ratio(np.diagonal(table, axis1=1, axis2=2), table.sum(axis=2))
+    return ratio(np.diagonal(table, axis1=1, axis2=2), table.sum(axis=2))
 
 
 def balanced_accuracy(table: Floats) -> Floats:
@@ -295,8 +188,8 @@ def weighted_f1(table: Floats) -> Floats:
     """Return F1 of each class, weighted by how often the class is true."""
     hit = np.diagonal(table, axis1=1, axis2=2)
     true, given = table.sum(axis=2), table.sum(axis=1)
-    f1 = np.nan_to_num(_ratio(2 * hit, true + given))
-    return _ratio((f1 * true).sum(axis=1), true.sum(axis=1))
+    f1 = np.nan_to_num(ratio(2 * hit, true + given))
+    return ratio((f1 * true).sum(axis=1), true.sum(axis=1))
 
 
 def matthews_correlation(table: Floats) -> Floats:
@@ -308,15 +201,7 @@ def matthews_correlation(table: Floats) -> Floats:
     hits = np.trace(table, axis1=1, axis2=2)
     covariance = hits * total - (true * given).sum(axis=1)
     spread = (total**2 - (given**2).sum(axis=1)) * (total**2 - (true**2).sum(axis=1))
-    return np.nan_to_num(_ratio(covariance, np.sqrt(np.maximum(spread, 0.0))))
-
-
-def kappa(table: Floats) -> Floats:
-    """Return Cohen's kappa; NaN where both always say the same."""
-    total = table.sum(axis=(1, 2))
-    by_chance = (table.sum(axis=2) * table.sum(axis=1)).sum(axis=1)
-    hits = np.trace(table, axis1=1, axis2=2) * total
-    return _ratio(hits - by_chance, total**2 - by_chance)
+    return np.nan_to_num(ratio(covariance, np.sqrt(np.maximum(spread, 0.0))))
 
 
 def auroc(weights: Floats, label: Bools, score: Floats) -> Floats:
@@ -328,10 +213,4 @@ def auroc(weights: Floats, label: Bools, score: Floats) -> Floats:
     negative = np.add.reduceat(ordered * ~label[order], starts, axis=1)
     below = np.cumsum(negative, axis=1) - negative
     won = (positive * (below + negative / 2)).sum(axis=1)
-    return _ratio(won, positive.sum(axis=1) * negative.sum(axis=1))
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    """Divide, with NaN where there is nothing to divide by."""
-    result: Floats = np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
-    return result
+    return ratio(won, positive.sum(axis=1) * negative.sum(axis=1))

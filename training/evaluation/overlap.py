@@ -17,7 +17,7 @@ from rapidfuzz.distance import LCSseq
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from training.evaluation.metrics import Floats
+from compeer_core.stats import Floats
 
 ORDERS = (2, 4)
 """Which BLEU-n are reported."""

@@ -26,6 +26,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS, read
+from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
 from training.common import results
 from training.common.diversity import loops
 from training.common.fingerprints import digest
@@ -36,7 +37,6 @@ from training.data.quotations import invented
 from training.data.samples import read_records, write_records
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
-from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
 from training.stages import WaitingForPeople
 
 _log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ def reader_metrics(
             raise ConfigError(f"{line}: {len(entry['policies'])} replies were to be judged")
         for policy, judged in zip(entry["policies"], by_line[line].replies, strict=True):
             said.setdefault(policy, []).append(judged)
-    weights = drawn_weights([entry["source"] for entry in key.values()])
+    weights = bootstrap_weights([entry["source"] for entry in key.values()])
     questions = ("grammatical", "answers", "may_hurt", "claims_human")
     titles = ("grammatical", "answers the message", "may hurt", "claims to be human")
     for question, title in zip(questions, titles, strict=True):
@@ -376,7 +376,7 @@ def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
     for policy in sorted({turn.policy for turn in turns}):
         mine = [turn for turn in turns if turn.policy == policy]
         readings = [read(turn.text) for turn in mine]
-        weights = drawn_weights([turn.source for turn in mine])
+        weights = bootstrap_weights([turn.source for turn in mine])
         complete = [float(reading.is_complete) for reading in readings]
         yield _share("complete", complete, weights, "by rule", policy)
         looping = [float(loops(turn.text)) for turn in mine]

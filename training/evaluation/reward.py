@@ -27,6 +27,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS
 from compeer_core.registry import Registry
+from compeer_core.stats import Estimate, wilson
 from compeer_core.taxonomy import Preference
 from training.common import results
 from training.common.run_directory import versions
@@ -34,11 +35,9 @@ from training.data.pictures import Pictures
 from training.data.samples import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
 from training.evaluation.metrics import (
-    Estimate,
     preference_report,
     reward_model_difference,
     reward_model_report,
-    share,
 )
 from training.evaluation.plots import plot_reliability, plot_table
 from training.evaluation.rating import Rated, rate_file
@@ -155,7 +154,7 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         asked = sum(_questions(row) for row in parts["test"])
         metrics.append(
             results.measured(
-                "share", share(unread, asked), unit="%", of=name, about="unreadable verdicts"
+                "share", wilson(unread, asked), unit="%", of=name, about="unreadable verdicts"
             )
         )
     result = results.Result(

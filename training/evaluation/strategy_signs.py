@@ -13,10 +13,10 @@ import numpy as np
 
 from compeer_core.consistency import Followed, carries_out
 from compeer_core.dialogue import Speaker
+from compeer_core.stats import Estimate, bootstrap_weights, estimate
 from compeer_core.taxonomy import Strategy
 from training.common import results
 from training.data.esconv import read_esconv
-from training.evaluation.metrics import Estimate, drawn_weights, estimate
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def measure_signs(path: Path) -> Mapping[Strategy | None, Found]:
             )
     signs, label = np.array(shown), np.array(labels)
     is_label = label[:, None] == np.arange(len(strategies))
-    weights = drawn_weights(groups)
+    weights = bootstrap_weights(groups)
 
     def rate(where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], turns: int) -> Estimate:
         values = weights @ (signs & where).sum(axis=1) / (weights @ where.sum(axis=1))

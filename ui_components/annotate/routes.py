@@ -18,9 +18,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
-from compeer_core.annotation.annotations import write_csv, write_jsonl
+from compeer_core.annotation.annotations import write_csv
 from compeer_core.annotation.desk import PASS_SECONDS, Annotator, Desk
 from compeer_core.errors import InputError, StoreError
+from compeer_core.row_files import write_lines
 from ui_components.annotate import view
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
 from ui_components.annotate.handlers import Annotating, PageRequest, read_request
@@ -209,7 +210,7 @@ def _add_files(app: FastAPI, services: Services, desk: Desk) -> None:
         "cer.jsonl": ("application/jsonl", cer),
         "annotations.jsonl": (
             "application/jsonl",
-            lambda file: write_jsonl(file, desk.annotations(closed=True)),
+            lambda file: write_lines(file, desk.annotations(closed=True)),
         ),
         "annotations.csv": (
             "text/csv; charset=utf-8",

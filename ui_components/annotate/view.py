@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from compeer_core.annotation.agreement import Agreement, Coefficient
+from compeer_core.annotation.agreement import Agreement
 from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS, Annotation
 from compeer_core.annotation.desk import Annotator, Begun, Progress, Work
 from compeer_core.annotation.report import Question, Report
 from compeer_core.cer import CaseUtterance
 from compeer_core.reasoning import LABELS, STEPS, Part
+from compeer_core.stats import Estimate
 from compeer_core.taxonomy import ESCONV_STRATEGIES, Preference, Stage
 from ui_components.shared.templating import render
 from ui_components.shared.texts import Texts
@@ -324,9 +325,7 @@ def _measures(measured: Agreement, texts: Texts) -> dict[str, object]:
     }
 
 
-def _coefficient(
-    found: Coefficient | None, texts: Texts, *, percent: bool = False
-) -> dict[str, str]:
+def _coefficient(found: Estimate | None, texts: Texts, *, percent: bool = False) -> dict[str, str]:
     if found is None:
         return {"value": "–", "interval": texts("annotate.undefined")}
     value, low, high = (_number(each, percent) for each in (found.value, found.low, found.high))

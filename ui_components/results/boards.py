@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from compeer_core.errors import InputError
-from compeer_core.votes.board import Board, Filters, Settings, bradley_terry
+from compeer_core.votes.leaderboard.board import Board, Filters, Settings, bradley_terry
 from compeer_core.votes.public import large_groups, public_rows
 from compeer_core.votes.rows import VoteRow
 from compeer_core.votes.store import VoteStore

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlencode
 
 from compeer_core.errors import InputError
 from compeer_core.votes.battles import Flag
-from compeer_core.votes.board import ALL_FLAGS, Filters
+from compeer_core.votes.leaderboard.board import ALL_FLAGS, Filters
 
 VISITORS = "-"
 """As a group of raters: those without a group."""

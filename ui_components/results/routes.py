@@ -15,9 +15,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from compeer_core.errors import InputError, StoreError
-from compeer_core.votes.board import Board, Filters
-from compeer_core.votes.board_plot import to_svg
-from compeer_core.votes.board_text import TABLES, to_csv, to_json
+from compeer_core.votes.leaderboard.board import Board, Filters
+from compeer_core.votes.leaderboard.plot import to_svg
+from compeer_core.votes.leaderboard.text import TABLES, to_csv, to_json
 from ui_components.results.filters import read_filters
 from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services

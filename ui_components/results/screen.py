@@ -13,7 +13,7 @@ from typing import Any
 import gradio as gr
 
 from compeer_core.errors import InputError, StoreError
-from compeer_core.votes.board import Filters
+from compeer_core.votes.leaderboard.board import Filters
 from ui_components.results.boards import Standing
 from ui_components.results.filters import read_filters
 from ui_components.results.view import (

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC
 from types import MappingProxyType
 
+from compeer_core.stats import Estimate
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Flag
-from compeer_core.votes.board import (
+from compeer_core.votes.leaderboard.board import (
     Board,
     Effects,
     Filters,
@@ -19,9 +20,8 @@ from compeer_core.votes.board import (
     Pair,
     Status,
 )
-from compeer_core.votes.board_plot import PlotWords, to_svg
-from compeer_core.votes.board_text import command
-from compeer_core.votes.rating import Estimate
+from compeer_core.votes.leaderboard.plot import PlotWords, to_svg
+from compeer_core.votes.leaderboard.text import command
 from ui_components.results.boards import Choices
 from ui_components.results.filters import VISITORS, write_filters
 from ui_components.shared.models import Models

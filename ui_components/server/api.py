@@ -25,7 +25,7 @@ from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
 from compeer_core.safety import RiskKind, find_risk, forbids_reply
 from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
-from compeer_core.votes.board import Filters
+from compeer_core.votes.leaderboard.board import Filters
 from ui_components.server.admission import PROGRAM, call_of
 from ui_components.server.admission_queue import AdmissionQueue, QueueFullError
 from ui_components.server.visitors import Caller

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse
 from markupsafe import Markup
 
 from compeer_core.errors import CompeerError, ConfigError
-from compeer_core.votes.board import Filters
+from compeer_core.votes.leaderboard.board import Filters
 from ui_components.results.view import sentence, titles
 from ui_components.server.admission_queue import QueueFullError
 from ui_components.shared.services import Services

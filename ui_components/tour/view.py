@@ -9,7 +9,7 @@ from compeer_core.tour.contents import Tour
 from compeer_core.tour.figures import Figure
 from compeer_core.tour.plan import Case, Opinion
 from compeer_core.tour.recordings import Recording, StepJudged
-from compeer_core.votes.board import Settings
+from compeer_core.votes.leaderboard.board import Settings
 from ui_components.chat.reply_words import signed
 from ui_components.shared.help import lines_for
 from ui_components.shared.session_store import KEEP_SECONDS

@@ -20,10 +20,10 @@ from compeer_core.annotation.annotations import (
     read_jsonl,
     write_annotations,
     write_csv,
-    write_jsonl,
 )
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part
+from compeer_core.row_files import write_lines
 from compeer_core.taxonomy import Preference
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -109,7 +109,7 @@ def test_csv_gives_back_what_was_written(annotations):
 @given(st.lists(ANNOTATIONS, max_size=4))
 def test_json_lines_give_back_what_was_written(annotations):
     file = io.StringIO(newline="")
-    write_jsonl(file, annotations)
+    write_lines(file, annotations)
     file.seek(0)
 
     assert list(read_jsonl(file, "f.jsonl")) == annotations
@@ -206,7 +206,7 @@ GOOD = "i1,ann,2026-11-21T12:00:00Z,True,3,first,fine\n"
         (HEADER + GOOD.replace("ann", ""), "column annotator: got '', allowed: a text that is not"),
         (HEADER + GOOD.replace("fine", "x" * 10_001), "allowed: a text of at most 10000 char"),
         (HEADER + "i1,ann\n", "f.csv, row 2: got 2 cells, allowed: 7, one for each column"),
-        (HEADER + GOOD + '"i1,ann', "f.csv, after row 2: is no CSV: unexpected end of data"),
+        (HEADER + GOOD + '"i1,ann', "f.csv, after row 2: is not CSV: unexpected end of data"),
     ],
 )
 def test_what_is_wrong_with_a_csv_is_said_in_one_sentence(text, sentence):
@@ -350,7 +350,7 @@ def test_agreement_is_measured_question_by_question_on_the_first_two():
     assert (found[Part.HISTORY].n_items, found[Part.HISTORY].n_ratings) == (4, 8)
     assert found[Part.REPLY].raw.value == pytest.approx(2 / 3)
     assert found[Part.EMOTION].raw is None
-    assert compeer_core.annotation.agreement is agreement
+    assert compeer_core.votes.agreement is agreement
 
 
 @given(st.data())

@@ -146,7 +146,7 @@ def test_no_picture_is_read_outside_the_folder(sqlite_url, tmp_path, name, capsy
     ("lines", "said"),
     [
         ([], "is empty"),
-        (["nothing"], "line 1: is no JSON"),
+        (["nothing"], "line 1: is not JSON"),
         (["{}"], "line 1: id: Field required"),
         ([record(1).model_dump_json(), '{"case": 1}'], "line 2"),
     ],

@@ -30,7 +30,7 @@ def test_votes_go_out_and_come_in(filled, sqlite_url, tmp_path, capsys):
     other = f"{sqlite_url}.other"
 
     assert main(["export", str(file), "--database-url", filled]) == 0
-    assert capsys.readouterr().out == "1 rows\nleft out, the names could be seen: 1\n"
+    assert capsys.readouterr().out == "1 rows\nleft out, the names were visible: 1\n"
     assert len(list(read_records(file, CerRecord))) == 1
     assert main(["export", str(rows), "--what", "votes", "--database-url", filled]) == 0
     assert len(list(read_votes(rows))) == 2

@@ -93,13 +93,13 @@ def test_what_is_left_out_is_counted_by_reason(store, tmp_path):
 
     left_out = {
         "stopped": 1,
-        "the names could be seen": 1,
-        "the words are not kept": 1,
+        "the names were visible": 1,
+        "the words are not stored": 1,
         "too_fast": 1,
     }
     assert export_cer(tmp_path / "votes.jsonl", store) == Moved(1, left_out)
     everything = export_cer(tmp_path / "all.jsonl", store, doubtful=True)
-    assert everything == Moved(4, {"the words are not kept": 1})
+    assert everything == Moved(4, {"the words are not stored": 1})
 
 
 def test_an_export_is_as_of_a_time(store, tmp_path, clock):

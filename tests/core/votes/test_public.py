@@ -4,7 +4,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.board import Filters, Settings, Status, bradley_terry
+from compeer_core.votes.leaderboard.board import Filters, Settings, Status, bradley_terry
 from compeer_core.votes.public import large_groups, public_rows
 from compeer_core.votes.rows import VoteRow
 

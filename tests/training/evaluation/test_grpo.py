@@ -5,7 +5,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from compeer_core.errors import ConfigError
@@ -19,7 +18,6 @@ from training.data.pictures import Pictures
 from training.evaluation import grpo
 from training.evaluation.grpo import Answer, Config, compared, diversity, surprising
 from training.evaluation.likelihood import LikelihoodModel
-from training.evaluation.metrics import jackknife
 from training.evaluation.plots import TRAINING
 
 pytestmark = [
@@ -118,17 +116,6 @@ def test_longer_replies_are_compared_by_as_many_pairs_of_words():
     assert table["b", "variety", "distinct-2 of 100 pairs"].value == pytest.approx(
         (119 * (1 - of_four) + (1 - of_two)) / 100
     )
-
-
-def test_the_jackknife_of_a_mean_is_its_standard_error():
-    values = np.array([1.0, 4.0, 2.0, 7.0])
-    without = [np.delete(values, place).mean() for place in range(4)]
-
-    interval = jackknife(np.array([values.mean(), *without]), 4)
-
-    error = values.std(ddof=1) / math.sqrt(4)
-    assert interval.value == 3.5
-    assert interval.high - interval.value == pytest.approx(1.96 * error)
 
 
 @pytest.fixture

@@ -8,21 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sklearn_metrics
 
+from compeer_core.stats import cohen_kappa
 from training.evaluation.metrics import (
     auroc,
     balanced_accuracy,
     confusion,
-    drawn_weights,
-    kappa,
     matthews_correlation,
     perplexity,
     preference_report,
     recalls,
     reward_model_difference,
     reward_model_report,
-    share,
     weighted_f1,
-    weighted_mean,
 )
 
 
@@ -117,7 +114,7 @@ def test_every_measure_is_that_of_scikit_learn_on_each_resample(rows):
             sklearn_metrics.matthews_corrcoef(t, v)
         )
         if len(set(t) | set(v)) > 1:
-            assert kappa(table)[row] == pytest.approx(sklearn_metrics.cohen_kappa_score(t, v))
+            assert cohen_kappa(table)[row] == pytest.approx(sklearn_metrics.cohen_kappa_score(t, v))
         for name in set(t.tolist()):
             found = sklearn_metrics.recall_score(t, v, labels=[name], average=None)[0]
             assert recalls(table)[row, name] == pytest.approx(found)
@@ -146,17 +143,6 @@ def test_auroc_counts_ties_half_on_each_resample(rows):
             assert math.isnan(found[row])
 
 
-def test_resamples_draw_whole_dialogues():
-    weights = drawn_weights(["a", "b", "a", "c"], resamples=200)
-
-    assert weights.shape == (201, 4)
-    assert (weights[0] == 1).all()
-    assert (weights[:, 0] == weights[:, 2]).all()
-    per_group = weights[1:, [0, 1, 3]]
-    assert (per_group.sum(axis=1) == 3).all()
-    assert per_group.std() > 0
-
-
 def test_rows_of_one_dialogue_widen_the_interval():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(30), 20)
@@ -182,10 +168,7 @@ def test_labels_that_tell_nothing_are_refused(labels, probabilities):
         reward_model_report(labels, probabilities)
 
 
-def test_a_share_and_a_perplexity_by_hand():
-    # Wilson, 95 of 100: centre (0.95 + 1.9207 / 100) / 1.038415, half width 0.0450
-    estimate = share(95, 100)
-    assert (estimate.value, round(estimate.low, 3), round(estimate.high, 3)) == (0.95, 0.888, 0.978)
+def test_a_perplexity_by_hand():
     assert perplexity([2.0, 4.0], [1, 2]).value == pytest.approx(math.exp(2))
 
 
@@ -195,13 +178,3 @@ def test_a_measure_that_is_not_defined_is_left_out():
 
     assert "kappa" not in report
     assert report["accuracy"].value == 1
-
-
-def test_a_weighted_mean_by_hand_leaves_out_what_is_not_known():
-    weights = np.array([[1.0, 1.0, 1.0], [0.0, 2.0, 1.0], [0.0, 0.0, 3.0]])
-
-    # (1 + 4) / 2; 2 * 4 / 2; nothing known
-    assert weighted_mean(weights, [1.0, 4.0, math.nan]) == pytest.approx(
-        [2.5, 4.0, math.nan], nan_ok=True
-    )
-    assert weighted_mean(weights, [True, False, True]) == pytest.approx([2 / 3, 1 / 3, 1.0])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.metrics import weighted_mean
+from compeer_core.stats import weighted_mean
 from training.evaluation.overlap import overlap, rouge_l
 
 

@@ -22,10 +22,10 @@ from sqlalchemy import insert, text
 from compeer_core.errors import InputError
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.board import Board, Filters, Settings, Status, bradley_terry
-from compeer_core.votes.board_plot import to_svg
-from compeer_core.votes.board_text import to_csv
 from compeer_core.votes.database import default_url
+from compeer_core.votes.leaderboard.board import Board, Filters, Settings, Status, bradley_terry
+from compeer_core.votes.leaderboard.plot import to_svg
+from compeer_core.votes.leaderboard.text import to_csv
 from compeer_core.votes.rows import VoteRow, read_votes
 from compeer_core.votes.schema import BattleRow, RevisionRow, SideRow, VoteRecord, VoterRow
 from compeer_core.votes.store import VoteStore

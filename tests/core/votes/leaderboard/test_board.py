@@ -5,14 +5,13 @@ import random
 import time
 from datetime import UTC, datetime, timedelta
 
-import evalica
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.board import (
+from compeer_core.votes.leaderboard.board import (
     ALL_FLAGS,
     Board,
     Filters,
@@ -21,7 +20,14 @@ from compeer_core.votes.board import (
     Status,
     bradley_terry,
 )
-from compeer_core.votes.board_text import command, remarks, sentence, to_csv, to_json, to_markdown
+from compeer_core.votes.leaderboard.text import (
+    command,
+    remarks,
+    sentence,
+    to_csv,
+    to_json,
+    to_markdown,
+)
 from compeer_core.votes.rows import VoteRow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -204,7 +210,7 @@ def test_the_head_sentence_is_about_the_best_and_whom_it_met_most():
 
     assert board.headline.model == "urp"
     assert (board.headline.against, board.headline.votes, board.headline.raters) == ("base", 40, 8)
-    assert sentence(board).startswith("urp is preferred to base in 75 % of decided votes (95 % ")
+    assert sentence(board).startswith("urp is preferred to base in 75 % of decided votes (95 % CI ")
     assert sentence(board).endswith(", 40 votes, 8 raters).")
 
 
@@ -223,8 +229,7 @@ def test_the_first_can_have_lost_to_the_one_it_met_most():
 
     assert board.models[0].model == "a"
     assert sentence(board).startswith(
-        "a ranks first once its places are taken into account, but won 40 % of decided votes "
-        "against b (95 % "
+        "a ranks first after correction for position, but won 40 % of decided votes against b (95 % CI "
     )
 
 
@@ -232,7 +237,7 @@ def test_what_can_be_chance_is_called_so():
     board = bradley_terry(votes_of(("a", "b", FIRST, 21), ("b", "a", FIRST, 20)))
 
     assert board.headline.win_share.low < 0.5
-    assert "That can be chance" in sentence(board)
+    assert "This may be chance" in sentence(board)
     assert board.models[0].rank_high == 2
     assert board.models[1].rank_low == 1
 
@@ -339,33 +344,7 @@ def test_the_hash_is_that_of_the_counted_votes():
         assert bradley_terry(changed).vote_set != plain.vote_set
 
 
-# --- Beside evalica, and beside the truth --------------------------------------------------------
-
-
-def test_evalica_scores_well_connected_votes_the_same():
-    votes = drawn_votes(1500, position=0.0)
-    both_orders = [
-        *votes,
-        *(mirrored(one, battle_id=f"{one.battle_id}-mirror") for one in votes),
-    ]
-    winner = {FIRST: evalica.Winner.X, SECOND: evalica.Winner.Y, BOTH: evalica.Winner.Draw}
-    comparing = [one for one in both_orders if one.preference is not NEITHER]
-
-    board = bradley_terry(both_orders, settings=FREE)
-    theirs = evalica.bradley_terry(
-        [one.left for one in comparing],
-        [one.right for one in comparing],
-        [winner[one.preference] for one in comparing],
-        tolerance=1e-12,
-        limit=10_000,
-    ).scores
-
-    logs = {name: math.log(score) for name, score in theirs.items()}
-    mean = sum(logs.values()) / len(logs)
-    for row in board.models:
-        expected = 1000 + (logs[row.model] - mean) * 400 / math.log(10)
-        assert row.score.value == pytest.approx(expected, abs=0.06)
-    assert [row.model for row in board.models] == sorted(logs, key=logs.get, reverse=True)
+# --- Ridge and coverage --------------------------------------------------------------------------
 
 
 def test_the_default_ridge_hardly_moves_well_connected_scores():

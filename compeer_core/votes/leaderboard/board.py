@@ -1,15 +1,14 @@
-"""The board: which model people prefer, how sure that is, and whether the judge would agree.
+"""The board: which model people prefer, with what confidence, and whether the judge agrees.
 
     board = bradley_terry(store.votes(as_of=now), as_of=now)
 
-Scores are those of Bradley and Terry with a ridge, ties as halves and a position term (see
-`compeer_core.votes.rating`), in points of the Elo scale around 1000. Every interval is made by drawing
-raters anew, not votes. Where there is too little to rank, the board says what is missing
+Scores are Bradley-Terry strengths with a ridge, ties as half votes and a position term (see
+`compeer_core.votes.leaderboard.rating`), in points of the Elo scale around 1000. Every interval resamples
+raters, not votes. Where there are too few votes or raters to rank, the board says what is missing
 (`Status`) and has no scores.
 
-A board depends on the votes and not on the order in which they come. It carries the hash of the votes
-that it counted, the seed and the version of the code that made it, and comes out the same, to the
-byte, from the same three.
+A board does not depend on the order of the votes. It carries the hash of the votes that it counted, the
+seed and the version of the code, and the same three reproduce it byte for byte.
 """
 
 import hashlib
@@ -27,72 +26,85 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compeer_core.annotation.annotations import Date
 from compeer_core.config import FrozenModel
-from compeer_core.taxonomy import Preference
-from compeer_core.votes.rating import (
-    FEW_RATERS,
-    POINTS_PER_LOGIT,
+from compeer_core.row_files import UtcDatetime
+from compeer_core.stats import (
+    FEW_CLUSTERS,
     Estimate,
-    Fit,
     Floats,
+    clustered_share,
+    cohen_kappa,
+    expanded_interval,
+    gwet_ac1,
+)
+from compeer_core.taxonomy import Preference
+from compeer_core.votes.leaderboard.rating import (
+    POINTS_PER_LOGIT,
+    Fit,
     Integers,
     Matches,
     Resamples,
     components,
     fit,
-    interval,
     rank_intervals,
     ranks,
     resample,
-    share,
 )
 from compeer_core.votes.rows import VoteRow
 
 Booleans = NDArray[np.bool_]
 
 ALL_FLAGS = "*"
-"""In `Filters.admit`: count votes whatever their flags."""
+"""In `Filters.admit`: count votes regardless of their flags."""
 
 _MEAN_SCORE = 1000
-_MOST_LEFT_OUT_IN_TURN = 2000
+_MOST_LEFT_OUT = 2000
 _PREFERENCES = tuple(Preference)
 _FIRST, _SECOND, _BOTH, _NEITHER = range(4)
-_SOURCES = ("rows.py", "rating.py", "board.py", "board_text.py", "board_plot.py")
+_SOURCES = (
+    "row_files.py",
+    "stats.py",
+    "votes/rows.py",
+    "votes/leaderboard/board.py",
+    "votes/leaderboard/plot.py",
+    "votes/leaderboard/rating.py",
+    "votes/leaderboard/text.py",
+)
+"""Modules that decide the bytes of a board, below the package."""
 
 
-# --- What is asked for ---------------------------------------------------------------------------
+# --- Options -------------------------------------------------------------------------------------
 
 
 class Filters(FrozenModel):
-    """Which votes are counted. An empty tuple and None leave a question open."""
+    """Which votes are counted. An empty tuple and None mean no restriction."""
 
     kind: Literal["blind", "named", "any"] = "blind"
-    """Who sees names votes for names, so that only blind votes count unless one asks."""
+    """People who see model names vote for names, so only blind votes count by default."""
     languages: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
     rater_groups: tuple[str, ...] = ()
-    """Of the voters; the empty text is that of visitors."""
+    """Groups of voters; the empty string is that of visitors."""
     has_image: bool | None = None
     with_reasoning: bool | None = None
     admit: tuple[str, ...] = ()
-    """Flags that do not keep a vote out; `ALL_FLAGS` for any."""
+    """Flags that do not exclude a vote; `ALL_FLAGS` for all of them."""
 
     def refusal(self, vote: VoteRow) -> str | None:
-        """Return why a vote is left out, as a field of `LeftOut`; None where it is counted."""
+        """Return why a vote is left out, as a field of `LeftOut`; None if it is counted."""
         if vote.left == vote.right:
             return "same_model"
         if self.kind != "any" and vote.blind != (self.kind == "blind"):
             return "other_kind"
-        wanted = (
+        names = (
             (self.languages, vote.language),
             (self.topics, vote.topic),
             (self.rater_groups, vote.rater_group),
         )
-        if any(allowed and found not in allowed for allowed, found in wanted):
+        if any(allowed and name not in allowed for allowed, name in names):
             return "filtered"
-        exact = ((self.has_image, vote.has_image), (self.with_reasoning, vote.with_reasoning))
-        if any(asked is not None and asked != found for asked, found in exact):
+        flags = ((self.has_image, vote.has_image), (self.with_reasoning, vote.with_reasoning))
+        if any(required is not None and required != flag for required, flag in flags):
             return "filtered"
         if ALL_FLAGS not in self.admit and not set(vote.flags) <= set(self.admit):
             return "flagged"
@@ -100,63 +112,63 @@ class Filters(FrozenModel):
 
 
 class Settings(FrozenModel):
-    """How a board is made."""
+    """How a board is computed."""
 
     seed: int = Field(default=0, ge=0)
     """Of the resamples."""
     fits: int = Field(default=300, ge=50, le=20_000)
     """Number of resamples."""
     ridge: float = Field(default=0.25, gt=0, allow_inf_nan=False)
-    """One over the variance of a strength before any vote, in logits: 0.25 is a standard deviation
-    of 2. Of two models that met 20 times it takes some 2 % of the difference away."""
+    """One over the prior variance of a strength, in logits: 0.25 is a standard deviation of 2. It
+    shrinks the difference of two models that met 20 times by about 2 %."""
     min_votes: int = Field(default=20, ge=1)
-    """Votes that compare, ties included, below which nothing is ranked."""
-    min_raters: int = Field(default=FEW_RATERS, ge=2)
-    """People with such a vote below which nothing is ranked: intervals come from how people differ."""
+    """Fewest comparing votes, ties included, for a ranking."""
+    min_raters: int = Field(default=FEW_CLUSTERS, ge=2)
+    """Fewest people with such a vote for a ranking: intervals come from how people differ."""
 
 
-# --- What comes out ------------------------------------------------------------------------------
+# --- Records -------------------------------------------------------------------------------------
 
 
 class Status(StrEnum):
-    """Whether models are ranked, and if not, why."""
+    """Whether models are ranked, or why not."""
 
     RANKED = "ranked"
     NOT_ENOUGH_VOTES = "not_enough_votes"
     NOT_ENOUGH_RATERS = "not_enough_raters"
     DISCONNECTED = "disconnected"
-    """Some models were never compared with some others, not even by way of third ones."""
+    """Some models were never compared with some others, not even through third ones."""
 
 
 class LeftOut(FrozenModel):
-    """How many votes are not counted, each under the first reason that fits."""
+    """How many votes are not counted, each under the first reason that applies."""
 
     superseded: int = 0
-    """The same person voted again on the same battle; the later vote counts."""
+    """The same person voted again on the same battle; only the later vote counts."""
     same_model: int = 0
-    """Both sides were by the same model."""
+    """Both replies were written by the same model."""
     other_kind: int = 0
-    """Not blind, or not named, whichever was asked for."""
+    """Not of the requested `Filters.kind`."""
     filtered: int = 0
-    """Of another language, topic, group of raters, with or without picture or reasoning."""
+    """Excluded by another field of `Filters`."""
     flagged: int = 0
-    """There is a reason to doubt them; see `Board.flags`."""
+    """Doubtful; see `Board.flags`."""
 
 
 class ModelRow(FrozenModel):
-    """What people said about one model."""
+    """The votes on one model."""
 
     model: str
     rank: int | None = None
-    """Equally strong models share one. None where nothing is ranked, or where every vote about this
-    model was that neither is acceptable, so that it was compared with none."""
+    """Equally strong models share one. None if nothing is ranked, or if every vote on this model was
+    that neither reply is acceptable, so that it was compared with no other."""
     rank_low: int | None = None
-    """The best rank that it can have, with 95 % confidence."""
+    """The best rank within the 95 % CI."""
     rank_high: int | None = None
-    """The worst."""
+    """The worst rank within the 95 % CI."""
     score: Estimate | None = None
-    """In points around 1000, the mean of the ranked models; 100 points more are preferred in 64 % of
-    votes, 200 in 76 %, 400 in 91 %."""
+    """In points around 1000, the mean of the ranked models. A model with 100 points more is preferred
+    in 64 % of votes, with 200 in 76 %, with 400 in 91 %."""
     votes: int
     raters: int
     wins: int
@@ -164,125 +176,124 @@ class ModelRow(FrozenModel):
     ties: int
     neither: int
     win_share: Estimate | None
-    """Of decided votes, which are wins and losses; depends on the opponents, unlike the score."""
+    """Share of wins among wins and losses; unlike the score, it depends on the opponents."""
     unacceptable_share: Estimate | None
-    """Of all votes, how many say that neither reply is acceptable."""
+    """Share of all votes which say that neither reply is acceptable."""
 
 
 class Pair(FrozenModel):
-    """What people said about two models; in the pair matrix, one cell and its mirror image."""
+    """The votes on two models: a cell of the pair matrix and its mirror image."""
 
     first: str
     second: str
     votes: int
     raters: int
     wins: int
-    """Of the first."""
+    """Of the first model."""
     losses: int
     ties: int
     neither: int
     win_share: Estimate | None
-    """Of the first, in decided votes."""
+    """Of the first model, among decided votes."""
 
 
 class Headline(FrozenModel):
-    """The best model against the one that it met most often."""
+    """The best model against its most frequent opponent."""
 
     model: str
     against: str
     win_share: Estimate
     votes: int
-    """Decided ones; ties and votes for neither are not among them."""
+    """Decided votes, without ties and votes for neither."""
     raters: int
-    """People with a decided vote on these two."""
+    """People with a decided vote on these two models."""
 
 
 class Effects(FrozenModel):
-    """What sways votes besides the model."""
+    """Influences on votes other than the model."""
 
     left_share: Estimate | None
-    """How often the left of two equal replies is preferred, by the position term; 0.5 is no
-    effect. None with too few votes or raters to rank."""
+    """How often the left of two equal replies is preferred, by the position term; 0.5 means no
+    effect. None with too few votes or raters for a ranking."""
     longer_share: Estimate | None
-    """How often the longer reply won a decided vote."""
+    """Share of decided votes that the longer reply won."""
     longer_votes: int
     """Decided votes on replies of known and different length."""
 
 
 class JudgeAgreement(FrozenModel):
-    """What people said, beside what the judge said of the same two replies."""
+    """People's votes and the judge's verdicts on the same two replies."""
 
     votes: int
-    """With a verdict of the judge."""
+    """Votes on replies that the judge compared."""
     raters: int
     table: Mapping[Preference, Mapping[Preference, int]]
-    """How often a person said the one (outer) and the judge the other (inner); left is first."""
+    """Counts by the person's answer (outer key) and the judge's (inner key); left is first."""
     raw: Estimate | None
-    """Share of votes with the same answer of the four; None without votes."""
+    """Share of votes with the judge's answer, of four possible; None without votes."""
     kappa: Estimate | None
-    """Cohen (1960, Educational and Psychological Measurement 20, 37-46): agreement beyond what the
-    same answers would give if they were dealt out at random. None where both always say the same,
-    or fewer than five people voted."""
+    """Cohen's kappa. None if person and judge always give the same single answer, or fewer than five
+    people voted."""
     ac1: Estimate | None
-    """Gwet's (see `compeer_core.annotation.agreement`), for where nearly all answers are alike and kappa
-    is low although people and judge hardly ever differ. None with fewer than five people."""
+    """Gwet's AC1, for votes that are nearly all alike: kappa is then low although people and judge
+    rarely differ. None with fewer than five people."""
     reward_share: Estimate | None
-    """How often the reply that won a decided vote has the higher reward; equal rewards are half."""
+    """Share of decided votes won by the reply with the higher reward; equal rewards count half."""
     reward_votes: int
     """Decided votes with both rewards known."""
 
 
 class Influence(FrozenModel):
-    """What one person can change: the board made again without each in turn."""
+    """What a single person can change: the fit repeated without each in turn."""
 
     order_holds: bool
-    """Without any one person, all ranks stay as they are."""
+    """Whether all ranks stay the same without any one person."""
     largest_shift: float
-    """The most that any score moves, in points."""
+    """The largest change of any score, in points."""
     tried: int
-    """People left out in turn: all, or the 2000 with the most votes."""
+    """Number of people left out in turn: all, or the 2000 with the most votes."""
 
 
 class Board(FrozenModel):
-    """Everything the results page shows."""
+    """Everything that the results page shows."""
 
     status: Status
     needed: int | None
-    """How many votes (or raters) are asked for, where there are too few."""
+    """The required number of votes or raters, if there are too few."""
     parts: tuple[tuple[str, ...], ...]
-    """Where the board is disconnected, the models of each part."""
+    """The models of each part of a disconnected board."""
     never_lost: tuple[str, ...]
-    """Ranked models that never lost so much as half a vote to any other, alone or as a group to
-    those outside it. The votes put no upper bound on their scores; the ridge alone does."""
+    """Ranked models that never lost even half a vote to any other, alone or as a group to those outside
+    it. Only the ridge bounds their scores; the votes do not."""
     headline: Headline | None
     models: tuple[ModelRow, ...]
-    """Ranked ones first, best first; others by name."""
+    """Ranked models from the best on, then others by name."""
     pairs: tuple[Pair, ...]
-    """Each two models that met, in the order of `models`."""
+    """Pairs of models that met, in the order of `models`."""
     effects: Effects
     judge: JudgeAgreement
     influence: Influence | None
-    """None where nothing is ranked."""
+    """None if nothing is ranked."""
     votes: int
-    """Counted ones."""
+    """Counted votes."""
     raters: int
     comparing: int
-    """Counted votes other than neither acceptable."""
+    """Counted votes except those for neither."""
     comparing_raters: int
     left_out: LeftOut
     flags: Mapping[str, int]
-    """How many of the flagged votes left out have each flag; one may have several."""
+    """Number of excluded flagged votes with each flag; a vote may have several."""
     filters: Filters
     settings: Settings
-    as_of: Date | None
-    """Later votes are not looked at."""
+    as_of: UtcDatetime | None
+    """Later votes are ignored."""
     vote_set: str
     """SHA-256 of the counted votes."""
     code: str
-    """Version of the package, and the beginning of a hash of the modules that make a board."""
+    """See `code_version`."""
 
 
-# --- Making it -----------------------------------------------------------------------------------
+# --- Computation ---------------------------------------------------------------------------------
 
 
 def bradley_terry(
@@ -292,21 +303,21 @@ def bradley_terry(
     settings: Settings | None = None,
     as_of: datetime | None = None,
 ) -> Board:
-    """Make the board of some votes.
+    """Compute the board of some votes.
 
     Args:
-        votes: In any order. Of two votes of one person on one battle the later counts.
-        filters: Which are counted; by default blind ones that nothing speaks against.
-        settings: Seed, number of resamples, ridge, and what is enough to rank.
-        as_of: Later votes are not looked at. A store must be asked for the same moment, since a
-            vote that was changed afterwards has its new time only.
+        votes: In any order. Of two votes of one person on one battle the later one counts.
+        filters: Which votes are counted; by default blind votes without flags.
+        settings: Seed, number of resamples, ridge, and how many votes a ranking needs.
+        as_of: Ignore later votes. Pass the same time to the store, since a vote that was revised
+            afterwards only has its new time.
 
     Raises:
-        ValueError: `as_of` has no zone.
+        ValueError: `as_of` has no time zone.
     """
     filters, settings = filters or Filters(), settings or Settings()
     if as_of is not None and as_of.tzinfo is None:
-        raise ValueError("as_of needs a time zone")
+        raise ValueError(f"as_of needs a time zone, got {as_of.isoformat()}")
     selected = _select(votes, filters, as_of)
     counted = _Counted(selected.votes)
     resamples = resample(
@@ -341,15 +352,15 @@ def bradley_terry(
 
 
 def code_version() -> str:
-    """Return what distinguishes the code that makes boards: `version+hash`."""
+    """Return the version of the package, with a hash of the modules that compute boards."""
     try:
         version = metadata.version("compeer")
     except metadata.PackageNotFoundError:
         version = "dev"
     digest = hashlib.sha256()
     for name in _SOURCES:
-        source = resources.files("compeer_core.votes").joinpath(name).read_text(encoding="utf-8")
-        digest.update(source.encode())  # line ends are all alike by now
+        source = resources.files("compeer_core").joinpath(name).read_text(encoding="utf-8")
+        digest.update(source.encode())  # read as text, so that line ends do not matter
     return f"{version}+{digest.hexdigest()[:12]}"
 
 
@@ -393,7 +404,7 @@ def _hash(votes: Iterable[VoteRow]) -> str:
 
 
 class _Counted:
-    """The counted votes as numbers: for each its rater, its two models and what was said."""
+    """The counted votes as arrays: for each its rater, its two models and the answers."""
 
     def __init__(self, votes: Sequence[VoteRow]) -> None:
         self.votes = votes
@@ -409,47 +420,48 @@ class _Counted:
         self.rater = column(lambda vote: raters[vote.voter])
         self.left = column(lambda vote: models[vote.left])
         self.right = column(lambda vote: models[vote.right])
-        self.said = column(lambda vote: answers[vote.preference])
-        self.judged = column(lambda vote: -1 if vote.verdict is None else answers[vote.verdict])
+        self.answer = column(lambda vote: answers[vote.preference])
+        self.verdict = column(lambda vote: -1 if vote.verdict is None else answers[vote.verdict])
         self.longer = column(lambda vote: _side(vote.lengths))
         self.rewarded = column(lambda vote: _side(vote.rewards))
 
     @cached_property
     def compares(self) -> Booleans:
-        which: Booleans = self.said != _NEITHER
-        return which
+        mask: Booleans = self.answer != _NEITHER
+        return mask
 
     @cached_property
     def decided(self) -> Booleans:
-        which: Booleans = self.said < _BOTH
-        return which
+        mask: Booleans = self.answer < _BOTH
+        return mask
 
     def of(self, model: int) -> Booleans:
-        which: Booleans = (self.left == model) | (self.right == model)
-        return which
+        """Return the mask of the votes on a model."""
+        mask: Booleans = (self.left == model) | (self.right == model)
+        return mask
 
     def won(self, model: int) -> Booleans:
-        """Votes that the model won."""
+        """Return the mask of the votes that a model won."""
         side: Integers = np.where(self.left == model, _FIRST, _SECOND)
-        which: Booleans = self.of(model) & (self.said == side)
-        return which
+        mask: Booleans = self.of(model) & (self.answer == side)
+        return mask
 
-    def by_rater(self, which: Booleans | Floats) -> Floats:
-        """Return how many of some votes each rater gave; or the sum, if they are numbers."""
+    def by_rater(self, values: Booleans | Floats) -> Floats:
+        """Return the sum of a value per vote over the votes of each rater."""
         size = max(len(self.raters), 1)
-        sums = np.bincount(self.rater, weights=which.astype(np.float64), minlength=size)
+        sums = np.bincount(self.rater, weights=values.astype(np.float64), minlength=size)
         return sums.astype(np.float64)
 
-    def people(self, which: Booleans) -> int:
-        """Return how many raters gave some votes."""
-        return len(np.unique(self.rater[which]))
+    def people(self, mask: Booleans) -> int:
+        """Return the number of raters of some votes."""
+        return len(np.unique(self.rater[mask]))
 
 
-def _side(two: tuple[float | None, float | None] | None) -> int:
-    """Return which of two numbers is larger, 0 or 1; 2 where they are equal, -1 if not known."""
-    if two is None or two[0] is None or two[1] is None:
+def _side(values: tuple[float | None, float | None] | None) -> int:
+    """Return the index of the larger of two numbers; 2 if they are equal, -1 if one is unknown."""
+    if values is None or values[0] is None or values[1] is None:
         return -1
-    return 2 if two[0] == two[1] else int(two[1] > two[0])
+    return 2 if values[0] == values[1] else int(values[1] > values[0])
 
 
 # --- Scores --------------------------------------------------------------------------------------
@@ -457,11 +469,11 @@ def _side(two: tuple[float | None, float | None] | None) -> int:
 
 @dataclass(frozen=True)
 class _Rated:
-    """The fits of the models that were compared with others."""
+    """The fit of the models that were compared with others."""
 
     status: Status
     models: Integers
-    """Their numbers."""
+    """Their indices in `_Counted.models`."""
     raters: int
     """People who compared them."""
     parts: tuple[tuple[str, ...], ...]
@@ -469,11 +481,12 @@ class _Rated:
     votes: Floats
     """Shape (raters, matches)."""
     points: Floats
+    """Shape (raters, matches)."""
     left: Integers
     right: Integers
-    found: Fit
+    sample: Fit
     """Of all votes: one row."""
-    drawn: Fit
+    resampled: Fit
     """Of the resamples."""
 
 
@@ -486,7 +499,7 @@ def _rate(counted: _Counted, resamples: Resamples, settings: Settings) -> _Rated
     ordered, match = np.unique(left * size + right, return_inverse=True)
     raters = len(resamples.times[0])
     cell = counted.rater[compares] * len(ordered) + match
-    points = np.array([1.0, 0.0, 0.5])[counted.said[compares]]
+    points = np.array([1.0, 0.0, 0.5])[counted.answer[compares]]
 
     def table(weights: Floats | None) -> Floats:
         counts = np.bincount(cell, weights=weights, minlength=raters * len(ordered))
@@ -495,12 +508,11 @@ def _rate(counted: _Counted, resamples: Resamples, settings: Settings) -> _Rated
     votes_of, points_of = table(None), table(points)
     left, right = (ordered // max(size, 1)), (ordered % max(size, 1))
     matches = Matches(size, left, right, votes_of.sum(axis=0)[None], points_of.sum(axis=0)[None])
-    found = fit(matches, settings.ridge)
-    drawn = fit(
+    sample = fit(matches, settings.ridge)
+    resampled = fit(
         Matches(size, left, right, resamples.times @ votes_of, resamples.times @ points_of),
         settings.ridge,
         prior=_prior(resamples, compared) / np.sqrt(settings.ridge),
-        start=found.parameters,
     )
     parts = _groups(counted, compared, _both_ways(left, right), size)
     status = _status(counted, len(parts), settings)
@@ -514,13 +526,13 @@ def _rate(counted: _Counted, resamples: Resamples, settings: Settings) -> _Rated
         points=points_of,
         left=left,
         right=right,
-        found=found,
-        drawn=drawn,
+        sample=sample,
+        resampled=resampled,
     )
 
 
 def _prior(resamples: Resamples, compared: Integers) -> Floats:
-    """Return the drawn centres of the compared models and of the position."""
+    """Return the drawn prior centres of the compared models and of the position."""
     prior: Floats = resamples.prior[:, [*compared.tolist(), -1]]
     return prior
 
@@ -535,13 +547,13 @@ def _groups(
 ) -> tuple[tuple[str, ...], ...]:
     part = components(size, edges)
     return tuple(
-        tuple(counted.models[compared[model]] for model in np.flatnonzero(part == one))
-        for one in np.unique(part)
+        tuple(counted.models[compared[model]] for model in np.flatnonzero(part == number))
+        for number in np.unique(part)
     )
 
 
 def _never_lost(counted: _Counted, compared: Integers, matches: Matches) -> tuple[str, ...]:
-    """Return the models of all groups that never lost half a vote to a model outside."""
+    """Return the models of all groups that never lost half a vote to a model outside the group."""
     votes, points = matches.votes[0], matches.points[0]
     met = list(zip(matches.left.tolist(), matches.right.tolist(), strict=True))
     beaten = [pair for pair, lost in zip(met, votes - points, strict=True) if lost > 0]
@@ -574,7 +586,7 @@ def _needed(status: Status, settings: Settings) -> int | None:
 def _influence(rated: _Rated, settings: Settings) -> Influence | None:
     if rated.status is not Status.RANKED:
         return None
-    most = np.argsort(-rated.votes.sum(axis=1), kind="stable")[:_MOST_LEFT_OUT_IN_TURN]
+    most = np.argsort(-rated.votes.sum(axis=1), kind="stable")[:_MOST_LEFT_OUT]
     without = fit(
         Matches(
             len(rated.models),
@@ -584,11 +596,10 @@ def _influence(rated: _Rated, settings: Settings) -> Influence | None:
             rated.points.sum(axis=0) - rated.points[most],
         ),
         settings.ridge,
-        start=rated.found.parameters,
     )
-    shift = np.abs(without.strengths - rated.found.strengths).max()
+    shift = np.abs(without.strengths - rated.sample.strengths).max()
     return Influence(
-        order_holds=bool((ranks(without.strengths) == ranks(rated.found.strengths)).all()),
+        order_holds=bool((ranks(without.strengths) == ranks(rated.sample.strengths)).all()),
         largest_shift=round(float(shift) * POINTS_PER_LOGIT, 1),
         tried=len(most),
     )
@@ -600,20 +611,20 @@ def _influence(rated: _Rated, settings: Settings) -> Influence | None:
 def _model_rows(counted: _Counted, resamples: Resamples, rated: _Rated) -> tuple[ModelRow, ...]:
     standing: dict[int, dict[str, Any]] = {}
     if rated.status is Status.RANKED:
-        strengths, draws = rated.found.strengths[0], rated.drawn.strengths
+        strengths, draws = rated.sample.strengths[0], rated.resampled.strengths
         limits = rank_intervals(strengths, draws, rated.raters)
         for place, (model, rank) in enumerate(zip(rated.models, ranks(strengths), strict=True)):
-            score = interval(float(strengths[place]), draws[:, place], rated.raters)
+            score = expanded_interval(float(strengths[place]), draws[:, place], rated.raters)
             standing[int(model)] = {
                 "rank": int(rank),
                 "rank_low": limits[place][0],
                 "rank_high": limits[place][1],
-                "score": _points(score),
+                "score": score.mapped(_points),
             }
     rows = []
     for model, name in enumerate(counted.models):
         of, won = counted.of(model), counted.won(model)
-        decided, neither = of & counted.decided, of & (counted.said == _NEITHER)
+        decided, neither = of & counted.decided, of & (counted.answer == _NEITHER)
         rows.append(
             ModelRow(
                 model=name,
@@ -622,7 +633,7 @@ def _model_rows(counted: _Counted, resamples: Resamples, rated: _Rated) -> tuple
                 raters=counted.people(of),
                 wins=int(won.sum()),
                 losses=int((decided & ~won).sum()),
-                ties=int((of & (counted.said == _BOTH)).sum()),
+                ties=int((of & (counted.answer == _BOTH)).sum()),
                 neither=int(neither.sum()),
                 win_share=_share(counted, resamples, won, decided),
                 unacceptable_share=_share(counted, resamples, neither, of),
@@ -648,8 +659,8 @@ def _pairs(counted: _Counted, resamples: Resamples, order: Sequence[str]) -> tup
                 raters=counted.people(of),
                 wins=int(won.sum()),
                 losses=int((decided & ~won).sum()),
-                ties=int((of & (counted.said == _BOTH)).sum()),
-                neither=int((of & (counted.said == _NEITHER)).sum()),
+                ties=int((of & (counted.answer == _BOTH)).sum()),
+                neither=int((of & (counted.answer == _NEITHER)).sum()),
                 win_share=_share(counted, resamples, won, decided),
             )
         )
@@ -678,12 +689,10 @@ def _headline(
 def _effects(counted: _Counted, resamples: Resamples, rated: _Rated) -> Effects:
     left = None
     if rated.status in {Status.RANKED, Status.DISCONNECTED}:
-        logits = interval(float(rated.found.position[0]), rated.drawn.position, rated.raters)
-        left = Estimate(
-            value=_chance(logits.value), low=_chance(logits.low), high=_chance(logits.high)
-        )
+        position = float(rated.sample.position[0])
+        left = expanded_interval(position, rated.resampled.position, rated.raters).mapped(_chance)
     differing = counted.decided & (counted.longer >= 0) & (counted.longer < 2)
-    won = differing & (counted.longer == counted.said)
+    won = differing & (counted.longer == counted.answer)
     return Effects(
         left_share=left,
         longer_share=_share(counted, resamples, won, differing),
@@ -695,61 +704,39 @@ def _effects(counted: _Counted, resamples: Resamples, rated: _Rated) -> Effects:
 
 
 def _judge(counted: _Counted, resamples: Resamples) -> JudgeAgreement:
-    both = counted.judged >= 0
+    both = counted.verdict >= 0
     size = len(_PREFERENCES)
     raters = len(resamples.times[0])
-    cell = counted.rater[both] * size**2 + counted.said[both] * size + counted.judged[both]
+    cell = counted.rater[both] * size**2 + counted.answer[both] * size + counted.verdict[both]
     by_rater = np.bincount(cell, minlength=raters * size**2).reshape(raters, size**2)
-    table = by_rater.sum(axis=0).reshape(1, size, size).astype(np.float64)
-    drawn = (resamples.times @ by_rater).reshape(-1, size, size)
+    cells = np.vstack([by_rater.sum(axis=0), resamples.times @ by_rater])  # the sample in row 0
+    table = cells[0].reshape(size, size)
     people = counted.people(both)
 
-    def measured(measure: Callable[[Floats], Floats]) -> Estimate | None:
-        value = float(measure(table)[0])
-        draws = measure(drawn)
-        draws = draws[~np.isnan(draws)]
-        if people < FEW_RATERS or np.isnan(value) or not draws.size:
+    def measured(values: Floats) -> Estimate | None:
+        draws = values[1:][~np.isnan(values[1:])]
+        if people < FEW_CLUSTERS or np.isnan(values[0]) or not draws.size:
             return None
-        return _rounded(interval(value, draws, people), 4)
+        return expanded_interval(float(values[0]), draws, people).mapped(_four_digits)
+
+    # A cell of the table is an item that one person and the judge have rated.
+    ratings = np.repeat(np.eye(size), size, axis=0) + np.tile(np.eye(size), (size, 1))
 
     rewarded = counted.decided & (counted.rewarded >= 0)
-    higher = np.where(counted.rewarded == 2, 0.5, counted.rewarded == counted.said) * rewarded
+    higher = np.where(counted.rewarded == 2, 0.5, counted.rewarded == counted.answer) * rewarded
     return JudgeAgreement(
         votes=int(both.sum()),
         raters=people,
         table={
-            said: {judged: int(table[0, row, column]) for column, judged in enumerate(_PREFERENCES)}
-            for row, said in enumerate(_PREFERENCES)
+            person: {judge: int(table[row, column]) for column, judge in enumerate(_PREFERENCES)}
+            for row, person in enumerate(_PREFERENCES)
         },
-        raw=_share(counted, resamples, both & (counted.said == counted.judged), both),
-        kappa=measured(_kappa),
-        ac1=measured(_ac1),
+        raw=_share(counted, resamples, both & (counted.answer == counted.verdict), both),
+        kappa=measured(cohen_kappa(cells.reshape(-1, size, size))),
+        ac1=measured(gwet_ac1(ratings, cells)),
         reward_share=_share(counted, resamples, higher, rewarded),
         reward_votes=int(rewarded.sum()),
     )
-
-
-def _kappa(tables: Floats) -> Floats:
-    """Return Cohen's kappa of tables, shape (tables, 4, 4); NaN where chance explains all."""
-    total = tables.sum(axis=(1, 2))
-    chance = (tables.sum(axis=1) * tables.sum(axis=2)).sum(axis=1)
-    return _ratio(np.trace(tables, axis1=1, axis2=2) * total - chance, total**2 - chance)
-
-
-def _ac1(tables: Floats) -> Floats:
-    """Return Gwet's AC1 of tables, shape (tables, 4, 4); NaN for an empty one."""
-    total = tables.sum(axis=(1, 2))
-    hits = _ratio(np.trace(tables, axis1=1, axis2=2), total)
-    shares = _ratio(
-        tables.sum(axis=1) + tables.sum(axis=2), np.repeat(2 * total[:, np.newaxis], 4, axis=1)
-    )
-    chance = (shares * (1 - shares)).sum(axis=1) / 3
-    return _ratio(hits - chance, 1 - chance)
-
-
-def _ratio(above: Floats, below: Floats) -> Floats:
-    result: Floats = np.divide(above, below, out=np.full(above.shape, np.nan), where=below != 0)
-    return result
 
 
 # --- Numbers -------------------------------------------------------------------------------------
@@ -761,27 +748,20 @@ def _share(
     part: Booleans | Floats,
     whole: Booleans,
 ) -> Estimate | None:
-    found = share(counted.by_rater(part), counted.by_rater(whole), resamples.times)
-    return None if found is None else _rounded(found, 4)
+    share = clustered_share(counted.by_rater(part), counted.by_rater(whole), resamples.times)
+    return None if share is None else share.mapped(_four_digits)
 
 
-def _points(logits: Estimate) -> Estimate:
-    def points(strength: float) -> float:
-        return _MEAN_SCORE + strength * float(POINTS_PER_LOGIT)
+# Digits that differ between machines must not reach a file; + 0.0 makes -0.0 plain.
 
-    return _rounded(
-        Estimate(value=points(logits.value), low=points(logits.low), high=points(logits.high)), 1
-    )
+
+def _four_digits(number: float) -> float:
+    return round(number, 4) + 0.0
+
+
+def _points(strength: float) -> float:
+    return round(_MEAN_SCORE + strength * float(POINTS_PER_LOGIT), 1) + 0.0
 
 
 def _chance(logit: float) -> float:
-    return round(float((1 + np.tanh(logit / 2)) / 2), 4)
-
-
-def _rounded(estimate: Estimate, digits: int) -> Estimate:
-    # What is left of the machine in the last digits must not reach a file; + 0.0 makes -0.0 plain.
-    return Estimate(
-        value=round(estimate.value, digits) + 0.0,
-        low=round(estimate.low, digits) + 0.0,
-        high=round(estimate.high, digits) + 0.0,
-    )
+    return _four_digits(float((1 + np.tanh(logit / 2)) / 2))

@@ -1,7 +1,7 @@
-"""A board in words, as JSON, as a Markdown table and as CSV.
+"""A board as English text, JSON, Markdown and CSV.
 
-The same board gives the same bytes. Names of models come from outside, so that none of them can end
-a table's cell, be run by a spreadsheet, or be read as a tag.
+The same board gives the same bytes. Model names are untrusted: they are escaped so that they cannot end
+a table cell, run as a spreadsheet formula or be parsed as a tag.
 """
 
 import csv
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
 from types import MappingProxyType
 
+from compeer_core.row_files import guarded
+from compeer_core.stats import Estimate
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.board import Board, Filters, ModelRow, Pair, Settings, Status
-from compeer_core.votes.rating import Estimate
+from compeer_core.votes.leaderboard.board import Board, Filters, ModelRow, Pair, Settings, Status
 
 PROGRAM = "python -m compeer_core.votes"
 Cell = str | int | float | None
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~&])")
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
-_SAID = MappingProxyType(
+_ANSWERS = MappingProxyType(
     {
         Preference.FIRST: "left",
         Preference.SECOND: "right",
@@ -31,13 +31,13 @@ _SAID = MappingProxyType(
 )
 
 
-# --- Words ---------------------------------------------------------------------------------------
+# --- Sentences ---------------------------------------------------------------------------------------
 
 
 def sentence(board: Board) -> str:
-    """Return what the board says, or why it says nothing, in one or two sentences.
+    """Return the result of the board, or why there is none, in one or two sentences.
 
-    For instance: *urp is preferred to base in 64 % of decided votes (95 % 55–72, 143 votes, 31
+    For instance: *urp is preferred to base in 64 % of decided votes (95 % CI 55–72, 143 votes, 31
     raters).*
     """
     if board.status is Status.NOT_ENOUGH_VOTES:
@@ -55,57 +55,58 @@ def sentence(board: Board) -> str:
     best = board.headline
     share = f"{_percent(best.win_share.value)} % of decided votes"
     if best.win_share.value >= 0.5:
-        told = f"{best.model} is preferred to {best.against} in {share}"
+        text = f"{best.model} is preferred to {best.against} in {share}"
     else:
-        told = f"{best.model} ranks first once its places are taken into account, but won {share}"
-        told += f" against {best.against}"
-    told += f" (95 % {_between(best.win_share)}, {_number(best.votes, 'vote')}, "
-    told += f"{_number(best.raters, 'rater')})."
+        text = f"{best.model} ranks first after correction for position, but won {share}"
+        text += f" against {best.against}"
+    text += f" (95 % CI {_between(best.win_share)}, {_number(best.votes, 'vote')}, "
+    text += f"{_number(best.raters, 'rater')})."
     if best.win_share.low <= 0.5 <= best.win_share.high:
-        told += " That can be chance: the interval contains 50 %."
-    return told
+        text += " This may be chance: the interval contains 50 %."
+    return text
 
 
 def remarks(board: Board) -> list[str]:
-    """Return what a reader must know about the votes, a sentence each."""
-    said = []
+    """Return what a reader must know to interpret the board, one sentence each."""
+    sentences = []
     if board.never_lost:
         names = ", ".join(board.never_lost)
-        said.append(
-            f"Never lost half a vote to the others: {names}. Nothing but the ridge keeps such a "
-            "score from growing, so that its upper end means little."
+        sentences.append(
+            f"Never lost even half a vote to the others: {names}. Only the ridge bounds such a score, "
+            "so its upper end means little."
         )
     if board.influence is not None:
         if board.influence.order_holds:
-            said.append("No single rater changes the order.")
+            sentences.append("No single rater changes the order.")
         else:
-            said.append("The order depends on single raters: without one of them it is another.")
-        said.append(
-            f"Without any one rater no score moves by more than {board.influence.largest_shift} points."
+            sentences.append("The order depends on single raters: leaving out one changes it.")
+        sentences.append(
+            "Leaving out any one rater changes no score by more than "
+            f"{board.influence.largest_shift} points."
         )
     effects = board.effects
     if effects.left_share is not None:
-        said.append(
+        sentences.append(
             f"Of two equal replies the left one is preferred in {_percent(effects.left_share.value)} % "
-            f"of votes (95 % {_between(effects.left_share)}); scores are free of it."
+            f"of votes (95 % CI {_between(effects.left_share)}); scores are corrected for it."
         )
     if effects.longer_share is not None:
-        said.append(
+        sentences.append(
             f"The longer reply won {_percent(effects.longer_share.value)} % of "
-            f"{_number(effects.longer_votes, 'decided vote')} (95 % {_between(effects.longer_share)}); "
-            "scores are not free of it."
+            f"{_number(effects.longer_votes, 'decided vote')} (95 % CI "
+            f"{_between(effects.longer_share)}); scores are not corrected for it."
         )
-    return said
+    return sentences
 
 
 def command(board: Board) -> str:
-    """Return the command that makes this board again from the store, as JSON."""
+    """Return the command that reproduces this board from the store."""
     words = [*PROGRAM.split(), "board"]
     if board.as_of is not None:
         words += ["--as-of", _time(board)]
-    plain, settings = Settings(), board.settings
+    defaults, settings = Settings(), board.settings
     for name in Settings.model_fields:
-        if getattr(settings, name) != getattr(plain, name):
+        if getattr(settings, name) != getattr(defaults, name):
             words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
     filters = board.filters
     if filters.kind != Filters().kind:
@@ -118,9 +119,9 @@ def command(board: Board) -> str:
     ):
         for value in values:
             words.append(f"{option}={value}")
-    for option, wanted in (("--image", filters.has_image), ("--reasoning", filters.with_reasoning)):
-        if wanted is not None:
-            words += [option, "with" if wanted else "without"]
+    for option, flag in (("--image", filters.has_image), ("--reasoning", filters.with_reasoning)):
+        if flag is not None:
+            words += [option, "with" if flag else "without"]
     return shlex.join(words)
 
 
@@ -128,16 +129,21 @@ def command(board: Board) -> str:
 
 
 def to_json(board: Board) -> str:
-    """Return all of the board."""
+    """Return the whole board."""
     return board.model_dump_json(indent=2) + "\n"
 
 
 def to_markdown(board: Board) -> str:
-    """Return the head sentence, the tables, and what is needed to make the board again."""
+    """Return the headline, the tables, and the command that reproduces the board."""
     lines = [_plain(sentence(board)), ""]
     if board.models:
         lines += [*_markdown(_models(board, readable=True)), ""]
-        lines += ["Pairs, seen from the first:", "", *_markdown(_pairs(board, readable=True)), ""]
+        lines += [
+            "Pairs, from the point of view of the first model:",
+            "",
+            *_markdown(_pairs(board, readable=True)),
+            "",
+        ]
     for remark in remarks(board):
         lines += [f"- {_plain(remark)}"]
     if board.models:
@@ -149,10 +155,12 @@ def to_markdown(board: Board) -> str:
 
 def to_csv(board: Board, table: str = "models") -> str:
     """Return one of the `TABLES`. Intervals are two columns; shares are from 0 to 1."""
-    written = io.StringIO(newline="")
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerows([_guarded(cell) for cell in row] for row in TABLES[table](board))
-    return written.getvalue()
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows(
+        [guarded(cell) if isinstance(cell, str) else cell for cell in row]
+        for row in TABLES[table](board)
+    )
+    return file.getvalue()
 
 
 def _columns(name: str, estimate: Estimate | None) -> Mapping[str, Cell]:
@@ -220,15 +228,15 @@ def _counts(row: ModelRow | Pair) -> Mapping[str, Cell]:
 
 def _judge(board: Board) -> list[list[Cell]]:
     rows: list[list[Cell]] = [["person", "judge", "votes"]]
-    for said, inner in board.judge.table.items():
-        rows += [[said.value, judged.value, votes] for judged, votes in inner.items()]
+    for person, inner in board.judge.table.items():
+        rows += [[person.value, judge.value, votes] for judge, votes in inner.items()]
     return rows
 
 
 TABLES: Mapping[str, Callable[[Board], list[list[Cell]]]] = MappingProxyType(
     {"models": _models, "pairs": _pairs, "judge": _judge}
 )
-"""What `to_csv` can write: one row for each model, each pair, or each two answers of person and judge."""
+"""The tables of `to_csv`: a row for each model, pair of models, or pair of person's and judge's answers."""
 
 
 def _with_head(rows: Sequence[Mapping[str, Cell]]) -> list[list[Cell]]:
@@ -249,42 +257,41 @@ def _judge_markdown(board: Board) -> list[str]:
     judge = board.judge
     if not judge.votes:
         return []
-    told = f"People and the judge on the same {_number(judge.votes, 'pair')} of replies"
-    told += f" ({_number(judge.raters, 'rater')})"
+    heading = f"People and the judge on the same {_number(judge.votes, 'pair')} of replies"
+    heading += f" ({_number(judge.raters, 'rater')})"
     measures = [
-        f"{name} {shown}"
-        for name, shown in (
-            ("same answer", _told(judge.raw, percent=True)),
-            ("kappa", _told(judge.kappa)),
-            ("AC1", _told(judge.ac1)),
-            ("the preferred reply has the higher reward", _told(judge.reward_share, percent=True)),
+        f"{name} {_with_interval(measure, percent=percent)}"
+        for name, measure, percent in (
+            ("same answer", judge.raw, True),
+            ("kappa", judge.kappa, False),
+            ("AC1", judge.ac1, False),
+            ("the preferred reply has the higher reward", judge.reward_share, True),
         )
-        if shown
+        if measure is not None
     ]
-    rows: list[list[Cell]] = [["person \\ judge", *_SAID.values()]]
-    rows += [[_SAID[said], *inner.values()] for said, inner in judge.table.items()]
-    return [f"{told}: {'; '.join(measures)}.", "", *_markdown(rows), ""]
+    rows: list[list[Cell]] = [["person \\ judge", *_ANSWERS.values()]]
+    rows += [[_ANSWERS[person], *inner.values()] for person, inner in judge.table.items()]
+    return [f"{heading}: {'; '.join(measures)}.", "", *_markdown(rows), ""]
 
 
-def _told(estimate: Estimate | None, *, percent: bool = False) -> str:
-    if estimate is None:
-        return ""
+def _with_interval(estimate: Estimate, *, percent: bool) -> str:
     if percent:
-        return f"{_percent(estimate.value)} % (95 % {_between(estimate)})"
-    return f"{estimate.value:.2f} (95 % {estimate.low:.2f} to {estimate.high:.2f})"
+        return f"{_percent(estimate.value)} % (95 % CI {_between(estimate)})"
+    return f"{estimate.value:.2f} (95 % CI {estimate.low:.2f} to {estimate.high:.2f})"
 
 
 def _caption(board: Board) -> str:
     left_out = {name: count for name, count in board.left_out.model_dump().items() if count}
     flags = ", ".join(f"{_plain(name)} {count}" for name, count in board.flags.items())
-    told = f"{_number(board.votes, 'vote')} of {_number(board.raters, 'rater')}"
+    counts = f"{_number(board.votes, 'vote')} of {_number(board.raters, 'rater')}"
     if left_out:
         reasons = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in left_out.items())
-        told += f"; left out: {reasons}" + (f" ({flags})" if flags else "")
+        counts += f"; left out: {reasons}" + (f" ({flags})" if flags else "")
     when = "all votes" if board.as_of is None else f"as of {_time(board)}"
     return (
-        f"{told}. Votes {board.vote_set[:12]}, {when}, code {board.code}, seed {board.settings.seed}, "
-        f"{board.settings.fits} resamples of raters. Again: `{command(board).replace('`', '')}`"
+        f"{counts}. Vote set {board.vote_set[:12]}, {when}, code {board.code}, "
+        f"seed {board.settings.seed}, {board.settings.fits} resamples of raters. "
+        f"Reproduce: `{command(board).replace('`', '')}`"
     )
 
 
@@ -309,12 +316,5 @@ def _between(estimate: Estimate) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it stands, on one line."""
+    """Return a text that Markdown shows literally, on one line."""
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
-
-
-def _guarded(cell: Cell) -> Cell:
-    """Return a cell that no spreadsheet runs as a formula."""
-    if isinstance(cell, str) and cell.lstrip("'").lstrip().startswith(_FORMULA):
-        return f"'{cell}"
-    return cell

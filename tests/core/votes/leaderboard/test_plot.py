@@ -4,10 +4,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compeer_core.votes.board import Settings, bradley_terry
-from compeer_core.votes.board_plot import PlotWords, to_svg
-from compeer_core.votes.rating import Estimate
-from tests.core.votes.test_board import FIRST, NEITHER, SPITEFUL, drawn_votes, vote, votes_of
+from compeer_core.stats import Estimate
+from compeer_core.votes.leaderboard.board import Settings, bradley_terry
+from compeer_core.votes.leaderboard.plot import PlotWords, to_svg
+from tests.core.votes.leaderboard.test_board import (
+    FIRST,
+    NEITHER,
+    SPITEFUL,
+    drawn_votes,
+    vote,
+    votes_of,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,8 +1,8 @@
-"""The scores of a board as a picture: for each model a dot, and a line over its 95 % interval.
+"""The scores of a board as an SVG picture: for each model a dot, and a line over its 95 % CI.
 
-SVG with neither script nor foreign request, which follows the colour of the text around it and can be
-read on a phone: name, numbers and dot of a model stand below each other, so that 360 units of width are
-enough. The same numbers are in the table of the board; nothing is told by colour alone.
+The SVG has no scripts and loads nothing. It takes the text colour of the page and is readable on a phone:
+name, numbers and dot of a model are stacked, so that a width of 360 units is enough. The table of the
+board has the same numbers; nothing depends on colour.
 """
 
 import math
@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from compeer_core.votes.board import Board, ModelRow
-from compeer_core.votes.board_text import sentence
+from compeer_core.votes.leaderboard.board import Board, ModelRow
+from compeer_core.votes.leaderboard.text import sentence
 
 _WIDTH = 360
 _MARGIN = 16
 _ROW = 60
 _COLUMNS = 46
-"""About how many letters a line holds in the usual fonts; a Chinese character takes two."""
+"""Approximate letters per line in common fonts; a Chinese character takes two."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
 class PlotWords:
-    """What stands in the picture, for other languages than English."""
+    """The texts of the picture."""
 
-    title: str = "Scores and their 95 % intervals"
+    title: str = "Scores and their 95 % CI"
     axis: str = "score (100 points more: preferred in 64 % of votes)"
     not_ranked: str = "not ranked"
 
@@ -42,26 +42,26 @@ class _Axis:
 
 
 def to_svg(board: Board, words: PlotWords | None = None, description: str | None = None) -> str:
-    """Draw the models of a board, best first; without ranks, their names and why there are none.
+    """Draw the models of a board from the best on; without ranks, their names and the reason.
 
     Args:
-        board: What to draw.
-        words: What stands in the picture.
-        description: What a screen reader says after the title, and where nothing is ranked the
-            reason that is shown; the English head sentence if None.
+        board: The board.
+        words: The texts of the picture; English if None.
+        description: Read by screen readers after the title, and shown as the reason where nothing is
+            ranked; the English headline if None.
     """
     words = words or PlotWords()
-    told = sentence(board) if description is None else description
+    description = sentence(board) if description is None else description
     ranked = [row for row in board.models if row.score is not None]
     axis = _axis(ranked)
     bottom = _MARGIN + 24 + _ROW * len(board.models)
-    # A reason may have many names; 26 Chinese characters fit into a line, and more of others.
-    below = 44 if axis else 18 * math.ceil(len(told) / 26)
-    parts = list(_head(words, told, bottom + below))
+    # A reason may list many names; a line holds 26 Chinese characters, or more of another script.
+    below = 44 if axis else 18 * math.ceil(len(description) / 26)
+    parts = list(_head(words, description, bottom + below))
     if axis is None:
         parts += [
             f'<foreignObject x="{_MARGIN}" y="{bottom}" width="{_WIDTH - 2 * _MARGIN}" '
-            f'height="{below}"><p {_XHTML}>{_text(told)}</p></foreignObject>'
+            f'height="{below}"><p {_XHTML}>{_text(description)}</p></foreignObject>'
         ]
     else:
         parts += _scale(axis, bottom, words)
@@ -73,10 +73,10 @@ def to_svg(board: Board, words: PlotWords | None = None, description: str | None
 _XHTML = 'xmlns="http://www.w3.org/1999/xhtml" style="margin:0;font-size:12px;color:inherit;overflow-wrap:anywhere"'
 
 
-def _head(words: PlotWords, told: str, height: int) -> Iterator[str]:
+def _head(words: PlotWords, description: str, height: int) -> Iterator[str]:
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{_text(words.title)}. {_text(told)}" fill="currentColor" '
+        f'aria-label="{_text(words.title)}. {_text(description)}" fill="currentColor" '
         'font-family="inherit" font-size="12" style="width:100%;max-width:540px;display:block">'
     )
     yield f'<text x="{_MARGIN}" y="{_MARGIN + 4}" font-weight="600">{_text(words.title)}</text>'
@@ -115,14 +115,14 @@ def _model(row: ModelRow, y: int, axis: _Axis | None, words: PlotWords) -> Itera
 
 
 def _shortened(name: str, columns: int) -> str:
-    """Return as much of a name as fits into so many columns, with "…" where some is left out."""
+    """Return a name cut to so many columns, with "…" where it is cut."""
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
         return name
-    taken = 1  # by the dots
+    used = 1  # by the dots
     for place, width in enumerate(widths):
-        taken += width
-        if taken > columns:
+        used += width
+        if used > columns:
             return f"{name[:place]}…"
     return name
 
@@ -140,10 +140,10 @@ def _axis(ranked: list[ModelRow]) -> _Axis | None:
 
 
 def _next_step(step: int) -> int:
-    """Return what follows in 10, 20, 50, 100, 200, ..."""
+    """Return the step after this one in 10, 20, 50, 100, 200, ..."""
     return step * 5 // 2 if str(step).startswith("2") else step * 2
 
 
 def _text(text: str) -> str:
-    """Return a text that is nothing but text in a picture."""
+    """Return a text escaped for XML."""
     return escape(_NOT_XML.sub("", text))

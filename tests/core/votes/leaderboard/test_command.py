@@ -12,8 +12,8 @@ import pytest
 
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
-from compeer_core.votes.board import Board, Status, code_version
-from compeer_core.votes.board_text import command
+from compeer_core.votes.leaderboard.board import Board, Status, code_version
+from compeer_core.votes.leaderboard.text import command
 from compeer_core.votes.rows import VoteRow, write_votes
 from tests.core.votes.made_up import fought
 
@@ -137,8 +137,8 @@ def test_a_store_gives_the_board_of_a_moment_again(store, url, clock, capsysbina
     [
         ([], "command"),
         (["bord"], "invalid choice"),
-        (["board", "--as-of", "yesterday"], "'yesterday' is no date with time and zone"),
-        (["board", "--as-of", "2026-11-21T12:00:00"], "is no date with time and zone"),
+        (["board", "--as-of", "yesterday"], "'yesterday' is not a date with time and zone"),
+        (["board", "--as-of", "2026-11-21T12:00:00"], "is not a date with time and zone"),
         (["board", "--fits", "10"], "--fits: Input should be greater than or equal to 50, got 10"),
         (["board", "--ridge", "nan"], "--ridge: "),
         (["board", "--min-raters", "1"], "--min-raters: "),
