@@ -116,7 +116,7 @@ class Memory:
         chunks = [missing[start : start + _CHUNK] for start in range(0, len(missing), _CHUNK)]
         order = np.random.default_rng(0).permutation(len(chunks))
         for number in track(order.tolist(), "teacher", total=len(chunks), unit="chunks"):
-            if stopping.asked:
+            if stopping.requested:
                 return None
             self._add(chunks[number], self._teacher.encode(chunks[number]))
         known = self._known()

@@ -50,7 +50,6 @@ from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.samples import read_records, write_records
-from training.evaluation.assessing import Assessor, Counts, assessor_source, drop_torn_line
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
     Rates,
@@ -61,10 +60,11 @@ from training.evaluation.contradictions import (
     holds,
     rates,
 )
+from training.evaluation.llm_assessor import Assessor, Counts, assessor_source, drop_truncated_line
 from training.evaluation.metrics import Estimate, Floats, drawn_weights, estimate
 from training.evaluation.plots import plot_rates
 from training.evaluation.strategy_signs import measure_signs, sign_lines
-from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
+from training.evaluation.turn_selection import Rejected, Row, Turn, read_rows, sift
 
 _log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class _Kept:
         self._pictures = pictures
         self._known: dict[str, Verdicts | None] = {}
         if path.exists():
-            drop_torn_line(path)
+            drop_truncated_line(path)
             self._known = {each.id: each.verdicts for each in read_records(path, Heard)}
         self._file = path.open("a", encoding="utf-8")
 

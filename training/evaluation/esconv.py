@@ -34,7 +34,7 @@ from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
 from training.data.samples import Sample, drawn, read_records, write_records
-from training.evaluation.answering import Answerer, Asked, PolicySource, answering, seed_of
+from training.evaluation.answer_store import forget, kept_file
 from training.evaluation.esconv_measures import (
     PUBLISHED,
     Answer,
@@ -43,10 +43,10 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
-from training.evaluation.kept_answers import forget, kept_file
+from training.evaluation.face_swap import shown
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import perplexity, share
-from training.evaluation.shown_faces import shown
+from training.evaluation.policy_answers import Answerer, Asked, PolicySource, answering, seed_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from compeer_core.reasoning import Reading, Reasoning
 from training.common import results
 from training.common.diversity import distinct_without, loops
 from training.data.samples import Sample
+from training.evaluation.bleu_rouge import ORDERS, overlap
+from training.evaluation.face_swap import Condition
 from training.evaluation.metrics import (
     Estimate,
     Floats,
@@ -28,8 +30,6 @@ from training.evaluation.metrics import (
     weighted_f1,
     weighted_mean,
 )
-from training.evaluation.overlap import ORDERS, overlap
-from training.evaluation.shown_faces import Condition
 
 PUBLISHED = Path(__file__).with_name("published_esconv.toml")
 COMMONEST = "always the commonest"

@@ -45,18 +45,18 @@ from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.diversity import distinct_without, fewest_runs, vendi_score
-from training.common.jsonl import whole_rows
+from training.common.jsonl import complete_rows
 from training.common.judge_source import JudgeSource
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.histories import History, drawn_histories, read_histories
 from training.data.pictures import Pictures
-from training.evaluation.answering import Asked, PolicySource, answering, seed_of
-from training.evaluation.kept_answers import forget, kept_file
+from training.evaluation.answer_store import forget, kept_file
+from training.evaluation.bleu_rouge import overlap
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import Floats, drawn_weights, estimate, jackknife, weighted_mean
-from training.evaluation.overlap import overlap
 from training.evaluation.plots import TRAINING, plot_means, plot_training
+from training.evaluation.policy_answers import Asked, PolicySource, answering, seed_of
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]
                 continue
             steps = [
                 row
-                for row in whole_rows(one.metrics)
+                for row in complete_rows(one.metrics)
                 if all(row.get(metric) is not None for metric in TRAINING)
             ]
             if not steps:

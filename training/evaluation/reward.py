@@ -33,6 +33,7 @@ from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.samples import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
+from training.evaluation.judge_ratings import Rated, rate_file
 from training.evaluation.metrics import (
     Estimate,
     preference_report,
@@ -41,7 +42,6 @@ from training.evaluation.metrics import (
     share,
 )
 from training.evaluation.plots import plot_reliability, plot_table
-from training.evaluation.rating import Rated, rate_file
 
 _log = logging.getLogger(__name__)
 

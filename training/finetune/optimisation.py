@@ -242,7 +242,7 @@ def run_steps(
     checkpoint = directory.path / CHECKPOINT
     started, seen = time.monotonic(), 0
     with StopRequest() as stopping:
-        while step < schedule.steps and not in_any_process(stopping.asked):
+        while step < schedule.steps and not in_any_process(stopping.requested):
             loss, tokens = learn()
             metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
             step += 1
@@ -253,7 +253,7 @@ def run_steps(
             directory.metrics(step=step, **metrics)
             if step % schedule.save_every == 0 or step == schedule.steps:
                 save_checkpoint(checkpoint, model, optimisers.all, step)
-        if in_any_process(stopping.asked):
+        if in_any_process(stopping.requested):
             save_checkpoint(checkpoint, model, optimisers.all, step)
             raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
     return step

@@ -193,7 +193,7 @@ def fine_tune(
         keep_adapter_in_fp32(trainer.model)
     with stopping, logits_where_labels_are():
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    if stopping.asked:
+    if stopping.requested:
         raise StoppedEarly(f"saved; go on with --resume {directory.path}")
     output = directory.path / ("adapter" if lora else "model")
     save_weights(trainer, output)

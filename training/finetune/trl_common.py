@@ -98,8 +98,8 @@ class SaveAndStop(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A signal may reach one process a step later than another.
-        if state.global_step % self._every == 0 and in_any_process(self._stopping.asked):
-            self._stopping.asked = True
+        if state.global_step % self._every == 0 and in_any_process(self._stopping.requested):
+            self._stopping.requested = True
             control.should_save = True
             control.should_training_stop = True
 

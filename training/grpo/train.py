@@ -161,7 +161,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         try:
             with stopping:
                 trainer.train(resume_from_checkpoint=str(last) if last else None)
-            if stopping.asked:
+            if stopping.requested:
                 raise StoppedEarly(f"saved; go on with --resume {directory.path}")
             output = directory.path / ("adapter" if settings.trains_adapter else "model")
             save_weights(trainer, output)

@@ -3,19 +3,19 @@
 import pytest
 
 from compeer_core.errors import ConfigError
-from training.common.fingerprints import digest, stamp
+from training.common.fingerprints import digest, fingerprint
 
 
 def test_a_stamp_tells_changed_files_apart(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("a", encoding="utf-8")
-    before = stamp(tmp_path / "in")
+    before = fingerprint(tmp_path / "in")
 
-    assert stamp(tmp_path / "in") == before
+    assert fingerprint(tmp_path / "in") == before
     (tmp_path / "in" / "b.txt").write_text("b", encoding="utf-8")
-    assert stamp(tmp_path / "in") != before
+    assert fingerprint(tmp_path / "in") != before
     with pytest.raises(ConfigError, match="no such file"):
-        stamp(tmp_path / "out")
+        fingerprint(tmp_path / "out")
 
 
 def test_a_digest_is_that_of_the_values_and_not_of_their_order():

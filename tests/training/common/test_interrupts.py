@@ -14,9 +14,9 @@ def test_the_first_signal_is_noted_and_the_second_acts_as_before(number):
     before = signal.signal(number, lambda number, frame: heard.append(number))
     try:
         with StopRequest() as stopping:
-            assert not stopping.asked
+            assert not stopping.requested
             signal.raise_signal(number)
-            assert stopping.asked
+            assert stopping.requested
             assert heard == []
             signal.raise_signal(number)
             assert heard == [number]
@@ -38,7 +38,7 @@ def test_another_thread_can_work_without_hearing_signals():
 
     def work() -> None:
         with StopRequest() as stopping:
-            asked.append(stopping.asked)
+            asked.append(stopping.requested)
 
     thread = threading.Thread(target=work)
     thread.start()

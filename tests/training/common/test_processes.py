@@ -80,7 +80,7 @@ def test_only_the_first_process_writes_the_run_directory(tmp_path, monkeypatch):
 
 
 def test_alone_nothing_is_waited_for():
-    with processes.first_goes_ahead():
+    with processes.first_process_first():
         assert processes.is_first()
 
     assert processes.process_count() == 1

@@ -64,7 +64,7 @@ def test_a_row_cut_short_by_a_crash_is_left_out(tmp_path):
 def test_a_second_run_does_not_overwrite_the_first(tmp_path):
     RunDirectory.open(tmp_path, Config()).metrics(step=1, loss=2.5)
 
-    with pytest.raises(ConfigError, match=r"already there; go on with --resume"):
+    with pytest.raises(ConfigError, match=r"resume it with --resume"):
         RunDirectory.open(tmp_path, Config())
 
 

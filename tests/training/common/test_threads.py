@@ -9,7 +9,7 @@ import torch
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from tests.checkpoints import build_qwen
 from training.common.judge_source import JudgeSource
-from training.evaluation.answering import PolicySource, answering
+from training.evaluation.policy_answers import PolicySource, answering
 
 
 @pytest.fixture(params=[1, 3])

@@ -108,7 +108,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_table(config, mon
 
 
 def _asked(self):
-    self.asked = True
+    self.requested = True
     return self
 
 

@@ -20,7 +20,7 @@ from training.data.samples import read_records, write_records
 from training.evaluation import consistency
 from training.evaluation.consistency import Config, Heard
 from training.evaluation.strategy_signs import measure_signs
-from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
+from training.evaluation.turn_selection import Rejected, Row, Turn, read_rows, sift
 
 ASKS, STATES = "Why is that?", "It rains."
 

@@ -4,17 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.training.evaluation.test_shown_faces import sample
 
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import ModelPool
 from compeer_core.reasoning import parse, read
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import write_faces
-from tests.training.evaluation.test_shown_faces import sample
 from training.common import results
 from training.data.samples import Sample, write_records
 from training.evaluation import esconv
-from training.evaluation.answering import Answerer
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -24,7 +23,8 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
-from training.evaluation.shown_faces import Condition
+from training.evaluation.face_swap import Condition
+from training.evaluation.policy_answers import Answerer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

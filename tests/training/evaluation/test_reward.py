@@ -17,7 +17,7 @@ from training.common import results
 from training.data.pictures import Pictures
 from training.data.samples import write_records
 from training.evaluation import reward
-from training.evaluation.rating import Rated, rate, rate_file
+from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.reward import MAJORITY, Config, comparison
 
 RULE = DecidedBy(kind="rule", name="r/1")

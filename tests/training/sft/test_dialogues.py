@@ -18,7 +18,7 @@ from tests.training.runs import stopped_in_step_3
 from training.data.face_tokens import embeddings_of, sure_tokens, word_vectors
 from training.data.faces import FACE_CLASSES, read_faces, read_readings
 from training.data.samples import Sample, read_records
-from training.evaluation.shown_faces import with_face
+from training.evaluation.face_swap import with_face
 from training.sft import dialogues
 from training.sft.dialogues import Config
 from training.sft.source import drawn_samples

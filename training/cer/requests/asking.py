@@ -213,7 +213,7 @@ class Asker:
                 generator=self._opened,
                 keep=journal.append,
                 tally=self._tally,
-                stopping=lambda: self._stopping is not None and self._stopping.asked,
+                stopping=lambda: self._stopping is not None and self._stopping.requested,
             )
             if isinstance(self._engine, RayEngine):
                 outcomes = self._from_workers(self._engine, course, tasks)

@@ -389,7 +389,7 @@ def test_a_wish_to_stop_waits_for_what_was_sent(endpoint: Endpoint, tmp_path: Pa
         asker = Asker(settings(endpoint, in_flight=2), tmp_path, stopping=stopping)
         answers = asker.ask(questions(50), usable, label="test")
         next(answers)
-        stopping.asked = True
+        stopping.requested = True
         with pytest.raises(StoppedEarly, match="what was answered is kept"):
             list(answers)
         asker.close()

@@ -34,9 +34,9 @@ from training.data.histories import History, drawn_histories, read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
 from training.data.samples import read_records, write_records
-from training.evaluation.answering import Asked, PolicySource, answering, seed_of
-from training.evaluation.kept_answers import forget, kept_file
+from training.evaluation.answer_store import forget, kept_file
 from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
+from training.evaluation.policy_answers import Asked, PolicySource, answering, seed_of
 from training.stages import WaitingForPeople
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compeer_core.backends.transformers_.batch_generation import Turn
-from training.common.jsonl import keep_rows, whole_rows
+from training.common.jsonl import complete_rows, filter_rows
 
 Turns = Sequence[tuple[Turn, ...]]
 """One tuple for each prompt: a turn from each of its seeds."""
@@ -39,7 +39,7 @@ class KeptAnswers:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = list(whole_rows(path))
+        self._known = list(complete_rows(path))
         self._place = 0
         self._is_written = False
 
@@ -58,7 +58,7 @@ class KeptAnswers:
         """Write the next turns down; what the file held from here on is gone."""
         if not self._is_written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            keep_rows(self._path, lambda row: row["place"] < self._place)
+            filter_rows(self._path, lambda row: row["place"] < self._place)
             self._known, self._is_written = [], True
         rows = [[asdict(one) for one in of_prompt] for of_prompt in turns]
         row = {"place": self._place, "digest": digest, "turns": rows}

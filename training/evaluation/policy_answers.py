@@ -21,11 +21,11 @@ from compeer_core.dialogue import Dialogue
 from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
-from training.common.fingerprints import digest, stamp
+from training.common.fingerprints import digest, fingerprint
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.common.threads import use_all_threads
-from training.evaluation.kept_answers import KeptAnswers
+from training.evaluation.answer_store import KeptAnswers
 
 _LIBRARIES = ("torch", "transformers")
 
@@ -63,7 +63,7 @@ class Answerer:
         """What answers depend on beside what is asked."""
         policy, device = self._policy, str(self._lease.chat.model.device)
         places = [Path(policy.source), policy.adapter]
-        weights = [stamp(one) for one in places if one is not None and one.exists()]
+        weights = [fingerprint(one) for one in places if one is not None and one.exists()]
         named = [policy.source, str(policy.adapter), policy.style]
         return [*named, weights, device, versions(_LIBRARIES)]
 

@@ -130,7 +130,7 @@ class Assessor:
 
     def _kept(self) -> Iterator[Answer]:
         if self._path.exists():
-            drop_torn_line(self._path)
+            drop_truncated_line(self._path)
             yield from read_records(self._path, Answer)
 
     def _answers(self, backend: OpenAIBackend, new: dict[str, str]) -> Iterator[Answer]:
@@ -226,7 +226,7 @@ def read_answer(text: str) -> bool:
         raise ValueError("half a JSON" if bare.startswith("{") else "no JSON") from error
 
 
-def drop_torn_line(path: Path) -> None:
+def drop_truncated_line(path: Path) -> None:
     """Cut off the end of a file of lines that was being written when its writer was killed."""
     with path.open("r+b") as file:
         content = file.read()

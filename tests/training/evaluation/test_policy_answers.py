@@ -9,7 +9,7 @@ import pytest
 from compeer_core.backends.protocol import Sampling
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from tests.checkpoints import build_adapter, build_qwen
-from training.evaluation.answering import Answerer, Asked, PolicySource, answering
+from training.evaluation.policy_answers import Answerer, Asked, PolicySource, answering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

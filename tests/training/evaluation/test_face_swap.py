@@ -6,7 +6,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
 from training.data.samples import Sample, SampleUtterance
-from training.evaluation.shown_faces import Condition, shown, with_face
+from training.evaluation.face_swap import Condition, shown, with_face
 
 FACES = {"happy": ["h1.jpg", "h2.jpg"], "sad": ["s1.jpg", "s2.jpg"], "fear": ["f1.jpg"]}
 CLASS_OF = dict.fromkeys(Emotion, "sad") | {Emotion.ANXIETY: "fear", Emotion.JOY: "happy"}

@@ -7,7 +7,7 @@ import pytest
 from compeer_core.errors import ConfigError
 from training.data.quotations import invented
 from training.evaluation import reading
-from training.evaluation.reading import (
+from training.evaluation.blind_reading import (
     Config,
     Judgement,
     ReplyJudgement,

@@ -10,7 +10,7 @@ from compeer_core.errors import BackendError, ConfigError, EndpointError
 from compeer_core.prompts import LANGUAGES, consistency_question
 from compeer_core.taxonomy import Preference
 from tests.training.cer.endpoint import HALF_BODY, RESET, Endpoint, always, asked, at, refused
-from training.evaluation.assessing import IN_A_ROW, Assessor, read_answer
+from training.evaluation.llm_assessor import IN_A_ROW, Assessor, read_answer
 
 HASTY = Patience(tries=3, backoff_seconds=0.01)
 YES, NO = '{"consistent": true}', '{"consistent": false}'
