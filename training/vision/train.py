@@ -29,7 +29,7 @@ from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.data.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
 from training.data.faces import FACE_CLASSES, read_faces
 from training.finetune.architecture import ModelShape
-from training.finetune.optimisation import Optimisers, open_run, parted
+from training.finetune.optimisation import Optimisers, open_run, split_for_muon
 from training.vision.expressions import (
     PhotoSchedule,
     learn_expressions,
@@ -194,7 +194,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if config.compile:
         for block in tower.blocks:
             block.compile()
-    matrices, rest = parted(classifier, tower.blocks)
+    matrices, rest = split_for_muon(classifier, tower.blocks)
     optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
     cut = processor.image_processor
 

@@ -211,7 +211,7 @@ def test_ctrl_c_saves_the_step_and_says_how_to_go_on(config, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     at_pass(3, monkeypatch, ask_to_stop)
 
-    with pytest.raises(StoppedEarly, match=f"saved at step 3; go on with --resume {config.output}"):
+    with pytest.raises(StoppedEarly, match=f"saved at step 3; resume with --resume {config.output}"):
         pretrain.run(config)
 
     assert signal.getsignal(signal.SIGINT) is before
