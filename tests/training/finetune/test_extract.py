@@ -17,7 +17,7 @@ from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import ModelPool, load_label_scorer
 from tests.checkpoints import build_llava, build_qwen
 from training.finetune import extract, merge
-from training.finetune.extract import Config, extract_adapter
+from training.finetune.extract import Config, extract_adapter, low_rank_factors
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
