@@ -240,7 +240,7 @@ def measure_run(config: Config, folder: Path, *, dry_run: bool) -> tuple[list[St
             trainer.train()
     finally:
         ready.close()
-    return trainer.steps[config.warm_up :], max(memory), name
+    return trainer.measured_steps[config.warm_up :], max(memory), name
 
 
 def run_config(config: Config, folder: Path) -> train.Config:
@@ -324,12 +324,12 @@ class _TimedTrainer(GroupTrainer):
             naive: Reward function with the naive scorer.
             synthetic_turns: Judge synthetic turns instead of the completions.
         """
-        self.steps: list[Step] = []
+        self.measured_steps: list[Step] = []
         self._scorer = scorer
         self._naive_work = work
         self._naive = naive
         self._synthetic_turns = synthetic_turns
-        self._step = Step()
+        self._current = Step()
         self._extra = 0.0
         """Seconds spent on the comparison."""
         self.add_callback(_StepTimer(self))
@@ -340,9 +340,9 @@ class _TimedTrainer(GroupTrainer):
 
     def _log_metric(self, name: str, value: float) -> None:
         if name in {"seconds/judging", "seconds/reweighting"}:
-            setattr(self._step, name.removeprefix("seconds/"), value)
+            setattr(self._current, name.removeprefix("seconds/"), value)
         if name == "text/complete":
-            self._step.complete = value
+            self._current.complete = value
         super()._log_metric(name, value)
 
     # --- the parts of a step ---------------------------------------------------------------------
@@ -351,13 +351,13 @@ class _TimedTrainer(GroupTrainer):
         started, extra = time.perf_counter(), self._extra
         output = super()._generate_and_score_completions(inputs)
         seconds = time.perf_counter() - started - (self._extra - extra)
-        step = self._step
+        step = self._current
         step.preparing = seconds - step.rollouts - step.judging - step.reweighting
         self._record_peak("preparing")
         return output
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> Any:
-        step = self._step
+        step = self._current
 
         def ours() -> Any:
             with self._counted_prompts() as read:
@@ -385,7 +385,7 @@ class _TimedTrainer(GroupTrainer):
             rng = np.random.default_rng([self.args.seed, self.state.global_step])
             completions = [render(synthetic_turn(rng)) for _ in completions]
         rows = [example["row"] for example in inputs]
-        step = self._step
+        step = self._current
         naive_rewards: list[float | None] = []
 
         def ours() -> torch.Tensor:
@@ -461,20 +461,20 @@ class _TimedTrainer(GroupTrainer):
     def _record_peak(self, part: str) -> None:
         """Record the peak GPU memory of a part, and start the next one."""
         if torch.cuda.is_available():
-            self._step.memory[part] = torch.cuda.max_memory_allocated()
+            self._current.memory[part] = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
 
     def start_step(self) -> None:
-        self._step, self._extra = Step(), 0.0
-        self._started = time.perf_counter()
+        self._current, self._extra = Step(), 0.0
+        self._step_started = time.perf_counter()
 
     def finish_step(self) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._step.seconds = time.perf_counter() - self._started - self._extra
+        self._current.seconds = time.perf_counter() - self._step_started - self._extra
         self._record_peak("update")
-        self.steps.append(self._step)
-        _log.info("step %d: %.2f s", len(self.steps), self._step.seconds)
+        self.measured_steps.append(self._current)
+        _log.info("step %d: %.2f s", len(self.measured_steps), self._current.seconds)
 
 
 class _StepTimer(TrainerCallback):

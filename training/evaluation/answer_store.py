@@ -1,12 +1,11 @@
-"""Answers on disk as they are written, so that an evaluation that was stopped goes on where it was.
+"""Stores generated answers on disk, so that an interrupted evaluation resumes automatically.
 
-Turns that were written together are one line of a file, with a digest of all that they depend on: the
-weights, how they are asked, what they are asked, and the versions of the libraries. A line is taken
-for what would be written now only where its digest says so; from the first that differs, the file is
-written anew. So nobody has to say whether an evaluation begins or goes on.
+Each batch of turns is a line of a JSONL file, with a digest of everything it depends on: weights, prompts,
+sampling and library versions. Lines are reused as long as their digests match; from the first mismatch
+on, the file is overwritten.
 
-Once an evaluation has ended its files are gone: what this program does to write an answer is not in the
-digest, and a later version must not be given the answers of an earlier one.
+A finished evaluation deletes its files: the digest does not include this program's own code, so a later
+version must not reuse them.
 """
 
 import json
@@ -19,49 +18,49 @@ from compeer_core.backends.transformers_.batch_generation import Turn
 from training.common.jsonl import complete_rows, filter_rows
 
 Turns = Sequence[tuple[Turn, ...]]
-"""One tuple for each prompt: a turn from each of its seeds."""
+"""A tuple per prompt, with a turn per seed."""
 
 _FOLDER = "answers"
 
 
-def kept_file(run: Path, name: str) -> Path:
-    """Return where a run keeps the answers of one policy that is asked in one way."""
+def store_path(run: Path, name: str) -> Path:
+    """Return the file of a run for one policy and sampling setting."""
     return run / _FOLDER / f"{name}.jsonl"
 
 
-def forget(run: Path) -> None:
-    """Remove the answers of a run that has ended."""
+def clear_stores(run: Path) -> None:
+    """Delete the stored answers of a finished run."""
     shutil.rmtree(run / _FOLDER, ignore_errors=True)
 
 
-class KeptAnswers:
-    """The file of one policy that is asked in one way, read and written in order."""
+class AnswerStore:
+    """The stored answers of one policy and sampling setting, read and written in order."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = list(complete_rows(path))
-        self._place = 0
+        self._rows = list(complete_rows(path))
+        self._next = 0
         self._is_written = False
 
     def take(self, digest: str) -> Turns | None:
-        """Return the next turns as they were written before, or None if they are to be written."""
-        row = self._known[self._place] if self._place < len(self._known) else None
+        """Return the next batch if it is stored with this digest, else None."""
+        row = self._rows[self._next] if self._next < len(self._rows) else None
         if row is None or row["digest"] != digest:
             return None
-        self._place += 1
+        self._next += 1
         return [
-            tuple(Turn(one["text"], tuple(one["ids"]), one["ended"]) for one in turns)
+            tuple(Turn(turn["text"], tuple(turn["ids"]), turn["ended"]) for turn in turns)
             for turns in row["turns"]
         ]
 
     def put(self, digest: str, turns: Turns) -> None:
-        """Write the next turns down; what the file held from here on is gone."""
+        """Store the next batch; the first call discards the old rows from here on."""
         if not self._is_written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            filter_rows(self._path, lambda row: row["place"] < self._place)
-            self._known, self._is_written = [], True
-        rows = [[asdict(one) for one in of_prompt] for of_prompt in turns]
-        row = {"place": self._place, "digest": digest, "turns": rows}
+            filter_rows(self._path, lambda row: row["place"] < self._next)
+            self._rows, self._is_written = [], True
+        rows = [[asdict(turn) for turn in of_prompt] for of_prompt in turns]
+        row = {"place": self._next, "digest": digest, "turns": rows}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._place += 1
+        self._next += 1

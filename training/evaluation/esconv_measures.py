@@ -1,6 +1,6 @@
-"""What is measured on a policy's answers to turns of a corpus: labels, replies, and what photos change.
+"""Metrics of a policy's answers to turns of a corpus: labels, replies, and the effect of photos.
 
-Pure functions from answers to rows of a results file. Intervals are at 95 % and draw whole dialogues.
+Pure functions from answers to rows of a results file. 95 % intervals resample whole dialogues.
 """
 
 import tomllib
@@ -37,7 +37,7 @@ COMMONEST = "always the commonest"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy wrote, and what the corpus says."""
+    """A policy's answer, and the corpus's labels and reply."""
 
     sample: Sample
     reading: Reading
@@ -65,17 +65,17 @@ def stage_of(steps: Reading | Reasoning) -> str | None:
 
 
 def _text(label: object) -> str | None:
-    """Return a label that could be read; an unreadable one is none."""
+    """Return a readable label, or None."""
     return str(label) if isinstance(label, str) else None
 
 
 LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
 
 
-def label_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield how often the labels are the corpus's, beside the commonest label's."""
+def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield the agreement of labels with the corpus, and that of the majority class."""
     for label, of in LABELS.items():
-        for number, (way, answers) in enumerate(found.items()):
+        for number, (way, answers) in enumerate(by_setting.items()):
             weights = _weights(answers)
             true = [of(answer.gold) or "" for answer in answers]
             if number == 0:
@@ -102,9 +102,9 @@ def _agreement(
 _REPLIES = "replies"
 
 
-def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield what replies have in common with people's, how different they are, and what is broken."""
-    for way, answers in found.items():
+def reply_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield overlap with the corpus's replies, diversity, and shares of malformed turns."""
+    for way, answers in by_setting.items():
         name = f"the policy, {way}"
         weights = _weights(answers)
         texts = [answer.reading.reply or "" for answer in answers]
@@ -134,14 +134,14 @@ def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
 
 
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
-    """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
+    """Return distinct-n of all replies, with a jackknife interval over dialogues."""
     sources = [answer.sample.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
     return replace(jackknife(values, len(values) - 1), n=len(answers))
 
 
 class _Published(FrozenModel):
-    """One model of others, in per cent."""
+    """Published results of a model, in per cent."""
 
     name: str
     strategy_accuracy: float | None = None
@@ -163,7 +163,7 @@ _MEASURES = {
 
 
 def published(path: Path) -> Iterator[results.Metric]:
-    """Yield what others have published, as far as they say."""
+    """Yield published results."""
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["rows"]:
         row = _Published.model_validate(entry)
         for key, (about, measure) in _MEASURES.items():
@@ -172,18 +172,18 @@ def published(path: Path) -> Iterator[results.Metric]:
                 yield results.Metric(name=measure, value=value, unit="%", of=row.name, about=about)
 
 
-# --- pictures ----------------------------------------------------------------------------------
+# --- photos ------------------------------------------------------------------------------------
 
 
-def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield what a photo changes in the emotion step, in pairs of the same turns."""
-    without, right, wrong = (
-        written[kind] for kind in (Condition.NONE, Condition.FITS, Condition.CONTRADICTS)
+def picture_metrics(answers: Mapping[Condition, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield the effect of a photo on the emotion step, paired by turn."""
+    without, matching, contradicting = (
+        answers[kind] for kind in (Condition.NONE, Condition.FITS, Condition.CONTRADICTS)
     )
     weights = _weights(without)
     alone, with_photo = (
-        weighted_mean(weights, [emotion_of(one.reading) == emotion_of(one.gold) for one in answers])
-        for answers in (without, right)
+        weighted_mean(weights, [emotion_of(a.reading) == emotion_of(a.gold) for a in of_condition])
+        for of_condition in (without, matching)
     )
     for of, values in (
         ("without a photo", alone),
@@ -192,32 +192,37 @@ def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
     ):
         found = estimate(values, len(without))
         yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
-    # A photo contradicts where the text is sad and the face is happy, or the other way round. After a
-    # mere greeting the words say nothing, and a sad face says something.
-    greeted = [sentiment_of(one.gold) == "Neutral" for one in wrong]
-    for about, told in (
+    # After a mere greeting the text is neutral, so a sad face does not contradict it.
+    for about, is_greeting in (
         ("sentiment of the photo, against the text's", False),
         ("sentiment of the photo, after a mere greeting", True),
     ):
-        numbers = [number for number, one in enumerate(greeted) if one is told]
-        if numbers:
-            pairs = [(without[number], wrong[number]) for number in numbers]
-            yield from _turned(pairs, about)
+        pairs = [
+            (plain, other)
+            for plain, other in zip(without, contradicting, strict=True)
+            if (sentiment_of(other.gold) == "Neutral") is is_greeting
+        ]
+        if pairs:
+            yield from _sentiment_changes(pairs, about)
 
 
-def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[results.Metric]:
-    """Yield how often the sentiment is the photo's, without it and with it, in the same turns."""
-    before = [sentiment_of(one.reading) for one, _ in pairs]
-    after = [sentiment_of(other.reading) for _, other in pairs]
-    of_face = [
-        "Positive" if sentiment_of(one.gold) == "Negative" else "Negative" for one, _ in pairs
+def _sentiment_changes(
+    pairs: Sequence[tuple[Answer, Answer]], about: str
+) -> Iterator[results.Metric]:
+    """Yield how often the sentiment is the photo's, without and with the photo, paired by turn."""
+    weights = _weights([plain for plain, _ in pairs])
+    of_turn = [
+        (
+            sentiment_of(plain.reading),
+            sentiment_of(other.reading),
+            "Positive" if sentiment_of(plain.gold) == "Negative" else "Negative",
+        )
+        for plain, other in pairs
     ]
-    weights = _weights([one for one, _ in pairs])
-    of_turn = list(zip(before, after, of_face, strict=True))
     for of, flags in (
-        ("without a photo", [one == face for one, _, face in of_turn]),
-        ("with that photo", [other == face for _, other, face in of_turn]),
-        ("changes to the photo's", [other == face != one for one, other, face in of_turn]),
+        ("without a photo", [before == face for before, _, face in of_turn]),
+        ("with that photo", [after == face for _, after, face in of_turn]),
+        ("changes to the photo's", [after == face != before for before, after, face in of_turn]),
     ):
         found = estimate(weighted_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)

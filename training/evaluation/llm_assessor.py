@@ -1,15 +1,14 @@
-"""A language model behind an endpoint says whether a judge's verdicts go together.
+"""An LLM behind an endpoint assesses whether a judge's verdicts are consistent.
 
-COMPEER asks GPT-4o so; its prompt is not public, ours is ``compeer_core/prompts/consistency.*.md``.
-The model reads the turn and the verdicts, not whose they are, and answers one JSON object.
+COMPEER uses GPT-4o for this; its prompt is not public, ours is ``compeer_core/prompts/consistency.*.md``.
+The LLM sees the turn and the verdicts, not the judge's name, and answers with a JSON object.
 
-Two things can go wrong, and they are counted apart. An answer may be of no use (half a JSON, more
-than the object): it is asked for again, `tries` times in all, then the question is given up. Or no
-answer comes, however often the endpoint is tried (`compeer_core.backends.openai.client.Patience`): then
-nothing is written down, and the next start asks again. A fault that no waiting cures ends the work,
-and so do `IN_A_ROW` questions without an answer one after the other.
+Two kinds of failures are counted separately. An invalid answer (truncated JSON, extra text) is requested
+again, up to `tries` times, then the question is given up. If there is no answer despite the endpoint's
+retries (`compeer_core.backends.openai.client.Patience`), nothing is stored and the next run asks again.
+Permanent errors and `IN_A_ROW` consecutive unanswered questions abort the work.
 
-Answers are kept in a file by what was asked, so nothing is asked twice. The key of the endpoint comes
+Answers are stored in a file by a hash of the question, so no question is asked twice. The API key comes
 from the environment and is never written.
 """
 
@@ -34,27 +33,28 @@ from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.config import FrozenModel
 from compeer_core.errors import BackendError, CompeerError, ConfigError, EndpointError, Fault
 from compeer_core.registry import SourceKind, parse_source
+from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
 from training.data.samples import read_records
 
 _log = logging.getLogger(__name__)
 
 IN_A_ROW = 20
-"""Questions that may go without an answer one after the other before the work ends."""
+"""Maximum number of consecutive unanswered questions."""
 MAX_ANSWER_TOKENS = 300
-"""Room for a model that thinks aloud before its object, whose answer is then of no use."""
+"""Enough to recognise (and reject) an LLM that reasons before its JSON object."""
 _FENCE = re.compile(r"^```(?:json)?\s*|\s*```$")
 
 
 class Answer(FrozenModel):
-    """What came of a question, as a line of the file."""
+    """The outcome of a question; a line of the file."""
 
     asked: str
     """Hash of the model's name and the question."""
     consistent: bool | None
-    """None where no answer was of use."""
+    """None if no answer was valid."""
     problems: tuple[str, ...] = ()
-    """Why each answer that was of no use was not."""
+    """The reason why each invalid answer was rejected."""
 
 
 class _Object(FrozenModel):
@@ -63,21 +63,21 @@ class _Object(FrozenModel):
 
 @dataclass
 class Counts:
-    """What became of the questions of this start."""
+    """Counts of the questions of this run, by outcome."""
 
     asked: int = 0
     known: int = 0
-    """Answered by an earlier start."""
+    """Answered in an earlier run."""
     retried: Counter[str] = field(default_factory=Counter)
-    """Answers of no use, by reason."""
+    """Invalid answers, by reason."""
     given_up: int = 0
-    """Questions to which no answer was of use, earlier starts included."""
+    """Questions without a valid answer, including earlier runs."""
     unanswered: Counter[str] = field(default_factory=Counter)
-    """Questions to which none came, by reason."""
+    """Questions without any answer, by reason."""
 
 
 class Assessor:
-    """Asks one model, a few questions at a time."""
+    """Sends questions to an LLM, several at a time."""
 
     def __init__(
         self,
@@ -88,17 +88,17 @@ class Assessor:
         tries: int = 3,
         patience: Patience | None = None,
     ) -> None:
-        """Get ready; nothing is sent yet.
+        """Create an assessor; nothing is sent yet.
 
         Args:
             source: ``openai:URL#MODEL``.
-            path: The file of answers; what is there already is not asked again.
-            in_flight: Questions at a time.
-            tries: Answers that a question may cost.
-            patience: With the endpoint.
+            path: File of the answers; stored questions are not asked again.
+            in_flight: Number of concurrent requests.
+            tries: Maximum number of answers per question.
+            patience: Retry settings of the endpoint.
 
         Raises:
-            ConfigError: The source is no endpoint, or the file holds something else.
+            ConfigError: The source is not an endpoint.
         """
         self._source = assessor_source(source)
         self._path = path
@@ -108,75 +108,76 @@ class Assessor:
         self.counts = Counts()
 
     def ask(self, questions: Iterable[str]) -> dict[str, bool]:
-        """Return the answers that there are, by question.
+        """Return the valid answers, by question.
 
         Raises:
             BackendError: The endpoint cannot be used, or failed too often in a row.
+            ConfigError: The file contains something else.
         """
-        wanted = {self._hash(question): question for question in dict.fromkeys(questions)}
-        found = {each.asked: each for each in self._kept() if each.asked in wanted}
-        self.counts.known += len(found)
-        new = {asked: question for asked, question in wanted.items() if asked not in found}
+        by_hash = {self._hash(question): question for question in dict.fromkeys(questions)}
+        answers = {each.asked: each for each in self._stored() if each.asked in by_hash}
+        self.counts.known += len(answers)
+        new = {key: question for key, question in by_hash.items() if key not in answers}
         if new:
             with closing(OpenAIBackend(*self._source, self._patience)) as backend:
-                for answer in self._answers(backend, new):
-                    found[answer.asked] = answer
-        self.counts.given_up += sum(each.consistent is None for each in found.values())
+                for answer in self._request(backend, new):
+                    answers[answer.asked] = answer
+        self.counts.given_up += sum(each.consistent is None for each in answers.values())
         return {
-            wanted[each.asked]: each.consistent
-            for each in found.values()
+            by_hash[each.asked]: each.consistent
+            for each in answers.values()
             if each.consistent is not None
         }
 
-    def _kept(self) -> Iterator[Answer]:
+    def _stored(self) -> Iterator[Answer]:
         if self._path.exists():
             drop_truncated_line(self._path)
             yield from read_records(self._path, Answer)
 
-    def _answers(self, backend: OpenAIBackend, new: dict[str, str]) -> Iterator[Answer]:
+    def _request(self, backend: OpenAIBackend, new: dict[str, str]) -> Iterator[Answer]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
-        silent = 0
+        unanswered = 0
         with (
             self._path.open("a", encoding="utf-8") as file,
             ThreadPoolExecutor(self._in_flight, "assessor") as pool,
         ):
             try:
-                asking = _in_flight(
+                outcomes = _run_concurrently(
                     pool,
-                    (partial(self._one, backend, *item, stop) for item in new.items()),
+                    (partial(self._ask_one, backend, *item, stop) for item in new.items()),
                     2 * self._in_flight,
                 )
-                for came in track(asking, "consistency", total=len(new), unit="questions"):
+                for outcome in track(outcomes, "consistency", total=len(new), unit="questions"):
                     self.counts.asked += 1
-                    if isinstance(came, Answer):
-                        silent = 0
-                        self.counts.retried.update(came.problems)
-                        file.write(came.model_dump_json() + "\n")
+                    if isinstance(outcome, Answer):
+                        unanswered = 0
+                        self.counts.retried.update(outcome.problems)
+                        file.write(outcome.model_dump_json() + "\n")
                         file.flush()
-                        yield came
+                        yield outcome
                         continue
-                    reason = came.reason if isinstance(came, EndpointError) else "failed"
+                    reason = outcome.reason if isinstance(outcome, EndpointError) else "failed"
                     self.counts.unanswered[reason] += 1
-                    silent += 1
-                    if isinstance(came, EndpointError) and came.fault is Fault.SETTINGS:
-                        raise came
-                    if silent >= IN_A_ROW:
+                    unanswered += 1
+                    if isinstance(outcome, EndpointError) and outcome.fault is Fault.SETTINGS:
+                        raise outcome
+                    if unanswered >= IN_A_ROW:
                         raise BackendError(
-                            f"{silent} questions in a row went without an answer ({reason}); what "
-                            "was answered is kept, and the next start goes on from there"
-                        ) from came
+                            f"{unanswered} questions in a row got no answer ({reason}); the other "
+                            "answers are saved: run the same command again to continue"
+                        ) from outcome
             finally:
                 stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 backend.close()
 
-    def _one(
-        self, backend: OpenAIBackend, asked: str, question: str, stop: threading.Event
+    def _ask_one(
+        self, backend: OpenAIBackend, key: str, question: str, stop: threading.Event
     ) -> Answer | CompeerError:
         problems: list[str] = []
         for number in range(self._tries):
-            # The same question again would get the same answer from a greedy model.
+            # Greedy decoding would repeat the invalid answer.
             sampling = Sampling(
                 temperature=0.7 if number else 0.0, max_new_tokens=MAX_ANSWER_TOKENS, seed=number
             )
@@ -186,10 +187,10 @@ class Assessor:
             except CompeerError as error:
                 return error
             try:
-                return Answer(asked=asked, consistent=read_answer(text), problems=tuple(problems))
+                return Answer(asked=key, consistent=read_answer(text), problems=tuple(problems))
             except ValueError as error:
                 problems.append(str(error))
-        return Answer(asked=asked, consistent=None, problems=tuple(problems))
+        return Answer(asked=key, consistent=None, problems=tuple(problems))
 
     def _hash(self, question: str) -> str:
         return hashlib.sha256(f"{self._source[1]}\n{question}".encode()).hexdigest()[:24]
@@ -199,19 +200,19 @@ def assessor_source(source: str) -> tuple[str, str]:
     """Return the URL and the model of an endpoint.
 
     Raises:
-        ConfigError: The source is none.
+        ConfigError: The source is not an endpoint.
     """
-    where = parse_source(source)
-    if where.kind is not SourceKind.ENDPOINT:
-        raise ConfigError(f"assessor: {source!r} is no endpoint; write openai:URL#MODEL")
-    return where.location, where.model
+    parsed = parse_source(source)
+    if parsed.kind is not SourceKind.ENDPOINT:
+        raise ConfigError(f"assessor: {source!r} is not an endpoint; write openai:URL#MODEL")
+    return parsed.location, parsed.model
 
 
 def read_answer(text: str) -> bool:
-    """Return what an answer says.
+    """Parse an answer.
 
     Raises:
-        ValueError: It is not the one object that was asked for; the message says why.
+        ValueError: It is not exactly the requested JSON object; the message says why.
 
     Example:
         >>> read_answer('{"consistent": false}')
@@ -226,23 +227,15 @@ def read_answer(text: str) -> bool:
         raise ValueError("half a JSON" if bare.startswith("{") else "no JSON") from error
 
 
-def drop_truncated_line(path: Path) -> None:
-    """Cut off the end of a file of lines that was being written when its writer was killed."""
-    with path.open("r+b") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
-
-
-def _in_flight(
-    pool: ThreadPoolExecutor, work: Iterator[Callable[[], Answer | CompeerError]], most: int
+def _run_concurrently(
+    pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], Answer | CompeerError]], limit: int
 ) -> Iterator[Answer | CompeerError]:
-    """Yield results as they come, with at most so many handed to the pool."""
+    """Yield results as they complete, with at most `limit` jobs submitted at a time."""
     running: set[Future[Answer | CompeerError]] = set()
     while True:
-        running |= {pool.submit(each) for each in islice(work, most - len(running))}
+        running |= {pool.submit(job) for job in islice(jobs, limit - len(running))}
         if not running:
             return
         done, running = wait(running, return_when=FIRST_COMPLETED)
-        for each in done:
-            yield each.result()
+        for future in done:
+            yield future.result()

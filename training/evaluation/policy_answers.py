@@ -1,6 +1,6 @@
-"""Policies answer histories, many at a time, each answer from a seed of its own.
+"""Generates a policy's answers to histories in batches, with a seed per answer.
 
-What they have answered can be kept in a file, and is then not written again.
+Answers can be stored in a file, from which an interrupted evaluation resumes.
 """
 
 import functools
@@ -25,28 +25,28 @@ from training.common.fingerprints import digest, fingerprint
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.common.threads import use_all_threads
-from training.evaluation.answer_store import KeptAnswers
+from training.evaluation.answer_store import AnswerStore
 
 _LIBRARIES = ("torch", "transformers")
 
 
 class PolicySource(FrozenModel):
-    """One policy."""
+    """A policy to evaluate."""
 
     name: str = Field(pattern=r"^[\w.\-]+$")
     source: str
-    """Checkpoint folder, or name on the hub."""
+    """Checkpoint folder or Hub ID."""
     adapter: Path | None = None
     style: Style = "trained"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a policy is asked to answer."""
+class AnswerRequest:
+    """A history to answer."""
 
     dialogue: Dialogue
     seeds: tuple[int, ...]
-    """One answer is drawn from each."""
+    """An answer is sampled with each of them."""
     language: str = "en"
 
 
@@ -60,96 +60,100 @@ class Answerer:
 
     @functools.cached_property
     def _identity(self) -> list[Any]:
-        """What answers depend on beside what is asked."""
+        """Everything answers depend on, besides sampling and prompts."""
         policy, device = self._policy, str(self._lease.chat.model.device)
-        places = [Path(policy.source), policy.adapter]
-        weights = [fingerprint(one) for one in places if one is not None and one.exists()]
-        named = [policy.source, str(policy.adapter), policy.style]
-        return [*named, weights, device, versions(_LIBRARIES)]
+        paths = [Path(policy.source), policy.adapter]
+        weights = [fingerprint(path) for path in paths if path is not None and path.exists()]
+        names = [policy.source, str(policy.adapter), policy.style]
+        return [*names, weights, device, versions(_LIBRARIES)]
 
     def answers(
         self,
-        asked: Iterable[Asked],
+        requests: Iterable[AnswerRequest],
         sampling: Sampling,
         total: int | None = None,
-        kept: Path | None = None,
+        stored: Path | None = None,
     ) -> Iterator[tuple[Turn, ...]]:
-        """Answer everything that is asked, once from each seed, in the order asked.
+        """Yield the answers to each request, one per seed, in order.
 
         Args:
-            asked: Read as it is answered, so that pictures need not all be in memory at once.
-            sampling: Its seed is not looked at.
-            total: How much will be asked, for the display of progress.
-            kept: File of the answers, which is made, or gone on with where it holds answers to the
-                same questions by the same weights; None keeps nothing.
+            requests: Consumed lazily, so that not all images are in memory at once.
+            sampling: Sampling settings; the seed is ignored.
+            total: Number of requests, for the progress display.
+            stored: File to store answers in. Answers already there are reused if policy, prompts and
+                sampling are the same. None stores nothing.
 
         Raises:
-            CompeerError: The policy cannot read one of the histories.
+            CompeerError: The policy cannot process one of the histories.
         """
-        written = self._written(asked, sampling, None if kept is None else KeptAnswers(kept))
-        return track(written, self._policy.name, total=total, unit="histories")
+        answers = self._generate(
+            requests, sampling, None if stored is None else AnswerStore(stored)
+        )
+        return track(answers, self._policy.name, total=total, unit="histories")
 
-    def _written(
-        self, asked: Iterable[Asked], sampling: Sampling, kept: KeptAnswers | None
+    def _generate(
+        self, requests: Iterable[AnswerRequest], sampling: Sampling, store: AnswerStore | None
     ) -> Iterator[tuple[Turn, ...]]:
         reserved = self._lease.chat.reserved
-        for part in self._parts(asked):
+        for batch in self._batches(requests):
             prompts = [
                 Prompt(
-                    policy_messages(one.dialogue, self._policy.style, one.language, reserved),
-                    one.seeds,
+                    policy_messages(each.dialogue, self._policy.style, each.language, reserved),
+                    each.seeds,
                 )
-                for one in part
+                for each in batch
             ]
-            if kept is None:
-                yield from self._write(prompts, sampling)
+            if store is None:
+                yield from self._generate_batch(prompts, sampling)
                 continue
-            asked_now = digest([self._identity, repr(sampling), repr(prompts)])
-            turns = kept.take(asked_now)
+            key = digest([self._identity, repr(sampling), repr(prompts)])
+            turns = store.take(key)
             if turns is None:
-                turns = self._write(prompts, sampling)
-                kept.put(asked_now, turns)
+                turns = self._generate_batch(prompts, sampling)
+                store.put(key, turns)
             yield from turns
 
-    def _write(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[Turn, ...]]:
+    def _generate_batch(
+        self, prompts: Sequence[Prompt], sampling: Sampling
+    ) -> list[tuple[Turn, ...]]:
         chat = self._lease.chat
         job = functools.partial(
             write_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
         )
         turns = []
-        for one in chat.owner.call(job):
-            if isinstance(one, Exception):
-                raise one
-            turns.append(one)
+        for outcome in chat.owner.call(job):
+            if isinstance(outcome, Exception):
+                raise outcome
+            turns.append(outcome)
         return turns
 
-    def _parts(self, asked: Iterable[Asked]) -> Iterator[list[Asked]]:
-        """Yield what is written together: some `at_once` turns, or one history's if they are more."""
-        part: list[Asked] = []
+    def _batches(self, requests: Iterable[AnswerRequest]) -> Iterator[list[AnswerRequest]]:
+        """Group requests into batches of up to `at_once` turns, but at least one request."""
+        batch: list[AnswerRequest] = []
         turns = 0
-        for one in asked:
-            if part and turns + len(one.seeds) > self._at_once:
-                yield part
-                part, turns = [], 0
-            part.append(one)
-            turns += len(one.seeds)
-        if part:
-            yield part
+        for request in requests:
+            if batch and turns + len(request.seeds) > self._at_once:
+                yield batch
+                batch, turns = [], 0
+            batch.append(request)
+            turns += len(request.seeds)
+        if batch:
+            yield batch
 
 
 @contextmanager
-def answering(
+def loaded_policy(
     policy: PolicySource, *, at_once: int = 16, device: str | None = None
 ) -> Iterator[Answerer]:
-    """Load a policy, and let go of it at the end of the `with` block.
+    """Load a policy for the duration of a `with` block.
 
     Args:
-        policy: Which.
-        at_once: About so many turns are written together.
-        device: Where; None takes what there is.
+        policy: The policy.
+        at_once: Batch size in turns.
+        device: Device of the model; None selects one automatically.
 
     Raises:
-        CompeerError: It cannot be loaded.
+        CompeerError: The policy cannot be loaded.
     """
     lease = ModelPool().lease(policy.source, policy.adapter, None, device)
     try:
@@ -160,5 +164,5 @@ def answering(
 
 
 def seed_of(history: int, seed: int) -> int:
-    """Return what an answer is drawn from, the same for every policy."""
+    """Return the sampling seed of an answer, which is the same for every policy."""
     return int(np.random.SeedSequence((history, seed)).generate_state(1, np.uint64)[0])
