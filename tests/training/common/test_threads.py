@@ -9,7 +9,7 @@ import torch
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from tests.checkpoints import build_qwen
 from training.common.judge_source import JudgeSource
-from training.evaluation.policy_answers import PolicySource, answering
+from training.evaluation.policy_answers import PolicySource, loaded_policy
 
 
 @pytest.fixture(params=[1, 3])
@@ -34,5 +34,5 @@ def test_local_judge_uses_the_threads_of_the_stage(tmp_path: Path, threads: int)
 def test_policy_uses_the_threads_of_the_stage(tmp_path: Path, threads: int):
     policy = PolicySource(name="policy", source=str(build_qwen(tmp_path / "policy")))
 
-    with answering(policy, device="cpu") as answerer:
+    with loaded_policy(policy, device="cpu") as answerer:
         assert answerer._lease.chat.owner.call(torch.get_num_threads) == threads

@@ -1,4 +1,4 @@
-"""BLEU and ROUGE-L: by hand, then what must hold whatever the texts are."""
+"""BLEU and ROUGE-L: by hand, and properties that hold for any texts."""
 
 import math
 
@@ -12,22 +12,22 @@ from training.evaluation.metrics import weighted_mean
 
 
 def test_bleu_of_two_replies_by_hand():
-    found = overlap(["I am so sorry.", "hello you"], ["I am sorry.", "Hello to you"])
+    result = overlap(["I am so sorry.", "hello you"], ["I am sorry.", "Hello to you"])
 
     once = np.ones((1, 2))
-    # words: 4 of 5 and 2 of 2; pairs: 2 of 4 ("i am", "sorry .") and 0 of 1; 7 words against 7
-    assert found.bleu(once, 2) == pytest.approx([math.sqrt(6 / 7 * 2 / 5)])
-    # the first alone, with a reply longer than its reference: no penalty
-    assert found.bleu(np.array([[1.0, 0.0]]), 2) == pytest.approx([math.sqrt(4 / 5 * 2 / 4)])
-    # drawn twice and once: sums of matches and runs, 12 words against 11
-    assert found.bleu(np.array([[2.0, 1.0]]), 2) == pytest.approx([math.sqrt(10 / 12 * 4 / 9)])
+    # unigrams: 4 of 5 and 2 of 2; bigrams: 2 of 4 ("i am", "sorry .") and 0 of 1; lengths 7 and 7
+    assert result.bleu(once, 2) == pytest.approx([math.sqrt(6 / 7 * 2 / 5)])
+    # the first only: longer than its reference, so no brevity penalty
+    assert result.bleu(np.array([[1.0, 0.0]]), 2) == pytest.approx([math.sqrt(4 / 5 * 2 / 4)])
+    # weights 2 and 1: sums of matches and n-grams; lengths 12 and 11
+    assert result.bleu(np.array([[2.0, 1.0]]), 2) == pytest.approx([math.sqrt(10 / 12 * 4 / 9)])
 
 
-def test_a_short_reply_is_charged_for_its_length():
-    found = overlap(["I hear you"], ["I hear you and I am here"])
+def test_short_reply_has_a_brevity_penalty():
+    result = overlap(["I hear you"], ["I hear you and I am here"])
 
-    # all runs are right, 3 words against 7: exp(1 - 7/3)
-    assert found.bleu(np.ones((1, 1)), 2) == pytest.approx([math.exp(1 - 7 / 3)])
+    # all n-grams match, 3 words against 7: exp(1 - 7/3)
+    assert result.bleu(np.ones((1, 1)), 2) == pytest.approx([math.exp(1 - 7 / 3)])
 
 
 def test_rouge_l_by_hand():
@@ -40,7 +40,7 @@ def test_rouge_l_by_hand():
     assert precision == recall
 
 
-def test_what_does_not_pair_up_is_refused():
+def test_rejects_unequal_numbers_of_texts():
     with pytest.raises(ValueError, match="1 replies and 2 references"):
         overlap(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="0 replies"):
@@ -57,14 +57,14 @@ TEXTS = st.lists(
 
 
 @given(TEXTS)
-def test_both_are_shares_and_a_reply_that_is_the_reference_has_all(pairs):
+def test_scores_are_in_0_to_1_and_1_for_equal_texts(pairs):
     replies, references = zip(*pairs, strict=True)
     weights = np.ones((1, len(pairs)))
 
-    found = overlap(replies, references)
-    assert -1e-9 <= found.bleu(weights, 4)[0] <= 1 + 1e-9
-    assert -1e-9 <= weighted_mean(weights, found.rouge_l)[0] <= 1 + 1e-9
+    result = overlap(replies, references)
+    assert -1e-9 <= result.bleu(weights, 4)[0] <= 1 + 1e-9
+    assert -1e-9 <= weighted_mean(weights, result.rouge_l)[0] <= 1 + 1e-9
 
     same = overlap(references, references)
-    worded = [bool(text.strip()) for text in references]
-    assert weighted_mean(weights, same.rouge_l)[0] == pytest.approx(np.mean(worded))
+    has_words = [bool(text.strip()) for text in references]
+    assert weighted_mean(weights, same.rouge_l)[0] == pytest.approx(np.mean(has_words))

@@ -1,4 +1,4 @@
-"""Policies that answer: what is kept on disk is not written again, and nothing else is taken for it."""
+"""Answers of policies: stored answers are reused if, and only if, nothing they depend on changed."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,12 @@ import pytest
 from compeer_core.backends.protocol import Sampling
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from tests.checkpoints import build_adapter, build_qwen
-from training.evaluation.policy_answers import Answerer, Asked, PolicySource, answering
+from training.evaluation.policy_answers import (
+    Answerer,
+    AnswerRequest,
+    PolicySource,
+    loaded_policy,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -22,63 +27,65 @@ def policy(tmp_path: Path) -> PolicySource:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of prompts of each call that writes."""
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of prompts of each generated batch."""
     calls: list[int] = []
-    write = Answerer._write
+    generate = Answerer._generate_batch
 
     def counted(self: Answerer, prompts: Any, sampling: Sampling) -> Any:
         calls.append(len(prompts))
-        return write(self, prompts, sampling)
+        return generate(self, prompts, sampling)
 
-    monkeypatch.setattr(Answerer, "_write", counted)
+    monkeypatch.setattr(Answerer, "_generate_batch", counted)
     return calls
 
 
-def asked(count: int, last: str = "Hello") -> list[Asked]:
+def requests(count: int, last: str = "Hello") -> list[AnswerRequest]:
     dialogues = [
         Dialogue((Utterance(Speaker.SEEKER, f"{last} {number}"),)) for number in range(count)
     ]
-    return [Asked(dialogue, (2 * n, 2 * n + 1)) for n, dialogue in enumerate(dialogues)]
+    return [AnswerRequest(dialogue, (2 * n, 2 * n + 1)) for n, dialogue in enumerate(dialogues)]
 
 
-def answers(policy: PolicySource, questions: list[Asked], kept: Path | None, **changes: Any) -> Any:
+def answers(
+    policy: PolicySource, to_answer: list[AnswerRequest], stored: Path | None, **changes: Any
+) -> Any:
     sampling = Sampling(**{"temperature": 0.7, "max_new_tokens": 6} | changes)
-    with answering(policy, at_once=4, device="cpu") as answerer:
-        return list(answerer.answers(questions, sampling, kept=kept))
+    with loaded_policy(policy, at_once=4, device="cpu") as answerer:
+        return list(answerer.answers(to_answer, sampling, stored=stored))
 
 
-def test_what_was_written_before_a_kill_is_read_again(policy, written, tmp_path):
-    kept = tmp_path / "answers" / "policy.jsonl"
-    without = answers(policy, asked(5), None)
-    assert written == [2, 2, 1]
-    with answering(policy, at_once=4, device="cpu") as answerer:
-        begun = answerer.answers(asked(5), SAMPLING, kept=kept)
-        first = [next(begun) for _ in range(3)]  # two parts are written
+def test_answers_from_before_a_kill_are_reused(policy, generated, tmp_path):
+    stored = tmp_path / "answers" / "policy.jsonl"
+    without = answers(policy, requests(5), None)
+    assert generated == [2, 2, 1]
+    with loaded_policy(policy, at_once=4, device="cpu") as answerer:
+        begun = answerer.answers(requests(5), SAMPLING, stored=stored)
+        first = [next(begun) for _ in range(3)]  # two batches are generated
         begun.close()
-    with kept.open("a", encoding="utf-8") as file:
-        file.write('{"place": 2, "dig')  # cut short by the kill
-    written.clear()
+    with stored.open("a", encoding="utf-8") as file:
+        file.write('{"place": 2, "dig')  # truncated by the kill
+    generated.clear()
 
-    assert answers(policy, asked(5), kept) == without
+    assert answers(policy, requests(5), stored) == without
 
     assert first == without[:3]
-    assert written == [1]
-    assert [json.loads(line)["place"] for line in kept.read_text().splitlines()] == [0, 1, 2]
-    written.clear()
-    assert answers(policy, asked(5), kept) == without
-    assert written == []
+    assert generated == [1]
+    assert [json.loads(line)["place"] for line in stored.read_text().splitlines()] == [0, 1, 2]
+    generated.clear()
+    assert answers(policy, requests(5), stored) == without
+    assert generated == []
 
 
 @pytest.mark.parametrize("change", ["question", "seed", "sampling", "weights", "adapter", "order"])
-def test_what_depends_on_something_else_is_written_anew(policy, written, tmp_path, change):
-    kept, questions, sampling = tmp_path / "kept.jsonl", asked(4), {}
-    answers(policy, questions, kept)
+def test_answers_are_generated_again_after_a_change(policy, generated, tmp_path, change):
+    stored, to_answer, sampling = tmp_path / "stored.jsonl", requests(4), {}
+    answers(policy, to_answer, stored)
     match change:
         case "question":
-            questions[3] = asked(4, "Goodbye")[3]
+            to_answer[3] = requests(4, "Goodbye")[3]
         case "seed":
-            questions[3] = Asked(questions[3].dialogue, (6, 8))
+            to_answer[3] = AnswerRequest(to_answer[3].dialogue, (6, 8))
         case "sampling":
             sampling = {"temperature": 0.6}
         case "weights":
@@ -87,21 +94,21 @@ def test_what_depends_on_something_else_is_written_anew(policy, written, tmp_pat
             build_adapter(Path(policy.source), tmp_path / "adapter")
             policy = policy.model_copy(update={"adapter": tmp_path / "adapter"})
         case "order":
-            questions.reverse()
-    written.clear()
+            to_answer.reverse()
+    generated.clear()
 
-    again = answers(policy, questions, kept, **sampling)
+    again = answers(policy, to_answer, stored, **sampling)
 
-    assert written == ([2] if change in {"question", "seed"} else [2, 2])
-    assert again == answers(policy, questions, None, **sampling)
-    assert len(kept.read_text().splitlines()) == 2
+    assert generated == ([2] if change in {"question", "seed"} else [2, 2])
+    assert again == answers(policy, to_answer, None, **sampling)
+    assert len(stored.read_text().splitlines()) == 2
 
 
-def test_a_shorter_list_of_questions_leaves_the_file(policy, written, tmp_path):
-    kept = tmp_path / "kept.jsonl"
-    whole = answers(policy, asked(4), kept)
-    written.clear()
+def test_fewer_requests_do_not_truncate_the_file(policy, generated, tmp_path):
+    stored = tmp_path / "stored.jsonl"
+    whole = answers(policy, requests(4), stored)
+    generated.clear()
 
-    assert answers(policy, asked(2), kept) == whole[:2]
-    assert answers(policy, asked(4), kept) == whole
-    assert written == []
+    assert answers(policy, requests(2), stored) == whole[:2]
+    assert answers(policy, requests(4), stored) == whole
+    assert generated == []
