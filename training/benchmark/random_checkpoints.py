@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import ConfigError
+from training.finetune.chat_tokens import SPECIAL_TOKENS, image_token_ids
 from training.finetune.trl_common import open_processor
 
 ShapeName = Literal["qwen2.5-vl-7b", "tiny"]
@@ -93,25 +94,17 @@ def write_random_checkpoint(folder: Path, shape: ShapeName, like: Path, seed: in
     """
     processor = open_processor(like)
     token = processor.tokenizer.get_vocab()
-    ids = {
-        "image_token_id": "<|image_pad|>",
-        "video_token_id": "<|video_pad|>",
-        "vision_start_token_id": "<|vision_start|>",
-        "vision_end_token_id": "<|vision_end|>",
-        "eos_token_id": "<|im_end|>",
-        "pad_token_id": "<|endoftext|>",
-    }
-    missing = [name for name in ids.values() if name not in token]
+    missing = [name for name in SPECIAL_TOKENS if name not in token]
     sizes = SHAPES[shape]
     if missing or len(token) > sizes["text_config"]["vocab_size"]:
         raise ConfigError(
             f"{like}: its tokenizer does not fit the shape {shape}: "
             + (f"it has no token {missing[0]}" if missing else f"it has {len(token)} tokens")
         )
-    token_ids = {name: token[text] for name, text in ids.items()}
-    text_ids = {name: token_ids.pop(name) for name in ("eos_token_id", "pad_token_id")}
+    text_ids = {"eos_token_id": token["<|im_end|>"], "pad_token_id": token["<|endoftext|>"]}
     config = Qwen2_5_VLConfig(
-        **{**sizes, "text_config": {**sizes["text_config"], **text_ids}}, **token_ids
+        **{**sizes, "text_config": {**sizes["text_config"], **text_ids}},
+        **image_token_ids(processor.tokenizer),
     )
     with torch.device("meta"):
         size = _BYTES * sum(

@@ -13,6 +13,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.config import FrozenModel
+from training.finetune.chat_tokens import image_token_ids
 
 
 class ModelShape(FrozenModel):
@@ -79,10 +80,7 @@ def build_model(
             "window_size": 8 * shape.patch_size,
             "fullatt_block_indexes": [shape.vision_layers - 1],
         },
-        image_token_id=token("<|image_pad|>"),
-        video_token_id=token("<|video_pad|>"),
-        vision_start_token_id=token("<|vision_start|>"),
-        vision_end_token_id=token("<|vision_end|>"),
+        **image_token_ids(tokenizer),
         tie_word_embeddings=True,
     )
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ reward function.
 """
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS
@@ -71,6 +71,20 @@ def chat_tokenizer(bpe: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def image_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the ids of the image and video tokens, by their keys in Qwen2.5-VL's config."""
+    ids = tokenizer.get_vocab()
+    return {
+        f"{name}_token_id": ids[f"<|{text}|>"]
+        for name, text in (
+            ("image", "image_pad"),
+            ("video", "video_pad"),
+            ("vision_start", "vision_start"),
+            ("vision_end", "vision_end"),
+        )
+    }
 
 
 def label_lines() -> list[str]:
