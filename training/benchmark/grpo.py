@@ -334,10 +334,6 @@ class _TimedTrainer(GroupTrainer):
         """Seconds spent on the comparison."""
         self.add_callback(_StepTimer(self))
 
-    @property
-    def _is_ours_first(self) -> bool:
-        return self.state.global_step % 2 == 0
-
     def _log_metric(self, name: str, value: float) -> None:
         if name in {"seconds/judging", "seconds/reweighting"}:
             setattr(self._current, name.removeprefix("seconds/"), value)

@@ -141,4 +141,5 @@ def rates(terms: Sequence[Term], weights: Floats) -> Rates:
 
 def holds(terms: Sequence[Term]) -> Bools:
     """Return which turns are contradictions."""
-    return np.logical_or.reduce([term.steps & term.reply & term.among for term in terms])
+    result: Bools = np.logical_or.reduce([t.steps & t.reply & t.among for t in terms])
+    return result

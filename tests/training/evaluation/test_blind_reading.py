@@ -71,7 +71,7 @@ def test_reader_metrics_by_hand():
     ]
     metrics = list(reader_metrics(["a", "b"], key, judgements))
 
-    assert values(metrics, "answers what was judgements") == {"a": 100.0, "b": 50.0}
+    assert values(metrics, "answers what was said") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "preferred to b (a tie is half)") == {"a": 75.0}  # a win and a tie
 
 
