@@ -7,6 +7,7 @@ import pytest
 
 from compeer_core.encoder import load_encoder
 from compeer_core.errors import ConfigError
+from tests.sentence_models import build_sentence_bert
 from training.common import results
 from training.common.interrupts import StopRequest
 from training.encoder import distil
@@ -20,10 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def small_teacher(tmp_path_factory, small_corpora):
     """A one-layer BERT with word pieces trained on the small corpora."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from training.data.corpus import Source, SourceKind, read_documents
 
@@ -36,22 +34,9 @@ def small_teacher(tmp_path_factory, small_corpora):
         read_documents(small_corpora, source),
         trainers.WordPieceTrainer(vocab_size=400, special_tokens=special, show_progress=False),
     )
-    base = tmp_path_factory.mktemp("bert")
     vocabulary = sorted(pieces.get_vocab().items(), key=lambda item: item[1])
-    (base / "vocab.txt").write_text("\n".join(word for word, _ in vocabulary), encoding="utf-8")
-    BertTokenizerFast(str(base / "vocab.txt")).save_pretrained(base)
-    shape = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    BertModel(shape).save_pretrained(base)
-    teacher = tmp_path_factory.mktemp("teacher")
-    modules = [Transformer(str(base)), Pooling(16)]
-    SentenceTransformer(modules=modules, device="cpu").save(str(teacher))
-    return teacher
+    words = [word for word, _ in vocabulary]
+    return build_sentence_bert(tmp_path_factory.mktemp("teacher"), words, width=16)
 
 
 @pytest.fixture
