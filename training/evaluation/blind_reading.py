@@ -152,13 +152,13 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if dry_run:
         return
     judgements = config.output / JUDGEMENTS
-    asked = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
+    settings = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
     if not (config.output / KEY).is_file():
         if judgements.exists():
             raise ConfigError(f"{judgements} belongs to an earlier sheet; move it elsewhere")
-        _write_sheet(config, _generate_turns(config, histories), asked)
+        _write_sheet(config, _generate_turns(config, histories), settings)
         clear_stores(config.output)
-    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != asked:
+    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != settings:
         raise ConfigError(
             f"{config.output}: the sheet was written with other settings; choose another output"
         )
@@ -240,7 +240,7 @@ def _reply_of(text: str) -> str:
     return reply or (text.strip() if is_plain else "") or "(no reply)"
 
 
-def _write_sheet(config: Config, turns: Sequence[WrittenTurn], asked: str) -> None:
+def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) -> None:
     """Write turns, sheet and key. The key is last, so that an interrupted run starts again."""
     by_context: dict[str, list[WrittenTurn]] = {}
     for turn in turns:
@@ -264,7 +264,7 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn], asked: str) -> No
     write_records(config.output / SHEET, lines)
     shutil.copy(RUBRIC, config.output / "rubric.md")
     temporary = config.output / f"{KEY}.new"
-    temporary.write_text(json.dumps({"asked": asked, "lines": key}, indent=1), encoding="utf-8")
+    temporary.write_text(json.dumps({"asked": settings, "lines": key}, indent=1), encoding="utf-8")
     temporary.replace(config.output / KEY)
 
 

@@ -39,12 +39,12 @@ class LikelihoodModel:
         The reply starts after `<reply>`, and includes its closing tag and the end-of-turn token.
         """
         before = self._inputs(prompt, "")
-        whole = self._inputs(prompt, completion + str(self._processor.tokenizer.eos_token))
+        inputs = self._inputs(prompt, completion + str(self._processor.tokenizer.eos_token))
         reply_at = self._inputs(prompt, completion[: completion.rindex("<reply>") + len("<reply>")])
         start, reply = before["input_ids"].shape[1], reply_at["input_ids"].shape[1]
         with torch.no_grad():
-            logits = self._model(**whole, use_cache=False).logits[0, start - 1 : -1].float()
-        losses = functional.cross_entropy(logits, whole["input_ids"][0, start:], reduction="none")
+            logits = self._model(**inputs, use_cache=False).logits[0, start - 1 : -1].float()
+        losses = functional.cross_entropy(logits, inputs["input_ids"][0, start:], reduction="none")
         own = losses[reply - start :]
         return TurnLikelihood(losses.sum().item(), len(losses), own.sum().item(), len(own))
 

@@ -65,11 +65,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
                 shutil.copyfile(config.source / name, config.output / name)
         return
     adapter = config.source / "adapter_model.safetensors"
-    whole = config.source / "model.safetensors"
-    index = config.source / f"{whole.name}.index.json"
-    weights = adapter if adapter.is_file() else whole
+    checkpoint = config.source / "model.safetensors"
+    index = config.source / f"{checkpoint.name}.index.json"
+    weights = adapter if adapter.is_file() else checkpoint
     if not weights.is_file() and not index.is_file():
-        raise ConfigError(f"{config.source}: contains neither {whole.name} nor {adapter.name}")
+        raise ConfigError(f"{config.source}: contains neither {checkpoint.name} nor {adapter.name}")
     if weights is adapter and not config.base:
         raise ConfigError("base: an adapter needs the path of its base, relative to `output`")
     tensors = {
@@ -100,7 +100,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if "dtype" in part:
                 part["dtype"] = config.dtype
         _write(config.output / "config.json", settings)
-    if config.shard_bytes is not None and weights is whole:
+    if config.shard_bytes is not None and weights is checkpoint:
         save_torch_state_dict(tensors, config.output, max_shard_size=config.shard_bytes)
     else:
         save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
