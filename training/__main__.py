@@ -5,9 +5,12 @@
     python -m training run training/configs/smoke.toml
     python -m training results --check
 
-A wrong command, setting or file is one sentence on stderr and exit code 2; another failure that a
-person can cure is one sentence and exit code 1; a run that saved and stopped is exit code 130; one
-that waits for people has done its part and is exit code 0.
+Every expected failure prints one sentence on stderr instead of a traceback. Exit codes:
+
+- 0: finished, or waiting for people to do their part
+- 1: failed for a reason the user can fix
+- 2: wrong command, setting or file
+- 130: interrupted; the state is saved
 """
 
 import argparse
@@ -30,21 +33,21 @@ RESULTS = "results"
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one sentence instead of a page of usage."""
+    """An argument parser that reports errors in one sentence, without the usage text."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; {self.prog} --help explains")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = STAGES) -> int:
     """Run one command line and return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # a trainer would tell the hub that it was made
-    for library in ("httpx", "httpx2"):  # each request would be a line of the log
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # trainers report their creation to the Hub
+    for library in ("httpx", "httpx2"):  # they log every request
         logging.getLogger(library).setLevel(logging.WARNING)
-    # On import it warns that a kernel of its own is missing, which only 4 bits on a processor would use.
+    # Warns on import about a missing kernel that only 4-bit weights on a CPU would use.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # peft 0.21 still reads a property that transformers 5.23 has renamed.
+    # peft 0.21 still reads a property that transformers 5.23 renamed.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`")
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments), stages)
@@ -79,37 +82,39 @@ def _run(arguments: list[str], stages: Mapping[str, Stage]) -> int:
 
 def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
     parser = _Parser(prog=f"{PROGRAM} {name}", allow_abbrev=False)
-    file = parser.add_mutually_exclusive_group(required=True)
-    file.add_argument("config", nargs="?", type=Path, help="the stage's TOML file")
-    file.add_argument("--config", dest="named", type=Path, metavar="FILE", help="the same, by name")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("config", nargs="?", type=Path, help="the stage's TOML file")
+    source.add_argument(
+        "--config", dest="config_flag", type=Path, metavar="FILE", help="the same, as a flag"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change one key of the file; dotted keys reach into tables; may be given again",
+        help="override one key of the file; dotted keys address tables; repeatable",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check the config and its files, then stop"
+        "--dry-run", action="store_true", help="validate the config and its input files, then exit"
     )
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with a run directory")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the run in a directory")
     flags = stages[name].flags if name in stages else {}
     for key, purpose in flags.items():
-        parser.add_argument(_flag(key), metavar="VALUE", help=f"{purpose} (the key {key})")
+        parser.add_argument(_flag(key), metavar="VALUE", help=f"{purpose} (config key: {key})")
     if name in stages:
         parser.description = stages[name].summary
         if "-h" in arguments or "--help" in arguments:
             print(parser.format_help(), end="")
             return 0
     module = load_stage(name, stages)
-    given = parser.parse_args(arguments)
-    values = {key: getattr(given, key) for key in flags}
-    changes = [f"{key}={value}" for key, value in values.items() if value is not None]
-    path = given.config or given.named
-    config = load_toml(path, module.Config, [*given.set, *changes])
+    options = parser.parse_args(arguments)
+    values = {key: getattr(options, key) for key in flags}
+    overrides = [f"{key}={value}" for key, value in values.items() if value is not None]
+    path = options.config or options.config_flag
+    config = load_toml(path, module.Config, [*options.set, *overrides])
     if isinstance(config, recipe.Config):
         config = config.model_copy(update={"folder": path.parent / config.folder})
-    module.run(config, resume=given.resume, dry_run=given.dry_run)
+    module.run(config, resume=options.resume, dry_run=options.dry_run)
     return 0
 
 
@@ -119,22 +124,26 @@ def _flag(key: str) -> str:
 
 def _results(arguments: list[str]) -> int:
     parser = _Parser(prog=f"{PROGRAM} {RESULTS}", allow_abbrev=False)
-    parser.description = "write the tables of assets/results into the documents that show them"
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if one is old")
-    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: here)")
+    parser.description = "update the tables in README and docs from the files in assets/results"
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 if a document is out of date"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path(), help="the checkout (default: current directory)"
+    )
     if "-h" in arguments or "--help" in arguments:
         print(parser.format_help(), end="")
         return 0
-    given = parser.parse_args(arguments)
-    stale = results.update_documents(given.root, write=not given.check)
+    options = parser.parse_args(arguments)
+    stale = results.update_documents(options.root, write=not options.check)
     for document in stale:
-        print(f"{document}: {'differs from assets/results' if given.check else 'written'}")
-    return 1 if given.check and stale else 0
+        print(f"{document}: {'differs from assets/results' if options.check else 'written'}")
+    return 1 if options.check and stale else 0
 
 
 def _help(stages: Mapping[str, Stage]) -> str:
     flags = [
-        f"  {name} also knows {_flag(key)}: {purpose}"
+        f"  {name} also accepts {_flag(key)}: {purpose}"
         for name, stage in stages.items()
         for key, purpose in stage.flags.items()
     ]
@@ -145,10 +154,10 @@ def _help(stages: Mapping[str, Stage]) -> str:
         "",
         "stages:",
         *(f"  {name:<{width}} {stage.summary}" for name, stage in stages.items()),
-        f"  {RESULTS:<{width}} write the tables of assets/results into README and model cards",
+        f"  {RESULTS:<{width}} update the tables in README, docs and model cards",
         "",
         *flags,
-        "Example files are in training/configs.",
+        "Example configs: training/configs",
     ]
     return "\n".join(lines)
 

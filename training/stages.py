@@ -1,24 +1,24 @@
-"""The stages that `python -m training` offers, and what a stage module must hold.
+"""The stages of `python -m training`, and the interface of a stage module.
 
-A stage is one module with two public names:
+A stage is a module with two public names:
 
 ``Config``
-    A `FrozenModel` with a docstring under every field. The stage's TOML file is exactly this model:
-    its keys are the fields, and a file names only what differs from the defaults.
+    A `FrozenModel` with a docstring under every field. The keys of the stage's TOML file are its
+    fields; a file lists only those that differ from the defaults.
 ``run(config, *, resume, dry_run)``
-    Does the work and returns once all of it is done. `resume` is the run directory to go on with, or
-    None to begin. With `dry_run` it checks what can be checked in seconds (files, shapes, labels)
-    and writes no result.
+    Runs the stage to completion. `resume` is the run directory to resume, or None for a new run.
+    With `dry_run` it checks what can be checked in seconds (files, shapes, labels) and writes no
+    result.
 
-A stage that was asked to stop (Ctrl-C) saves, then raises `StoppedEarly`; returning would tell a
-recipe that the stage is done. One that can only go on after people have done their part raises
-`WaitingForPeople`. A wrong setting raises `ConfigError`, anything else that a person can
-cure a `CompeerError`: both are printed as one sentence, without a traceback.
+An interrupted stage (Ctrl-C) saves its state and raises `StoppedEarly`: if it returned, a recipe
+would mark it as done. A stage that needs input from people raises `WaitingForPeople`. A wrong
+setting raises `ConfigError`, any other failure the user can fix a `CompeerError`; both are printed
+as one sentence, without a traceback.
 
-Modules are imported only when their stage is asked for, so that `--help` and a typing error do not
-wait for torch.
+A stage's module is imported only when that stage runs, so `--help` does not wait for torch.
 
-To add a stage, write its module and add one line to `STAGES`. A name of two words is typed as two.
+To add a stage, write its module and add an entry to `STAGES`. A two-word name takes two arguments
+on the command line.
 """
 
 import difflib
@@ -35,87 +35,91 @@ from compeer_core.errors import CompeerError, ConfigError
 
 @dataclass(frozen=True)
 class Stage:
-    """One line of the table: where a stage lives and what it does, in one sentence."""
+    """A stage's module and a one-line summary."""
 
     module: str
     summary: str
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Keys of the config that the command line also offers as a flag of that name, and what each
-    is good for: `{"max_requests": "..."}` gives `--max-requests VALUE`."""
+    """Config keys that are also command-line flags, with their help text:
+    `{"max_requests": "..."}` adds `--max-requests VALUE`."""
 
 
 STAGES: Mapping[str, Stage] = MappingProxyType(
     {
         "cer": Stage(
             "training.cer.pipeline",
-            "build CER: from raw corpora to annotated rows that are ready for training",
-            flags={"max_requests": "stop after this many requests to the generators, all kept"},
+            "build CER from raw corpora: ingest, filter, generate, annotate",
+            flags={"max_requests": "stop after this many generator requests; responses are saved"},
         ),
         "cer written": Stage(
-            "training.cer.written", "turn the written dialogues into rows of CER to learn from"
+            "training.cer.written", "convert the shipped LLM-written dialogues to CER rows"
         ),
         "cer rules": Stage(
-            "training.cer.esconv_rules", "turn ESConv with reasoning by rule into rows of CER"
+            "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),
-        "tokenizer": Stage("training.nano.tokenizer", "learn the tokenizer of COMPEER-nano"),
-        "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on plain English"),
+        "tokenizer": Stage("training.nano.tokenizer", "train the tokenizer of COMPEER-nano"),
+        "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on English text"),
         "vision teacher": Stage(
-            "training.vision.teacher", "train the network from which the image tower learns"
+            "training.vision.teacher", "train the CNN that the image tower is distilled from"
         ),
-        "vision": Stage("training.vision.train", "teach the image tower of COMPEER-nano faces"),
-        "base": Stage("training.base.build", "make the base of COMPEER-small from a GGUF file"),
+        "vision": Stage(
+            "training.vision.train", "train the image tower of COMPEER-nano on facial expressions"
+        ),
+        "base": Stage("training.base.build", "build the base of COMPEER-small from a GGUF file"),
         "base tower": Stage(
-            "training.base.tower", "give the base the image tower of another checkpoint"
+            "training.base.tower", "transfer the image tower of another checkpoint to the base"
         ),
         "encoder": Stage(
-            "training.encoder.distil", "teach the sentence encoder of the redundancy terms"
+            "training.encoder.distil", "distil the sentence encoder of the redundancy terms"
         ),
         "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
         "sft dialogues": Stage(
             "training.sft.dialogues",
-            "fine-tune a small policy on whole dialogues, each read once",
+            "fine-tune a small policy on whole dialogues with a shared prefix",
         ),
         "sft adapter": Stage(
-            "training.sft.adapter", "train a LoRA adapter on a small base, dialogue by dialogue"
+            "training.sft.adapter", "train a LoRA adapter on a small base, one dialogue per row"
         ),
-        "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
-        "merge": Stage(
-            "training.finetune.merge", "merge a LoRA adapter into the weights it was trained on"
+        "sft cer": Stage(
+            "training.sft.cer", "fine-tune a policy on CER turns whose labels are all correct"
         ),
+        "merge": Stage("training.finetune.merge", "merge a LoRA adapter into its base model"),
         "extract": Stage(
             "training.finetune.extract",
-            "write what a training changed as a LoRA adapter of a given rank",
+            "approximate the difference of two checkpoints by a LoRA adapter",
         ),
         "reward": Stage(
-            "training.reward_model.train", "train UnifiReward, a PRM or an ORM on rows of CER"
+            "training.reward_model.train", "train UnifiReward, a PRM or an ORM on CER rows"
         ),
-        "grpo": Stage("training.grpo.train", "reinforce a policy with a reward model (GRPO)"),
+        "grpo": Stage("training.grpo.train", "train a policy against a reward model with GRPO"),
         "export": Stage(
-            "training.finetune.export", "write a checkpoint or an adapter as it is shipped"
+            "training.finetune.export", "write the files of a checkpoint or adapter to ship"
         ),
         "evaluate esconv": Stage(
-            "training.evaluation.esconv", "measure a policy on turns of ESConv"
+            "training.evaluation.esconv", "evaluate a policy on ESConv's test split"
         ),
         "evaluate grpo": Stage(
             "training.evaluation.grpo", "compare policies on the same held-out histories"
         ),
         "evaluate reward": Stage(
-            "training.evaluation.reward", "compare judges on rows of CER that they never saw"
+            "training.evaluation.reward", "compare reward models on held-out CER rows"
         ),
         "evaluate reading": Stage(
-            "training.evaluation.reading",
-            "let a careful reader judge replies of several policies without knowing whose they are",
+            "training.evaluation.blind_reading",
+            "have a person or LLM rate replies of several policies, blinded",
         ),
         "evaluate consistency": Stage(
             "training.evaluation.consistency",
-            "measure how often verdicts on steps and on the reply contradict each other",
+            "measure how often step verdicts and reply verdicts contradict each other",
         ),
-        "benchmark": Stage("training.benchmark.measure", "measure speed and memory of the demo"),
+        "benchmark": Stage(
+            "training.benchmark.measure", "measure the speed and memory use of the demo"
+        ),
         "benchmark judging": Stage(
-            "training.benchmark.judging", "measure what judging a round costs, naive and shared"
+            "training.benchmark.judging", "time judging a group: naive, sessions, shared prefill"
         ),
         "benchmark grpo": Stage(
-            "training.benchmark.grpo", "measure what a step of GRPO costs, part by part"
+            "training.benchmark.grpo", "time the parts of a GRPO training step"
         ),
         "run": Stage("training.recipe", "run the stages of a recipe in order, skipping done ones"),
     }
@@ -123,19 +127,19 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
 
 
 class StoppedEarly(CompeerError):
-    """A stage saved its state and stopped before its end because it was asked to."""
+    """A stage was interrupted and saved its state."""
 
 
 class WaitingForPeople(StoppedEarly):
-    """A stage did all it can until people have done their part; the message says what that is."""
+    """A stage needs input from people before it can continue; the message says what."""
 
 
 class StageModule(Protocol):
-    """What this package expects of a stage module; see the module docstring."""
+    """The interface of a stage module; see the module docstring."""
 
     Config: type[FrozenModel]
 
-    # The config is the module's own `Config`, which a protocol cannot say.
+    # `config` is an instance of the module's own `Config`, which a protocol cannot express.
     def run(self, config: Any, *, resume: Path | None, dry_run: bool) -> None: ...
 
 
@@ -143,10 +147,20 @@ def load_stage(name: str, stages: Mapping[str, Stage] = STAGES) -> StageModule:
     """Import the module of a stage.
 
     Raises:
-        ConfigError: No stage has this name.
+        ConfigError: There is no stage of this name.
     """
     if name not in stages:
-        near = difflib.get_close_matches(name, stages, n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        matches = difflib.get_close_matches(name, stages, n=1)
+        hint = f" (did you mean '{matches[0]}'?)" if matches else ""
         raise ConfigError(f"unknown stage '{name}'{hint}; the stages are {', '.join(stages)}")
     return cast("StageModule", importlib.import_module(stages[name].module))
+
+
+def refuse_resume(resume: Path | None, reason: str) -> None:
+    """Reject --resume in a stage that has nothing to resume.
+
+    Raises:
+        ConfigError: `resume` is set; the message is `reason`.
+    """
+    if resume is not None:
+        raise ConfigError(f"{reason}: leave out --resume")

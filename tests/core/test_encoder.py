@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from compeer_core.encoder import SHIPPED, ModelEncoder, StaticEncoder, load_encoder
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.redundancy import in_group_similarity
+from tests.sentence_models import build_sentence_bert
 
 VOCABULARY = {"[UNK]": 0, "i": 1, "hear": 2, "you": 3, "rest": 4, "well": 5, "##ing": 6}
 ROWS = np.array(
@@ -46,25 +47,8 @@ def table(tmp_path):
 @pytest.fixture(scope="module")
 def layered(tmp_path_factory):
     """A model of layers, as the hub has them: a BERT of one layer, then mean pooling."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    base = tmp_path_factory.mktemp("bert")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "i", "hear", "you", "rest", "well"]
-    (base / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    BertTokenizerFast(str(base / "vocab.txt")).save_pretrained(base)
-    shape = BertConfig(
-        vocab_size=len(words),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-    )
-    BertModel(shape).save_pretrained(base)
-    whole = tmp_path_factory.mktemp("layered")
-    SentenceTransformer(modules=[Transformer(str(base)), Pooling(8)], device="cpu").save(str(whole))
-    return whole
+    return build_sentence_bert(tmp_path_factory.mktemp("layered"), words, width=8)
 
 
 # --- a table ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Small corpora, a tokenizer learnt from them, and a model of a few thousand weights."""
+"""Shared fixtures: small corpora, a tokenizer trained on them, and a tiny model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.corpora_fixture import write_corpora
 
-if TYPE_CHECKING:  # torch is not loaded for the tests that do without
+if TYPE_CHECKING:  # tests that do not need torch should not import it
     from transformers import PreTrainedTokenizerFast
 
     from training.finetune.architecture import ModelShape
@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # torch is not loaded for the tests that do without
 
 @pytest.fixture(scope="session")
 def small_corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree of files of `corpora_fixture.write_corpora`."""
+    """The files of `corpora_fixture.write_corpora`."""
     return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Torch on one thread: sums are added up in one order, and tiny shapes are faster so."""
+    """Run torch on one thread: reproducible sums, and faster for tiny shapes."""
     import torch
 
     before = torch.get_num_threads()
@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of COMPEER-nano, with a small vocabulary."""
+    """COMPEER-nano's tokenizer with a small vocabulary."""
     from training.data.corpus import Source, SourceKind, mixed_documents
     from training.finetune.chat_tokens import label_lines
     from training.nano.tokenizer import train_tokenizer
@@ -47,7 +47,7 @@ def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
 
 @pytest.fixture(scope="session")
 def tiny_shape() -> "ModelShape":
-    """Two layers of 32 in either half."""
+    """Two layers of width 32 in the language model and in the image tower."""
     from training.finetune.architecture import ModelShape
 
     return ModelShape(
@@ -67,7 +67,7 @@ def tiny_shape() -> "ModelShape":
 def tokenizer_folder(
     tokenizer: "PreTrainedTokenizerFast", tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The tokenizer as its stage saves it."""
+    """The tokenizer, saved as by its stage."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     return folder
@@ -80,7 +80,7 @@ def tiny_base(
     tiny_shape: "ModelShape",
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """An untrained checkpoint with its processor; nobody may write into it."""
+    """An untrained checkpoint with its processor. Read-only."""
     from training.finetune.architecture import build_model
     from training.vision.train import build_processor
 

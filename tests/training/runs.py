@@ -1,4 +1,4 @@
-"""Runs of a stage as tests need them: in processes of their own, and stopped on the way."""
+"""Helpers for tests that run a stage in new processes, or interrupt it."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from training.stages import StoppedEarly
 
 
 def run_in_processes(repository: Path, count: int, *arguments: str) -> None:
-    """Run `python -m training` with arguments, in so many processes of one thread each."""
+    """Run `python -m training` in `count` single-threaded processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     done = subprocess.run(
         [sys.executable, *(launcher if count > 1 else []), "-m", "training", *arguments],
@@ -30,16 +30,16 @@ def run_in_processes(repository: Path, count: int, *arguments: str) -> None:
 
 
 @contextmanager
-def stopped_in_step_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ask whatever trains to stop while it makes its third step, and expect that it does."""
+def interrupt_at_step_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Send SIGINT during the third step of the training in the block, and expect it to stop."""
     step = Optimisers.step
 
-    def asked_to_stop(self: Optimisers, number: int) -> float:
+    def interrupting_step(self: Optimisers, number: int) -> float:
         if number == 2:
             signal.raise_signal(signal.SIGINT)
         return step(self, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Optimisers, "step", asked_to_stop)
-        with pytest.raises(StoppedEarly, match=r"saved at step 3; go on with --resume"):
+        patch.setattr(Optimisers, "step", interrupting_step)
+        with pytest.raises(StoppedEarly, match=r"saved at step 3; resume with --resume"):
             yield

@@ -1,4 +1,4 @@
-"""`python -m training`: one sentence and the right exit code, whatever is typed."""
+"""`python -m training`: one-sentence errors and exit codes."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ class Config(FrozenModel):
 
 
 class Recorder(ModuleType):
-    """A stage that notes how it was called, and fails where it is told to."""
+    """A stage that records its calls, and raises `failure` if set."""
 
     Config = Config
 
@@ -57,7 +57,7 @@ def command(*arguments: str) -> int:
     return main(arguments, {"polish": Stage("a_stage_for_tests", "polish the brass", flags)})
 
 
-def test_a_stage_gets_its_config_resume_and_dry_run(stage, config_file):
+def test_stage_receives_config_resume_and_dry_run(stage, config_file):
     code = command(
         "polish", config_file, "--set", "shape.layers=5", "--resume", "runs/x", "--dry-run"
     )
@@ -66,7 +66,7 @@ def test_a_stage_gets_its_config_resume_and_dry_run(stage, config_file):
     assert stage.calls == [(Config(steps=3, shape=Shape(layers=5)), Path("runs/x"), True)]
 
 
-def test_the_file_may_be_named_by_a_flag_instead(stage, config_file, capsys):
+def test_config_file_can_be_a_flag(stage, config_file, capsys):
     assert command("polish", "--config", config_file, "--set", "shape.layers=5") == 0
 
     assert stage.calls == [(Config(steps=3, shape=Shape(layers=5)), None, False)]
@@ -87,7 +87,7 @@ def test_the_file_may_be_named_by_a_flag_instead(stage, config_file, capsys):
         (["results", "--root", "{config}", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_wrong_command_is_explained_on_stderr(stage, config_file, capsys, arguments, says):
+def test_wrong_command_is_explained_on_stderr(stage, config_file, capsys, arguments, says):
     code = command(*(word.format(config=config_file) for word in arguments))
 
     captured = capsys.readouterr()
@@ -99,7 +99,7 @@ def test_a_wrong_command_is_explained_on_stderr(stage, config_file, capsys, argu
     assert "Traceback" not in captured.err
 
 
-def test_a_failed_model_is_one_sentence_and_exit_code_1(stage, config_file, capsys):
+def test_failure_is_one_sentence_and_exit_code_1(stage, config_file, capsys):
     stage.failure = BackendError("the model ran out of memory")
 
     assert command("polish", config_file) == 1
@@ -107,20 +107,20 @@ def test_a_failed_model_is_one_sentence_and_exit_code_1(stage, config_file, caps
 
 
 @pytest.mark.parametrize("failure", [StoppedEarly("stopped at step 4"), KeyboardInterrupt()])
-def test_a_stopped_stage_is_not_a_finished_one(stage, config_file, failure):
+def test_interrupted_stage_exits_with_130(stage, config_file, failure):
     stage.failure = failure
 
     assert command("polish", config_file) == 130
 
 
-def test_a_stage_that_waits_for_people_has_done_its_part(stage, config_file, capsys):
+def test_stage_waiting_for_people_exits_with_0(stage, config_file, capsys):
     stage.failure = WaitingForPeople("items.jsonl waits for two annotators")
 
     assert command("polish", config_file) == 0
     assert capsys.readouterr().out == "items.jsonl waits for two annotators\n"
 
 
-def test_a_name_of_two_words_is_typed_as_two(stage, config_file):
+def test_two_word_stage_names(stage, config_file):
     stages = {
         "rub": Stage("no_such_module", "rub"),
         "rub dry": Stage("a_stage_for_tests", "rub without oil"),
@@ -130,7 +130,7 @@ def test_a_name_of_two_words_is_typed_as_two(stage, config_file):
     assert stage.calls == [(Config(steps=3), None, False)]
 
 
-def test_a_key_can_be_offered_as_a_flag(stage, config_file, capsys):
+def test_config_key_as_a_flag(stage, config_file, capsys):
     assert command("polish", config_file, "--steps", "7", "--set", "shape.layers=5") == 0
     assert stage.calls[0][0] == Config(steps=7, shape=Shape(layers=5))
 
@@ -140,7 +140,7 @@ def test_a_key_can_be_offered_as_a_flag(stage, config_file, capsys):
     assert "--steps VALUE" in capsys.readouterr().out
 
 
-def test_a_bug_keeps_its_traceback(stage, config_file):
+def test_unexpected_errors_keep_their_traceback(stage, config_file):
     stage.failure = ZeroDivisionError()
 
     with pytest.raises(ZeroDivisionError):
@@ -159,7 +159,7 @@ def test_help_of_one_stage_does_not_import_it(capsys):
     assert "polish the brass" in capsys.readouterr().out
 
 
-def test_the_command_line_answers_without_loading_torch(repository):
+def test_help_does_not_import_torch(repository):
     done = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""A recipe runs its stages in order, and each of them once."""
+"""A recipe runs its stages in order, each of them once."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ class Config(FrozenModel):
 
 
 class Bakery(ModuleType):
-    """A stage that makes two steps, and can be told to stop after the first."""
+    """A stage that records its calls, and stops early for the output `stop_in`."""
 
     Config = Config
 
@@ -83,16 +83,16 @@ def test_stages_run_in_order_and_only_once(bakery, bread):
     assert bakery.calls == [("dough", False), ("oven", False)]
 
 
-def test_a_stage_whose_config_changed_is_not_taken_as_done(bakery, bread):
+def test_changed_config_runs_the_stage_again(bakery, bread):
     main(["run", str(bread)])
     bread.write_text(bread.read_text(encoding="utf-8").replace("=2", "=3"), encoding="utf-8")
 
-    # its run directory holds a run under another config, and that is refused by name of the key
+    # the run directory belongs to a run with another config, so resuming is refused
     assert main(["run", str(bread)]) == 2
     assert bakery.calls[2:] == [("oven", True)]
 
 
-def test_a_stopped_stage_is_resumed(bakery, bread):
+def test_interrupted_stage_is_resumed(bakery, bread):
     bakery.stop_in = "oven"
     assert main(["run", str(bread)]) == 130
     bakery.stop_in = ""
@@ -101,27 +101,27 @@ def test_a_stopped_stage_is_resumed(bakery, bread):
     assert bakery.calls == [("dough", False), ("oven", False), ("oven", True)]
 
 
-def test_a_dry_run_checks_every_config_and_runs_nothing(bakery, bread):
+def test_dry_run_checks_every_config_and_runs_nothing(bakery, bread):
     (bread.parent / "oven.toml").write_text("stepps = 3\n", encoding="utf-8")
 
     assert main(["run", str(bread), "--dry-run"]) == 2
     assert bakery.calls == []
 
 
-def test_a_mistake_in_the_last_stage_is_found_before_the_first_runs(bakery, bread):
+def test_invalid_last_stage_is_reported_before_the_first_runs(bakery, bread):
     (bread.parent / "oven.toml").unlink()
 
     assert main(["run", str(bread)]) == 2
     assert bakery.calls == []
 
 
-def test_the_data_folder_is_handed_to_every_stage(bakery, bread):
+def test_data_dir_is_passed_to_every_stage(bakery, bread):
     assert main(["run", str(bread), "--set", "data_dir=elsewhere"]) == 0
 
     assert bakery.data_dirs == [Path("elsewhere")] * 2
 
 
-def test_its_own_folders_can_stand_in_the_changes_of_a_stage(bakery, bread):
+def test_folders_are_expanded_in_set(bakery, bread):
     text = bread.read_text(encoding="utf-8")
     text = text.replace('"steps=2"', '"output={output}/of-{data_dir}", "steps=2"')
     bread.write_text(f'data_dir = "flour"\n{text}', encoding="utf-8")
@@ -133,7 +133,7 @@ def test_its_own_folders_can_stand_in_the_changes_of_a_stage(bakery, bread):
     assert len([*(bread.parent / "moved").glob("oven-*.done.json")]) == 1
 
 
-def test_recipes_of_one_folder_share_the_stages_that_are_alike(bakery, bread):
+def test_recipes_with_the_same_output_share_equal_stages(bakery, bread):
     other = bread.with_name("rolls.toml")
     text = bread.read_text(encoding="utf-8")
     other.write_text(text.replace('"steps=2"', '"output={output}/rolls"'), encoding="utf-8")
@@ -143,11 +143,11 @@ def test_recipes_of_one_folder_share_the_stages_that_are_alike(bakery, bread):
     assert main(["run", str(other)]) == 0
     assert main(["run", str(bread)]) == 0
 
-    # only the stage that differs ran again, and the first recipe is still done
+    # only the changed stage ran, and the first recipe is still done
     assert len(bakery.calls) == before + 1
 
 
-def test_a_recipe_without_a_data_folder_cannot_put_it_anywhere(bakery, bread, capsys):
+def test_data_dir_placeholder_needs_data_dir(bakery, bread, capsys):
     text = bread.read_text(encoding="utf-8").replace('"steps=2"', '"steps={data_dir}"')
     bread.write_text(text, encoding="utf-8")
 
@@ -155,7 +155,7 @@ def test_a_recipe_without_a_data_folder_cannot_put_it_anywhere(bakery, bread, ca
     assert "stage 2: 'steps={data_dir}' needs the recipe's data_dir" in capsys.readouterr().err
 
 
-def test_a_recipe_holds_no_recipe(bakery, bread):
+def test_nested_recipes_are_rejected(bakery, bread):
     bread.write_text(bread.read_text(encoding="utf-8").replace('"dough"', '"run"'), "utf-8")
 
     with pytest.raises(ConfigError):

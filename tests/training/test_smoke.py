@@ -1,4 +1,4 @@
-"""`configs/smoke.toml`: every stage of COMPEER-nano for real, on small corpora."""
+"""`configs/smoke.toml`: every stage of COMPEER-nano, end to end on small corpora."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from training.common.run_directory import METRICS_FILE
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    # peft 0.21 still reads a property that transformers 5.23 renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
@@ -40,7 +40,7 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     for stage in ("pretrain", "sft", "reward"):
         rows = (output / stage / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         losses = [row["loss"] for row in map(json.loads, rows) if "loss" in row]
-        # 600 tokens, hardly learnt: ln 600 = 6.4; the judge chooses among them as well
+        # 600 tokens after little training: ln 600 = 6.4
         assert all(4 < loss < 8 for loss in losses), (stage, losses)
     for split in SPLITS:
         assert (output / "sft" / f"samples.{split}.jsonl").is_file()
@@ -60,8 +60,8 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     assert (output / "cer" / "train.jsonl").stat().st_size > 0
     assert (output / "cer" / "README.md").is_file()
 
-    # what is done is not done again, also where its folders are gone
+    # finished stages are skipped even if their folders are gone
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["done before"] * 9
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 9

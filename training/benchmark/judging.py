@@ -1,20 +1,19 @@
-"""What judging costs: `python -m training benchmark judging <config.toml>` (COMPEER, Fig. 5b).
+"""The cost of judging: `python -m training benchmark judging <config.toml>` (COMPEER, Fig. 5b).
 
-A round is one dialogue with G candidates, each judged on three steps and, in both orders, on its reply.
-Compared in one run, on the same rounds:
+A round is one dialogue with G candidates. Each candidate is judged on three steps and, in both orders,
+on its reply. Three methods are compared on the same rounds:
 
-- *naive*: the conversation is read from its beginning for every verdict, as when a judge is a chat
-  model that is called again and again;
-- *session*: one conversation for each candidate, what was read is kept from question to question;
-- *ours*: `compeer_core.backends.transformers_.prefix_scoring`, three to five passes for all candidates;
+- *naive*: every verdict processes the conversation from the beginning, like calls to a chat API
+- *session*: one session per candidate, with a KV cache that is reused from question to question
+- *ours*: `compeer_core.backends.transformers_.prefix_scoring`, three to five forward passes for all
+  candidates
 
-for UnifiReward, and for a PRM and an ORM, for which what can be shared is shared too. Every way
-judges with the same weights; the PRM and the ORM are two adapters on one base if the list of models
-names such a pair, else UnifiReward's own weights take both parts: what is timed does not depend on
-what the weights have learnt, except that a wrong draft costs *ours* another pass.
+Naive and ours are also run for a PRM with an ORM. All methods use the same weights. PRM and ORM are
+two adapters on one base if `pair` is set, otherwise UnifiReward's weights stand in for both: timings
+do not depend on the weights, except that a wrong draft costs *ours* another pass.
 
-Seconds are medians; each round is judged by all ways in turn, so that whatever else the machine does
-slows all of them. Whether all ways of UnifiReward come to the same verdicts is checked on every round.
+Seconds are medians. All methods judge a round before the next one starts, so background load slows all
+of them. UnifiReward's verdicts are checked to be equal across methods.
 """
 
 import datetime
@@ -44,36 +43,41 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.prompts import judge_messages
 from compeer_core.registry import Registry
 from compeer_core.unifireward import ask_about_replies, ask_about_step
-from training.benchmark.made_up_talk import made_up_reference, made_up_turn, made_up_utterances
-from training.benchmark.naive import read_anew
+from training.benchmark.naive_scoring import score_without_cache
+from training.benchmark.synthetic_dialogues import (
+    synthetic_reference,
+    synthetic_turn,
+    synthetic_utterances,
+)
 from training.common import results
 from training.common.progress import track
 from training.common.run_directory import versions
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
 
 class Config(FrozenModel):
-    """Which judge, and on which rounds."""
+    """The judge and the rounds."""
 
     models: Path = Path("assets/models.toml")
     """The list of models."""
     judge: str = ""
     """UnifiReward in that list; empty is the default judge."""
     pair: str = ""
-    """A PRM and an ORM in that list; empty lets the judge's weights stand in for both."""
+    """A PRM with an ORM in that list; empty uses the judge's weights for both."""
     group_sizes: tuple[int, ...] = (1, 4, 8, 16, 32)
-    """Candidates of a round. Paper: G = 4."""
+    """Numbers of candidates. Paper: G = 4."""
     histories: tuple[int, ...] = (2, 10, 20, 40)
-    """Utterances of the dialogue."""
+    """Numbers of utterances of the dialogue."""
     base_group: int = 4
-    """The group size at which the histories are compared."""
+    """Group size while the history varies."""
     base_history: int = 10
-    """The history at which the group sizes are compared."""
+    """History length while the group size varies."""
     repeats: int = Field(default=5, ge=1)
-    """Scheduler for each pair of numbers, after one that is not counted."""
+    """Timed rounds per setting, after a warm-up round."""
     equality_rounds: int = 250
-    """Scheduler of `base_group` candidates on which naive verdicts and ours are compared."""
+    """Rounds of `base_group` candidates on which naive and our verdicts are compared."""
     output: Path = results.FOLDER
     """Folder of the results file."""
     name: str = "judging_cpu"
@@ -83,8 +87,8 @@ class Config(FrozenModel):
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to judge a round."""
+class Method:
+    """A method to judge a round."""
 
     name: str
     judge: Callable[[Sequence[Message], Sequence[CandidateQuestions]], list[Answers]]
@@ -92,8 +96,8 @@ class Way:
 
 
 @dataclass
-class Measured:
-    """What one way has cost, round by round."""
+class Cost:
+    """The cost of a method, per round."""
 
     seconds: list[float] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
@@ -102,25 +106,24 @@ class Measured:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two ways are apart."""
+    """The difference between the verdicts of two methods."""
 
     verdicts: int
-    """Verdicts and preferences compared."""
+    """Number of verdicts and preferences compared."""
     unequal: int
     largest: float
-    """Largest difference of a label's log-probability."""
+    """Largest absolute difference of a label's log-probability."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Measure and write the results file; a dry run only loads the judges."""
-    if resume is not None:
-        raise ConfigError("a benchmark cannot be resumed: begin it again")
+    refuse_resume(resume, "a benchmark cannot be resumed")
     registry = Registry.from_toml(config.models)
-    unified = _in_process(registry, config.judge)
-    pair = _pair(registry, config.pair) if config.pair else (unified, unified)
+    unified = _local_scorer(registry, config.judge)
+    pair = _local_pair(registry, config.pair) if config.pair else (unified, unified)
     if dry_run:
         return
-    ways = ways_to_judge(unified, pair)
+    methods = judging_methods(unified, pair)
     sizes = dict.fromkeys(
         [
             *((size, config.base_history) for size in config.group_sizes),
@@ -129,11 +132,13 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     )
     metrics: list[results.Metric] = []
     for size, length in sizes:
-        found = measure(ways, size, length, config)
-        metrics += list(_lines(found, f"{size} candidates, {length} utterances"))
-    rounds = track(range(config.equality_rounds), "compared with naive", unit="rounds")
-    difference = compare(ways, (round_of(config, config.base_group, None, n) for n in rounds))
-    metrics += _equality(difference)
+        costs = measure(methods, size, length, config)
+        metrics += list(_cost_metrics(costs, f"{size} candidates, {length} utterances"))
+    rounds = track(range(config.equality_rounds), "comparing with naive", unit="rounds")
+    difference = compare(
+        methods, (synthetic_round(config, config.base_group, None, n) for n in rounds)
+    )
+    metrics += _difference_metrics(difference)
     result = results.Result(
         name=config.name,
         title="Judging a round: seconds, forward passes, tokens read",
@@ -153,37 +158,40 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _log.info("%s", results.render(result))
 
 
-def ways_to_judge(
+def judging_methods(
     unified: TransformersScorer, pair: tuple[TransformersScorer, TransformersScorer]
-) -> list[Way]:
-    """Return all ways; each counts its own work."""
-    process, outcome = pair
+) -> list[Method]:
+    """Return all methods; each counts its own work."""
+    prm, orm = pair
     works = [Work() for _ in range(5)]
+    Messages, Interviews = Sequence[Message], Sequence[Interview]
 
-    def naive(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
-        return [naively(unified, messages, one, works[0]) for one in held]
+    def naive(messages: Messages, interviews: Interviews) -> list[Answers]:
+        return [judge_naively(unified, messages, each, works[0]) for each in interviews]
 
-    def sessions(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
-        return [in_a_session(unified, messages, one, works[1]) for one in held]
+    def sessions(messages: Messages, interviews: Interviews) -> list[Answers]:
+        return [judge_in_session(unified, messages, each, works[1]) for each in interviews]
 
-    def ours(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
-        _forget(unified)
-        return _counted(unified, messages, held, works[2])
+    def ours(messages: Messages, interviews: Interviews) -> list[Answers]:
+        return _judge_together(unified, messages, interviews, works[2])
 
-    def apart(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
+    def naive_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
         answers = []
-        for one in held:
-            steps = naively(process, messages, CandidateQuestions((), one.chain), works[3])
-            reply = naively(outcome, messages, CandidateQuestions((), one.ends), works[3])
+        for interview in interviews:
+            steps = judge_naively(prm, messages, Interview((), interview.chain), works[3])
+            reply = judge_naively(orm, messages, Interview((), interview.ends), works[3])
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
-    def apart_sharing(messages: Sequence[Message], held: Sequence[CandidateQuestions]) -> list[Answers]:
-        # Two models: what the PRM has read is of no use to the ORM.
-        _forget(process)
-        steps = _counted(process, messages, [CandidateQuestions((), one.chain) for one in held], works[4])
-        _forget(outcome)
-        replies = _counted(outcome, messages, [CandidateQuestions((), one.ends) for one in held], works[4])
+    def our_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
+        # Two models: the ORM cannot use the PRM's cache.
+        steps, replies = (
+            _judge_together(scorer, messages, [Interview((), ends) for ends in questions], works[4])
+            for scorer, questions in (
+                (prm, [each.chain for each in interviews]),
+                (orm, [each.ends for each in interviews]),
+            )
+        )
         return [Answers(a.ends, b.ends) for a, b in zip(steps, replies, strict=True)]
 
     names = (
@@ -193,42 +201,41 @@ def ways_to_judge(
         "PRM + ORM, naive",
         "PRM + ORM, ours",
     )
-    judges = (naive, sessions, ours, apart, apart_sharing)
-    return [Way(*each) for each in zip(names, judges, works, strict=True)]
+    judges = (naive, sessions, ours, naive_pair, our_pair)
+    return [Method(*each) for each in zip(names, judges, works, strict=True)]
 
 
-def naively(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: CandidateQuestions, work: Work
+def judge_naively(
+    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
 ) -> Answers:
-    """Judge one candidate; everything is read from the beginning for every question."""
-    asked = list(messages)
+    """Judge one candidate without any cache."""
+    conversation = list(messages)
     chain: list[tuple[float, ...]] = []
     for question in interview.chain:
-        asked = with_question(asked, question.text)
-        chain.append(read_anew(scorer, asked, question, work))
+        conversation = with_question(conversation, question.text)
+        chain.append(score_without_cache(scorer, conversation, question, work))
         likeliest = max(range(len(question.labels)), key=chain[-1].__getitem__)
-        asked = [*asked, Message("assistant", (question.labels[likeliest],))]
+        conversation = [*conversation, Message("assistant", (question.labels[likeliest],))]
     ends = [
-        read_anew(scorer, with_question(asked, question.text), question, work)
+        score_without_cache(scorer, with_question(conversation, question.text), question, work)
         for question in interview.ends
     ]
     return Answers(tuple(chain), tuple(ends))
 
 
-def in_a_session(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: CandidateQuestions, work: Work
+def judge_in_session(
+    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
 ) -> Answers:
-    """Judge one candidate in one conversation that keeps what was read."""
-    _forget(scorer)
+    """Judge one candidate in a session with a KV cache."""
+    _clear_cache(scorer)
     session = scorer.open(messages)
-    read = len(session.state.ids)
     work.passes += 1
-    work.tokens += read
+    work.tokens += len(session.track.ids)
     chain: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
     for place, question in enumerate((*interview.chain, *interview.ends)):
-        before = session.state.ids
-        given = session.ask(question.text, question.labels)
+        before = session.track.ids
+        probabilities = session.ask(question.text, question.labels)
         shared = next(
             (n for n, (a, b) in enumerate(zip(before, session.state.ids, strict=False)) if a != b),
             min(len(before), len(session.state.ids)),
@@ -236,46 +243,51 @@ def in_a_session(
         work.passes += 1
         work.tokens += len(session.state.ids) - min(shared, len(session.state.ids) - 1)
         if place < len(interview.chain):
-            chain.append(given)
-            session.answer(question.labels[max(range(len(given)), key=given.__getitem__)])
+            chain.append(probabilities)
+            likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
+            session.answer(question.labels[likeliest])
         else:
-            ends.append(given)
+            ends.append(probabilities)
     session.close()
     return Answers(tuple(chain), tuple(ends))
 
 
-def measure(ways: Sequence[Way], size: int, length: int, config: Config) -> dict[str, Measured]:
-    """Judge the same rounds in every way, one after another."""
-    found = {way.name: Measured() for way in ways}
+def measure(methods: Sequence[Method], size: int, length: int, config: Config) -> dict[str, Cost]:
+    """Judge the same rounds with every method, in turn."""
+    costs = {method.name: Cost() for method in methods}
     rounds = range(config.repeats + 1)
     for number in track(rounds, f"G {size}, history {length}", unit="rounds"):
-        messages, held = round_of(config, size, length, number)
-        for way in ways:
-            passes, tokens = way.work.passes, way.work.tokens
-            begun = time.perf_counter()
-            way.judge(messages, held)
-            seconds = time.perf_counter() - begun
+        messages, interviews = synthetic_round(config, size, length, number)
+        for method in methods:
+            passes, tokens = method.work.passes, method.work.tokens
+            started = time.perf_counter()
+            method.judge(messages, interviews)
+            seconds = time.perf_counter() - started
             if number == 0:
-                continue  # warms caches and allocators
-            found[way.name].seconds.append(seconds)
-            found[way.name].passes.append(way.work.passes - passes)
-            found[way.name].tokens.append(way.work.tokens - tokens)
-    return found
+                continue  # warm-up
+            cost = costs[method.name]
+            cost.seconds.append(seconds)
+            cost.passes.append(method.work.passes - passes)
+            cost.tokens.append(method.work.tokens - tokens)
+    return costs
 
 
 def compare(
-    ways: Sequence[Way], rounds: Iterator[tuple[Sequence[Message], Sequence[CandidateQuestions]]]
+    methods: Sequence[Method], rounds: Iterator[tuple[Sequence[Message], Sequence[Interview]]]
 ) -> Difference:
-    """Compare naive verdicts with ours, round by round."""
+    """Compare the verdicts of the naive method with ours."""
     naive, ours = (
-        next(way for way in ways if way.name == name)
+        next(method for method in methods if method.name == name)
         for name in ("UnifiReward, naive", "UnifiReward, ours")
     )
     verdicts = unequal = 0
     largest = 0.0
-    for messages, held in rounds:
-        for one, other in zip(naive.judge(messages, held), ours.judge(messages, held), strict=True):
-            for a, b in zip((*one.chain, *one.ends), (*other.chain, *other.ends), strict=True):
+    for messages, interviews in rounds:
+        answers = (method.judge(messages, interviews) for method in (naive, ours))
+        for first, second in zip(*answers, strict=True):
+            for a, b in zip(
+                (*first.chain, *first.ends), (*second.chain, *second.ends), strict=True
+            ):
                 verdicts += 1
                 unequal += a.index(max(a)) != b.index(max(b))
                 gaps = (abs(math.log(p) - math.log(q)) for p, q in zip(a, b, strict=True))
@@ -286,82 +298,82 @@ def compare(
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def round_of(
+def synthetic_round(
     config: Config, size: int, length: int | None, number: int
-) -> tuple[Sequence[Message], list[CandidateQuestions]]:
-    """Return what a judge reads before the first question, and the interviews of a round.
+) -> tuple[Sequence[Message], list[Interview]]:
+    """Return the judge's prompt and the interviews of a round.
 
     Args:
-        config: The seed; and the histories, one of which is drawn if `length` is None.
-        size: Candidates.
-        length: Utterances of the dialogue.
-        number: Which round: texts are drawn by it.
+        config: Provides the seed, and the history lengths to choose from if `length` is None.
+        size: Number of candidates.
+        length: Number of utterances of the dialogue.
+        number: Number of the round, part of the seed.
     """
     rng = np.random.default_rng([config.seed, size, length or 0, number])
     length = length or int(rng.choice(config.histories))
-    said = made_up_utterances(rng, length)
+    utterances = synthetic_utterances(rng, length)
     interviews = []
     for _ in range(size):
-        turn = made_up_turn(rng)
+        turn = synthetic_turn(rng)
         steps = tuple(ask_about_step(step) for step in turn.reasoning)
-        reference = made_up_reference(rng)
+        reference = synthetic_reference(rng)
         orders = ((turn.reply, reference), (reference, turn.reply))
-        interviews.append(CandidateQuestions(steps, tuple(ask_about_replies(*pair) for pair in orders)))
-    return judge_messages(Dialogue(tuple(said))), interviews
+        interviews.append(Interview(steps, tuple(ask_about_replies(*pair) for pair in orders)))
+    return judge_messages(Dialogue(tuple(utterances))), interviews
 
 
-# --- the rest ----------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------
 
 
-def _in_process(registry: Registry, name: str) -> TransformersScorer:
+def _local_scorer(registry: Registry, name: str) -> TransformersScorer:
     judge = registry.judge(name)
     if judge is None or not isinstance(judge.scorer, TransformersScorer):
-        raise ConfigError(f"{name or 'the default judge'}: only a judge in this process is timed")
+        raise ConfigError(f"{name or 'the default judge'}: only a local judge can be timed")
     return judge.scorer
 
 
-def _pair(registry: Registry, name: str) -> tuple[TransformersScorer, TransformersScorer]:
+def _local_pair(registry: Registry, name: str) -> tuple[TransformersScorer, TransformersScorer]:
     judge = registry.judge(name)
-    scorers = (judge.scorer, judge.reply_scorer) if judge is not None else (None, None)
-    first, second = scorers
-    if not isinstance(first, TransformersScorer) or not isinstance(second, TransformersScorer):
-        raise ConfigError(f"{name}: not a PRM and an ORM in this process")
-    return first, second
+    prm, orm = (judge.scorer, judge.reply_scorer) if judge is not None else (None, None)
+    if not isinstance(prm, TransformersScorer) or not isinstance(orm, TransformersScorer):
+        raise ConfigError(f"{name}: not a local PRM with an ORM")
+    return prm, orm
 
 
-def _forget(scorer: TransformersScorer) -> None:
-    """Forget earlier rounds. On the owner thread, behind the sessions that are still closing."""
-    scorer.chat.owner.call(scorer.state_cache.clear)
+def _clear_cache(scorer: TransformersScorer) -> None:
+    """Clear the prefix cache, on the owner thread so that closing sessions finish first."""
+    scorer.chat.owner.call(scorer.shelf.clear)
 
 
-def _counted(
+def _judge_together(
     scorer: TransformersScorer,
     messages: Sequence[Message],
-    held: Sequence[CandidateQuestions],
+    interviews: Sequence[Interview],
     work: Work,
 ) -> list[Answers]:
+    _clear_cache(scorer)
     passes, tokens = scorer.work.passes, scorer.work.tokens
-    found = scorer.score_candidates(messages, held)
+    outcomes = scorer.interview(messages, interviews)
     work.passes += scorer.work.passes - passes
     work.tokens += scorer.work.tokens - tokens
     answers = []
-    for one in found:
-        if isinstance(one, CompeerError):
-            raise one
-        answers.append(one)
+    for outcome in outcomes:
+        if isinstance(outcome, CompeerError):
+            raise outcome
+        answers.append(outcome)
     return answers
 
 
-def _lines(found: dict[str, Measured], about: str) -> Iterator[results.Metric]:
-    for name, measured in found.items():
+def _cost_metrics(costs: dict[str, Cost], about: str) -> Iterator[results.Metric]:
+    for name, cost in costs.items():
         values = {
-            "seconds": measured.seconds,
-            "passes": [float(count) for count in measured.passes],
-            "tokens": [float(count) for count in measured.tokens],
+            "seconds": cost.seconds,
+            "passes": [float(count) for count in cost.passes],
+            "tokens": [float(count) for count in cost.tokens],
         }
-        for measure_name, numbers in values.items():
+        for measure, numbers in values.items():
             yield results.Metric(
-                name=measure_name,
+                name=measure,
                 value=statistics.median(numbers),
                 low=min(numbers),
                 high=max(numbers),
@@ -371,21 +383,13 @@ def _lines(found: dict[str, Measured], about: str) -> Iterator[results.Metric]:
             )
 
 
-def _equality(difference: Difference) -> list[results.Metric]:
+def _difference_metrics(difference: Difference) -> list[results.Metric]:
     about, of = "ours against naive", "UnifiReward"
+    values = {
+        "unequal verdicts": difference.unequal,
+        "largest difference of a log-probability": difference.largest,
+    }
     return [
-        results.Metric(
-            name="unequal verdicts",
-            value=difference.unequal,
-            n=difference.verdicts,
-            of=of,
-            about=about,
-        ),
-        results.Metric(
-            name="largest difference of a log-probability",
-            value=difference.largest,
-            n=difference.verdicts,
-            of=of,
-            about=about,
-        ),
+        results.Metric(name=name, value=value, n=difference.verdicts, of=of, about=about)
+        for name, value in values.items()
     ]

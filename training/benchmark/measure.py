@@ -1,15 +1,14 @@
 """Speed and memory of the demo: `python -m training benchmark training/configs/benchmark.toml`.
 
-What is measured, each several times, shown as median and range:
+Each is measured several times and reported as median and range:
 
-- seconds from `python app.py` until its page is served, after one start that is not counted
-  (it warms the disk cache);
-- seconds from Send to the first token, tokens per second of a whole turn, and seconds from the
-  reply's last token to the last score, in this process, where every token is seen as it comes;
-- seconds of a whole turn through `/chat`, over HTTP;
-- the most memory that the server held while it answered.
+- seconds from `python app.py` until its page is served, after a warm-up start for the disk cache
+- in this process: seconds from Send to the first token, tokens per second of a whole turn, and
+  seconds from the reply's last token to the last score
+- seconds of a whole turn through `/chat`, over HTTP
+- peak memory of the server while it answers
 
-Let the machine do nothing else meanwhile.
+Run it on an otherwise idle machine.
 """
 
 import datetime
@@ -24,14 +23,14 @@ from pathlib import Path
 from pydantic import Field
 
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from compeer_core.policy import Policy
 from compeer_core.registry import Registry
 from compeer_core.unifireward import Judge
-from training.benchmark.server import chat, running_app, watched_memory
-from training.benchmark.turns import timed_turns, tokens_per_second
+from training.benchmark.server import chat, running_app, sampled_memory
+from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common import results
 from training.common.run_directory import versions
+from training.stages import refuse_resume
 
 GIB = 2**30
 _log = logging.getLogger(__name__)
@@ -44,28 +43,28 @@ NOTHING_LEFT = (
 
 
 class Config(FrozenModel):
-    """What is measured, and how often."""
+    """What to measure, and how often."""
 
     name: str = "benchmark_cpu"
     """Name of the results file."""
     output: Path = results.FOLDER
     """Folder of the results file."""
     root: Path = Path()
-    """The checkout: the app runs there."""
+    """The checkout; the app's working directory."""
     app: tuple[str, ...] = ("app.py",)
-    """What follows `python`; host and port are added."""
+    """Arguments of `python`; host and port are added."""
     models: Path = Path("assets/models.toml")
-    """The list of models, below `root`. With another than the app's own, name it in `app` too."""
+    """The list of models, relative to `root`. To use another list, pass it in `app` as well."""
     policy: str = ""
-    """A name of that list; empty is its default, which the app uses too."""
+    """A policy of that list; empty is the default, as in the app."""
     judge: str = ""
-    """A name of that list; empty is its default."""
+    """A judge of that list; empty is the default."""
     starts: int = Field(default=5, ge=1)
-    """How often the app is started and timed."""
+    """Number of timed starts of the app."""
     turns: int = Field(default=20, ge=1)
-    """How many turns are timed in this process."""
+    """Number of turns timed in this process."""
     http_turns: int = Field(default=5, ge=1)
-    """How many turns are timed through `/chat`."""
+    """Number of turns timed through `/chat`."""
     seed: int = 0
     """Turn i samples with `seed + i`."""
     messages: tuple[str, ...] = Field(
@@ -76,21 +75,20 @@ class Config(FrozenModel):
         ),
         min_length=1,
     )
-    """What the seeker says, in rotation."""
+    """The seeker's messages, used in rotation."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Measure, print the table and write the results file."""
-    if resume is not None:
-        raise ConfigError("a benchmark cannot be resumed: begin it again")
+    refuse_resume(resume, "a benchmark cannot be resumed")
     registry = Registry.from_toml(config.root / config.models)
     registry.check()
     if dry_run:
         return
-    # The app first, and gone before the turns in this process: two cores serve one at a time.
-    outside = _from_outside(config)
+    # The app must have exited before turns are timed in this process: both need all cores.
+    metrics = _measure_server(config)
     policy, judge = registry.policy(config.policy), registry.judge(config.judge)
-    metrics = [*outside, *_from_inside(config, policy, judge)]
+    metrics += _measure_turns(config, policy, judge)
     registry.close()
     result = results.Result(
         name=config.name,
@@ -125,7 +123,7 @@ def summarise(
 
 
 def machine() -> str:
-    """Return the processor and the number of cores, as far as the system tells."""
+    """Return the processor's name and number of cores."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -136,9 +134,12 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {model}"
 
 
-def _from_outside(config: Config) -> list[results.Metric]:
+def _measure_server(config: Config) -> list[results.Metric]:
     served = [_seconds_until_served(config, start) for start in range(config.starts + 1)]
-    with running_app(config.app, config.root) as server, watched_memory(server) as readings:
+    with (
+        running_app(config.app, config.root) as server,
+        sampled_memory(server.process.pid) as memory,
+    ):
         turns = [
             chat(server.url, config.messages[i % len(config.messages)], config.seed + i)
             for i in range(config.http_turns + 1)
@@ -148,7 +149,7 @@ def _from_outside(config: Config) -> list[results.Metric]:
         summarise("Whole turn through `/chat`", turns[1:], "s", "reply and scores, over HTTP"),
         summarise(
             "Resident memory of the server",
-            [reading / GIB for reading in readings],
+            [sample / GIB for sample in memory],
             "GiB",
             "maximum while it answered",
             largest=True,
@@ -162,7 +163,7 @@ def _seconds_until_served(config: Config, start: int) -> float:
         return server.seconds_until_served
 
 
-def _from_inside(config: Config, policy: Policy, judge: Judge | None) -> list[results.Metric]:
+def _measure_turns(config: Config, policy: Policy, judge: Judge | None) -> list[results.Metric]:
     records = timed_turns(policy, judge, config.messages, config.turns, config.seed)
     first = [r.first_token_seconds for r in records if r.first_token_seconds is not None]
     metrics = [

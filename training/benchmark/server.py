@@ -1,4 +1,4 @@
-"""Starts the app as its own process and measures it from outside."""
+"""Starts the app in a process of its own and measures it over HTTP."""
 
 import os
 import socket
@@ -29,11 +29,7 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     seconds_until_served: float
-    """From the start of the process to the first whole page."""
-
-    def resident_bytes(self) -> int:
-        """Return the memory that the app and its children hold now."""
-        return _resident_bytes(self.process.pid)
+    """From the start of the process to the first complete page."""
 
 
 @contextmanager
@@ -43,19 +39,19 @@ def running_app(
     """Run the app on a free port until the block ends.
 
     Args:
-        command: What follows `python`, such as `["app.py"]`; host and port are added.
-        folder: The folder it runs in.
-        timeout_seconds: How long it may take until the page is served.
+        command: Arguments of `python`, such as `["app.py"]`; host and port are added.
+        folder: Working directory.
+        timeout_seconds: Time limit until the page is served.
 
     Raises:
-        BackendError: The app ended before it served its page, or took too long.
+        BackendError: The app exited before it served its page, or exceeded the limit.
     """
     port = _free_port()
     url = f"http://127.0.0.1:{port}/"
     line = [sys.executable, *command, "--host", "127.0.0.1", "--port", str(port)]
-    # Into a file: a pipe that nobody reads would fill up and stop the app.
+    # Log to a file: a pipe that is not read fills up and blocks the app.
     with tempfile.TemporaryFile() as log:
-        begun = time.monotonic()
+        started = time.monotonic()
         process = subprocess.Popen(
             line,
             cwd=folder,
@@ -65,16 +61,16 @@ def running_app(
             stderr=subprocess.STDOUT,
         )
         try:
-            _wait_for_page(url, process, log, begun + timeout_seconds)
-            yield Server(url, process, time.monotonic() - begun)
+            _wait_for_page(url, process, log, started + timeout_seconds)
+            yield Server(url, process, time.monotonic() - started)
         finally:
             _end(process)
 
 
 def chat(url: str, message: str, seed: int) -> float:
-    """Ask for one whole turn through the `/chat` endpoint and return its seconds."""
+    """Request one turn from the `/chat` endpoint and return the seconds it took."""
     client = Client(url, verbose=False, analytics_enabled=False)
-    begun = time.monotonic()
+    started = time.monotonic()
     client.predict(
         message=message,
         history=[],
@@ -84,23 +80,28 @@ def chat(url: str, message: str, seed: int) -> float:
         seed=seed,
         api_name="/chat",
     )
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 @contextmanager
-def watched_memory(server: Server, every_seconds: float = 0.05) -> Iterator[list[int]]:
-    """Collect the server's resident bytes, over and over, while the block runs."""
-    readings = [server.resident_bytes()]
+def sampled_memory(pid: int | None = None, every_seconds: float = 0.05) -> Iterator[list[int]]:
+    """Sample the resident bytes of a process and its children while the block runs.
+
+    Args:
+        pid: The process; None is this one.
+        every_seconds: Sampling interval.
+    """
+    samples = [_resident_bytes(pid)]
     finished = threading.Event()
 
     def watch() -> None:
         while not finished.wait(every_seconds):
-            readings.append(server.resident_bytes())
+            samples.append(_resident_bytes(pid))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield readings
+        yield samples
     finally:
         finished.set()
         thread.join()
@@ -116,15 +117,15 @@ def _wait_for_page(
                 if page.status_code == httpx.codes.OK and "</html>" in page.text:
                     return
             if process.poll() is not None:
-                raise BackendError(f"the app ended with code {process.returncode}: {_tail(log)}")
+                raise BackendError(f"the app exited with code {process.returncode}: {_tail(log)}")
             if time.monotonic() > deadline:
-                raise BackendError(f"the app served no page in time: {_tail(log)}")
+                raise BackendError(f"the app served no page within the limit: {_tail(log)}")
             time.sleep(_POLL_SECONDS)
 
 
 def _tail(log: IO[bytes], size: int = 500) -> str:
     log.seek(0)
-    return log.read().decode(errors="replace")[-size:].strip() or "it printed nothing"
+    return log.read().decode(errors="replace")[-size:].strip() or "no output"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -136,7 +137,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=20)
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes(pid: int | None) -> int:
     total = 0
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)

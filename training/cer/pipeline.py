@@ -68,7 +68,7 @@ from training.cer.steps import (
     ingest,
     subset,
 )
-from training.common.fingerprints import stamp
+from training.common.fingerprints import fingerprint
 from training.common.interrupts import StopRequest
 from training.common.run_directory import CONFIG_FILE, RunDirectory
 from training.data.pictures import Pictures
@@ -183,7 +183,7 @@ class _Pipeline:
                 "corpora": _values(config)["corpora"],
                 "seed": config.seed,
                 "files": [
-                    stamp(config.data_dir / file.path)
+                    fingerprint(config.data_dir / file.path)
                     for file in config.corpora
                     if not is_hub_name(file.path)
                 ],
@@ -427,7 +427,7 @@ class _Pipeline:
                 **_values(config.human),
                 "corpora": _values(config)["judged"],
                 "seed": config.seed,
-                "files": [stamp(config.data_dir / name) for name in names],
+                "files": [fingerprint(config.data_dir / name) for name in names],
             },
             outputs=[path("human")],
         )
@@ -591,7 +591,7 @@ class _Pipeline:
 
     def _faces(self) -> Json:
         faces = self.config.faces
-        return None if faces is None else stamp(self.config.data_dir / faces)
+        return None if faces is None else fingerprint(self.config.data_dir / faces)
 
 
 def _open(config: Config, resume: Path | None) -> RunDirectory:
@@ -666,7 +666,7 @@ def _asked_under(settings: GeneratorSettings) -> dict[str, Any]:
         values["source"] = where.model  # the address does not matter
         values.pop("in_flight")
     elif where.kind is not SourceKind.HUB:
-        values["files"] = stamp(Path(where.location))
+        values["files"] = fingerprint(Path(where.location))
     return values
 
 

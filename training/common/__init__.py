@@ -1,1 +1,1 @@
-"""What every stage uses: run directories, JSON lines, progress, several processes, results."""
+"""Shared by all stages: run directories, JSON lines, progress, multiple processes, results."""

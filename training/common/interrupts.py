@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM as a wish, so that a stage can save before it stops.
+"""Turns Ctrl-C and SIGTERM into a request to stop, so that a stage can save its state first.
 
 ```python
-with StopRequest() as stopping:
-    while not done and not stopping.asked:
+with StopRequest() as stop:
+    while not done and not stop.requested:
         ...
 ```
 """
@@ -17,31 +17,31 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class StopRequest:
-    """Notes the first Ctrl-C or SIGTERM of a `with` block; the second one stops at once, as ever.
+    """Records the first Ctrl-C or SIGTERM within a `with` block; a second one stops immediately.
 
-    What a signal did before is put back at the end of the block, so that the next stage of a recipe
-    can be stopped as well. Only the main thread can hear signals; elsewhere nothing is noted.
+    The previous signal handlers are restored at the end of the block. Python handles signals in the
+    main thread only; in other threads this does nothing.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        """Whether the person wants the work to stop."""
-        self._before: dict[int, Handler] = {}
+        self.requested = False
+        """Whether a signal has arrived."""
+        self._previous: dict[int, Handler] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._put_back()
+        self._restore()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._put_back()
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        self._restore()
 
-    def _put_back(self) -> None:
-        for number, handler in self._before.items():
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before.clear()
+        self._previous.clear()

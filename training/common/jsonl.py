@@ -1,4 +1,4 @@
-"""Files with one JSON object per line that a run appends to, and that a crash may have cut short."""
+"""JSON-lines files that a run appends to, and whose last line a crash may have truncated."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 
-def whole_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; a last line cut short by a crash is left out, as is a missing file."""
+def complete_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file, except a truncated last line; a missing file has none."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
@@ -15,12 +15,20 @@ def whole_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def keep_rows(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the other rows, and a last line cut short by a crash; a crash now loses nothing."""
+def filter_rows(path: Path, predicate: Callable[[dict[str, Any]], bool]) -> None:
+    """Remove rows that do not satisfy `predicate`, and a truncated last line. Atomic."""
     if not path.exists():
         return
-    kept = [row for row in whole_rows(path) if is_kept(row)]
-    fresh = path.with_suffix(".new")
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    rows = [row for row in complete_rows(path) if predicate(row)]
+    temporary = path.with_suffix(".new")
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def drop_truncated_line(path: Path) -> None:
+    """Remove an unterminated last line, so that appending starts a new line."""
+    with path.open("r+b") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

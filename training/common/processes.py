@@ -1,11 +1,11 @@
-r"""A stage that several processes run together, as `torchrun` and `accelerate launch` start it.
+r"""Helpers for a stage that runs in several processes, started by `torchrun` or `accelerate launch`.
 
 ```text
 torchrun --nproc-per-node 8 -m training reward training/configs/qwen/reward_lora.toml \
     --set training.accumulation=4
 ```
 
-Each process has a part of every batch; the first of them all writes the run directory.
+Each process takes a part of every batch; rank 0 writes the run directory.
 """
 
 import os
@@ -22,18 +22,23 @@ Value = TypeVar("Value")
 
 
 def is_first() -> bool:
-    """Whether this is the first process of all, or the only one."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """Whether this is rank 0, which is also true of a single process."""
+    return process_rank() == 0
+
+
+def process_rank() -> int:
+    """Return the rank of this process, counted from 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def process_count() -> int:
-    """How many processes work together."""
+    """Return the number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
-def first_goes_ahead() -> Iterator[None]:
-    """Let the first process through a block before the others: they read what it has written."""
+def first_process_first() -> Iterator[None]:
+    """Run a block in rank 0 before the other processes, so that they can read its output."""
     if process_count() == 1:
         yield
         return
@@ -45,10 +50,10 @@ def first_goes_ahead() -> Iterator[None]:
 
 
 def join_processes(device: str) -> str:
-    """Wait until all processes are there; return the device of this one.
+    """Wait for all processes; return the device of this one.
 
     Args:
-        device: Where the stage computes; "cuda" is another accelerator for each process.
+        device: Device from the config; "cuda" becomes a different accelerator in each process.
     """
     if process_count() == 1:
         return device
@@ -57,8 +62,8 @@ def join_processes(device: str) -> str:
     return str(PartialState(cpu=device == "cpu").device)
 
 
-def added_up(values: "Tensor") -> "Tensor":
-    """Add up a tensor over all processes, in place; all of them have to ask and get the same bits."""
+def sum_over_processes(values: "Tensor") -> "Tensor":
+    """Sum a tensor over all processes, in place. Collective; the result is the same in all, bit for bit."""
     import torch
 
     if torch.distributed.is_initialized():
@@ -66,45 +71,37 @@ def added_up(values: "Tensor") -> "Tensor":
     return values
 
 
-def in_any_process(claim: bool) -> bool:
-    """Whether a claim is true in at least one process; all of them have to ask.
+def in_any_process(condition: bool) -> bool:
+    """Whether a condition holds in at least one process. Collective.
 
-    A process that left a loop by itself would leave the others waiting for it.
+    Used for loop exits: a process that left a loop alone would leave the others waiting.
     """
     import torch
 
     if not torch.distributed.is_initialized():
-        return claim
+        return condition
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    flag = torch.tensor(int(claim), device=device)
+    flag = torch.tensor(int(condition), device=device)
     torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
     return bool(flag.item())
 
 
-def process_number() -> int:
-    """Which of the processes this is, from 0."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def gathered(values: Sequence[Value]) -> list[list[Value]]:
-    """Return the values of each process, in the order of the processes; all of them have to ask.
-
-    Values are pickled: they are for what a run says and judges, not for tensors.
-    """
+def gather_from_processes(values: Sequence[Value]) -> list[list[Value]]:
+    """Return the values of every process, ordered by rank. Collective; values are pickled."""
     import torch
 
     if not torch.distributed.is_initialized():
         return [list(values)]
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, list(values))
-    return found
+    gathered: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, list(values))
+    return gathered
 
 
 @contextmanager
-def failing_together() -> Iterator[None]:
-    """Let a block that fails in one process fail in all of them.
+def fail_together() -> Iterator[None]:
+    """Make a block that fails in one process fail in all.
 
-    The others would wait for it until they lose patience, which takes half an hour.
+    Otherwise the other processes wait until the collective times out, after half an hour.
 
     Raises:
         BackendError: The block failed in another process.
@@ -112,8 +109,8 @@ def failing_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        gathered([f"{type(error).__name__}: {error}"])
+        gather_from_processes([f"{type(error).__name__}: {error}"])
         raise
-    failures = [told for told in gathered([""]) if told[0]]
+    failures = [message for [message] in gather_from_processes([""]) if message]
     if failures:
-        raise BackendError(f"another process failed: {failures[0][0]}")
+        raise BackendError(f"another process failed: {failures[0]}")

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with rate and time left on a terminal, a line now and then in a log."""
+"""Progress of long loops: a progress bar on a terminal, periodic lines in a log."""
 
 import logging
 import sys
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 def track(
     items: Iterable[T], label: str, *, total: int | None = None, done: int = 0, unit: str = "rows"
 ) -> Iterator[T]:
-    """Yield the items, and show how many there have been, how fast, and how long it will take.
+    """Yield the items and report the count, the rate and the time left.
 
     Args:
-        items: What is worked on.
-        label: Two or three words that say what is done.
-        total: How many items there will be, `done` included; None if nobody knows.
-        done: How many were finished by an earlier start.
-        unit: What an item is called.
+        items: Items to iterate over.
+        label: Short name of the task.
+        total: Number of items, `done` included; None if unknown.
+        done: Number of items that an earlier run finished.
+        unit: Name of an item, in the plural.
     """
     if sys.stderr.isatty():
         yield from tqdm(items, label, total=total, initial=done, unit=f" {unit}", file=sys.stderr)
@@ -43,7 +43,7 @@ def track(
 
 
 def count_lines(path: Path) -> int | None:
-    """Return how many lines a file has, for the total of `track`; None if there is no such file."""
+    """Return the number of lines of a file, for `track`; None if the file does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -53,13 +53,11 @@ def count_lines(path: Path) -> int | None:
 
 def _line(done: int, count: int, total: int | None, seconds: float, unit: str) -> str:
     rate = count / seconds if seconds > 0 else 0.0
-    reached = done + count
-    of = f"{reached} {unit}" if total is None else f"{reached} of {total} {unit}"
-    left = f", {_time((total - reached) / rate)} left" if total and rate and total > reached else ""
-    return f"{of}, {rate:.1f} per second{left}"
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    finished = done + count
+    counts = f"{finished} {unit}" if total is None else f"{finished} of {total} {unit}"
+    left = (
+        f", {tqdm.format_interval(round((total - finished) / rate))} left"
+        if total and rate and total > finished
+        else ""
+    )
+    return f"{counts}, {rate:.1f} per second{left}"

@@ -1,16 +1,15 @@
-"""What a run leaves on disk, so that it can be understood, resumed and repeated.
+"""The directory of a run: everything needed to inspect, resume and reproduce it.
 
 ```text
 <run>/config.json     the resolved config, seed, versions, git commit and command, written first
 <run>/metrics.jsonl   one row per step, appended
-<run>/log.txt         what the run said, with times
+<run>/log.txt         log lines with timestamps
 ```
 
-Of several processes that train together, the first writes; the others only know the folder.
-
-Stages add their own files beside these. Machine-written files are JSON, because JSON keeps nulls.
+With several processes, only rank 0 writes. Stages add files of their own.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -25,7 +24,7 @@ from typing import Any
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from training.common.jsonl import keep_rows, whole_rows
+from training.common.jsonl import complete_rows, filter_rows
 from training.common.processes import is_first
 
 CONFIG_FILE = "config.json"
@@ -37,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """The folder of one run. Make one with `RunDirectory.open`."""
+    """The directory of one run. Create it with `RunDirectory.open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,19 +50,19 @@ class RunDirectory:
         resume: bool = False,
         may_change: Collection[str] = (),
     ) -> "RunDirectory":
-        """Begin a run at `path`, or go on with the one that is there.
+        """Start a run at `path`, or resume the one there.
 
-        A folder that holds no metrics yet may be begun again: nothing is lost.
+        A directory without metrics can be reused for a new run: nothing would be lost.
 
         Args:
-            path: The run's folder; made if it is missing.
+            path: The run's directory; created if missing.
             config: The resolved config. A field called `seed` is recorded as the run's seed.
-            resume: Whether to go on with a run instead of beginning one.
-            may_change: Dotted keys that may differ from those of the run that is resumed.
+            resume: Whether to resume an existing run.
+            may_change: Dotted keys that may differ from the config of the resumed run.
 
         Raises:
-            ConfigError: A run is already there, or none is there to resume, or it was made under
-                another config; the message names the keys.
+            ConfigError: There is already a run, or none to resume, or its config differs; the
+                message names the keys.
         """
         directory = cls(path)
         if not is_first():
@@ -75,7 +74,7 @@ class RunDirectory:
             return directory
         if _has_content(path / METRICS_FILE):
             raise ConfigError(
-                f"{path}: a run is already there; go on with --resume {path}, "
+                f"{path}: there is already a run; resume it with --resume {path}, "
                 "or choose another output"
             )
         path.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ class RunDirectory:
             "config": values,
             "seed": values.get("seed"),
             "resumed": [],
-            **_circumstances(),
+            **_provenance(),
         }
         _write_json(path / CONFIG_FILE, record)
         return directory
@@ -91,33 +90,30 @@ class RunDirectory:
     def metrics(self, *, step: int, **row: float | int | str | None) -> None:
         """Append one row to metrics.jsonl.
 
-        A value that is not finite is written as null and named in the log: NaN is no JSON, and a
-        loss that became NaN should be seen.
+        JSON has no NaN: a value that is not finite is written as null and reported in the log.
         """
         if not is_first():
             return
-        lost = [key for key, value in row.items() if not _is_writable(value)]
-        for key in lost:
-            self.log("step %d: %s is %s", step, key, row[key])
-        kept = {key: None if key in lost else value for key, value in row.items()}
-        line = json.dumps({"step": step, "time": _now(), **kept}, allow_nan=False)
+        finite = dict(row)
+        for key, value in row.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                self.log("step %d: %s is %s", step, key, value)
+                finite[key] = None
+        line = json.dumps({"step": step, "time": _now(), **finite}, allow_nan=False)
         with (self.path / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of metrics.jsonl; a last line cut short by a crash is left out."""
-        yield from whole_rows(self.path / METRICS_FILE)
+        """Yield the rows of metrics.jsonl, except a truncated last line."""
+        yield from complete_rows(self.path / METRICS_FILE)
 
     def rewind(self, step: int) -> None:
-        """Drop the rows after `step`, and a last line cut short by a crash.
-
-        A run that goes on from the checkpoint of that step makes the later ones again.
-        """
+        """Drop the rows after `step`: a run resumed from that checkpoint writes them again."""
         if is_first():
-            keep_rows(self.path / METRICS_FILE, lambda row: row["step"] <= step)
+            filter_rows(self.path / METRICS_FILE, lambda row: row["step"] <= step)
 
     def log(self, message: str, *values: object) -> None:
-        """Write one line to log.txt and to the log of the process."""
+        """Write one line to log.txt and to the process's log."""
         if not is_first():
             return
         _log.info(message, *values)
@@ -127,9 +123,9 @@ class RunDirectory:
     def _check_same(self, values: Mapping[str, Any], may_change: Collection[str]) -> None:
         path = self.path / CONFIG_FILE
         if not path.exists():
-            raise ConfigError(f"{self.path}: there is no run to resume, {CONFIG_FILE} is missing")
-        before = _flat(_read_json(path)["config"])
-        now = _flat(values)
+            raise ConfigError(f"{self.path}: no run to resume, {CONFIG_FILE} is missing")
+        before = _flatten(_read_json(path)["config"])
+        now = _flatten(values)
         differing = [
             f"{key} (was {json.dumps(before.get(key))}, now {json.dumps(now.get(key))})"
             for key in sorted(before.keys() | now.keys())
@@ -137,7 +133,7 @@ class RunDirectory:
         ]
         if differing:
             raise ConfigError(
-                f"{path}: a run resumes only under the config it began with; "
+                f"{path}: a run can only be resumed with its original config; "
                 f"different: {', '.join(differing)}"
             )
 
@@ -145,23 +141,21 @@ class RunDirectory:
         path = self.path / CONFIG_FILE
         record = _read_json(path)
         record["config"] = dict(values)
-        record["resumed"].append(_circumstances())
+        record["resumed"].append(_provenance())
         _write_json(path, record)
 
 
 def versions(libraries: Collection[str] = _LIBRARIES) -> dict[str, str]:
-    """Return the versions of Python and of those of the libraries that are installed."""
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    """Return the versions of Python and of the installed ones among `libraries`."""
+    installed = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for library in libraries:
-        try:
-            found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[library] = metadata.version(library)
+    return installed
 
 
 def git_commit() -> str | None:
-    """Return the commit of this checkout, with "+changes" if files differ; None outside git."""
+    """Return the commit of this checkout, plus "+changes" if files differ; None outside git."""
     here = Path(__file__).resolve().parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
@@ -172,13 +166,13 @@ def git_commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=30
-    )
-    return done.stdout.strip()
+    command = ["git", *arguments]
+    return subprocess.check_output(
+        command, cwd=folder, text=True, stderr=subprocess.DEVNULL, timeout=30
+    ).strip()
 
 
-def _circumstances() -> dict[str, Any]:
+def _provenance() -> dict[str, Any]:
     return {
         "date": _now(),
         "command": shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
@@ -191,12 +185,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one, with dotted keys; lists stay whole."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables to dotted keys; lists stay as they are."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -204,10 +198,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _allowed(key: str, may_change: Collection[str]) -> bool:
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in may_change)
-
-
-def _is_writable(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _has_content(path: Path) -> bool:
@@ -221,7 +211,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: object) -> None:
-    """Write to a temporary name and rename, so that a crash leaves the old file whole."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    """Write to a temporary file and rename it, so that a crash leaves the old file intact."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,7 +1,7 @@
-"""How many threads a model of a stage computes on.
+"""Number of threads of a model within a stage.
 
-Where visitors share a machine, small models have one thread each (`compeer_core.model_pool`). A stage
-waits for its models and has nothing else to do meanwhile.
+The demo gives each small model one thread (`compeer_core.model_pool`), since visitors share the
+machine. A stage has the machine to itself.
 """
 
 from functools import partial
@@ -12,5 +12,5 @@ from compeer_core.backends.transformers_.model import ChatModel
 
 
 def use_all_threads(chat: ChatModel) -> None:
-    """Let a model compute on as many threads as the stage has."""
+    """Let a model use as many threads as the stage has."""
     chat.owner.call(partial(torch.set_num_threads, torch.get_num_threads()))

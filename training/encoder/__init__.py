@@ -1,1 +1,1 @@
-"""The shipped sentence encoder: a table of word pieces that learns to compare texts as its teacher does."""
+"""The shipped sentence encoder: a static embedding table distilled from a sentence transformer."""

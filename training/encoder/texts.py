@@ -1,8 +1,8 @@
-"""What the encoder is taught and measured on: turns and sentences of the corpora.
+"""Training and test texts of the encoder: turns and sentences of the corpora.
 
-Dialogues give their turns, neighbouring turns of one speaker joined, as the replies are that
-Eq. 6 compares. What is longer than `longest_words` is cut into pieces of one to three sentences, so
-that the teacher, which reads 256 pieces of words, sees all of a text that it is asked about.
+Consecutive turns of one speaker are joined, like the replies that Eq. 6 compares. Texts of more than
+`longest_words` words are split into pieces of one to three sentences, because the teacher truncates its
+input to 256 word pieces.
 """
 
 import re
@@ -22,23 +22,23 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 
 
 class TextSource(FrozenModel):
-    """One file of texts to learn from."""
+    """A file of training texts."""
 
     path: str
     """Relative to the corpora folder."""
     kind: SourceKind
-    """How the file is read; see `training.data.corpus`."""
+    """File format; see `training.data.corpus`."""
     most: int | None = Field(default=None, ge=1)
-    """At most so many different texts, drawn by the seed; None takes all."""
+    """Maximum number of distinct texts, sampled by the seed; None uses all."""
 
 
 @dataclass(frozen=True)
 class Replies:
-    """Supporters' turns of held-out dialogues.
+    """Supporter turns of held-out dialogues.
 
     Attributes:
-        texts: One for each turn.
-        dialogues: The number of the dialogue that each is from.
+        texts: The turns.
+        dialogues: The number of each turn's dialogue.
     """
 
     texts: tuple[str, ...]
@@ -53,57 +53,56 @@ def training_texts(
     most: int | None,
     seed: int,
 ) -> list[str]:
-    """Return different texts of all sources, in an order drawn by the seed.
+    """Return the distinct texts of all sources in random order.
 
     Args:
-        folder: Of the corpora.
+        folder: Folder of the corpora.
         sources: The files.
-        longest_words: What is longer is cut at ends of sentences.
-        held_out: Texts that must not be among them, such as a greeting that a test has too.
-        most: At most so many in all; None takes all.
-        seed: Of what is drawn.
+        longest_words: Maximum length of a text in words.
+        held_out: Texts to exclude, such as a greeting that also occurs in the test split.
+        most: Maximum number of texts; None uses all.
+        seed: Seed of the sampling and of the order.
 
     Raises:
-        ConfigError: A file is missing or of another kind, or there is nothing to learn from.
+        ConfigError: A file is missing or has another format, or there are no texts.
     """
     rng = np.random.default_rng(seed)
-    texts: dict[str, None] = {}
+    distinct: dict[str, None] = {}
     for source in sources:
-        found = dict.fromkeys(
-            part
-            for text in _texts(folder, source)
-            for part in _pieces(text, longest_words, rng)
-            if part
+        own = list(
+            dict.fromkeys(
+                part
+                for text in _texts(folder, source)
+                for part in _split_text(text, longest_words, rng)
+                if part
+            )
         )
-        own = list(found)
         if source.most is not None and len(own) > source.most:
             own = [own[i] for i in sorted(rng.choice(len(own), source.most, replace=False))]
-        texts.update(dict.fromkeys(own))
-    every = list(texts)
-    shuffled = (every[i] for i in rng.permutation(len(every)))
-    found_texts = [text for text in shuffled if text not in held_out][:most]
-    if len(found_texts) < 2:
-        raise ConfigError(f"{folder}: the sources hold no texts to learn from")
-    return found_texts
+        distinct.update(dict.fromkeys(own))
+    texts = list(distinct)
+    shuffled = (texts[i] for i in rng.permutation(len(texts)))
+    selected = [text for text in shuffled if text not in held_out][:most]
+    if len(selected) < 2:
+        raise ConfigError(f"{folder}: the sources contain no training texts")
+    return selected
 
 
 def replies_of(folder: Path, path: str) -> Replies:
-    """Return the supporters' turns of a split of ESConv.
+    """Return the supporter turns of an ESConv split.
 
     Raises:
-        ConfigError: The file is missing or of another kind, or holds fewer than two dialogues.
+        ConfigError: The file is missing, has another format, or has fewer than two dialogues.
     """
     texts: list[str] = []
     dialogues: list[int] = []
     source = Source(path=path, kind=SourceKind.ESCONV)
     for number, document in enumerate(read_documents(folder, source)):
-        said = [_flat(text) for role, text in _TURN.findall(document) if role == "assistant"]
-        texts += said
-        dialogues += [number] * len(said)
+        turns = [_flat(text) for role, text in _TURN.findall(document) if role == "assistant"]
+        texts += turns
+        dialogues += [number] * len(turns)
     if len(set(dialogues)) < 2:
-        raise ConfigError(
-            f"{folder / path}: fewer than two dialogues to draw pairs of replies from"
-        )
+        raise ConfigError(f"{folder / path}: fewer than two dialogues, which pairs of replies need")
     return Replies(tuple(texts), tuple(dialogues))
 
 
@@ -119,7 +118,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def _pieces(text: str, longest_words: int, rng: np.random.Generator) -> Iterator[str]:
+def _split_text(text: str, longest_words: int, rng: np.random.Generator) -> Iterator[str]:
     if len(text.split()) <= longest_words:
         yield text
         return

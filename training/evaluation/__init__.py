@@ -1,1 +1,1 @@
-"""Measuring what was trained: the policy on held-out dialogues, the judge on held-out verdicts."""
+"""Evaluation of policies on held-out dialogues and of judges on held-out labels."""

@@ -1,27 +1,25 @@
-"""Do a judge's verdicts go together? `python -m training evaluate consistency <config.toml>`.
+"""Consistency of a judge's verdicts: `python -m training evaluate consistency <config.toml>`.
 
-Our counterpart of COMPEER's Fig. 5a: how often the verdicts on the reasoning and the one on the reply
-contradict each other, for UnifiReward and for a PRM with an ORM. What counts as a contradiction, and
-what it is compared with, is defined in `training.evaluation.contradictions`:
+The counterpart of COMPEER's Fig. 5a: how often the step verdicts and the reply verdict contradict each
+other, for UnifiReward and for a PRM with an ORM. `training.evaluation.contradictions` defines the kinds
+of contradictions and their rates by chance:
 
-- **accepts a reply that ignores the strategy it judged True** (primary): the strategy step is True and the
-  reply at least as good as the reference, but the reply does not carry out the strategy. Whether it
-  does is told by outer signs (`compeer_core.consistency`), which are often wrong; they are the same
-  for all judges, so their errors blur a difference between judges and do not make one.
-- the same on turns whose strategy has clear signs, where they are less often wrong;
-- **steps and reply verdict disagree**: all steps True and the reply worse than the reference, or a step False and
-  the reply better. No signs are needed.
-- **says <model>**: an `assessor`, a language model, reads the turn and the verdicts, as in the paper.
-  Its control deals the verdicts on replies out anew once, by the seed, and asks about those too.
+- **accepts a reply that ignores the strategy it judged True** (primary): the strategy step is True and the reply
+  at least as good as the reference, but it does not carry out the strategy. The latter is decided by
+  surface signs (`compeer_core.consistency`), which are often wrong. They are the same for all judges, so
+  their errors can hide a difference between judges, but not create one.
+- the same on turns whose strategy has clear signs, which are more reliable
+- **steps and reply verdict disagree**: all steps True and the reply worse than the reference, or a step False and the
+  reply better. Needs no signs.
+- **says <model>**: an LLM (`assessor`) reads the turn and the verdicts, as in the paper. Its control asks
+  about the same verdicts with the reply verdicts permuted once.
 
-Each stands beside the rate by chance and the difference of the two. Below 0 a judge is coherent; 0 is
-what one reaches that always says True. Where there are several judges, each is also compared with the
-first, on the same turns.
+Each is reported with its rate by chance and the difference. A coherent judge is below 0; a judge that
+always says True reaches 0. With several judges, each is also compared with the first on the same turns.
 
-Turns are drawn without repetition until `turns` of them count: those that are complete, whose signs
-can be told, that have another reply to be compared with, and on which every judge could be read. The
-others are rejected and counted. What a judge said is kept in `folder`, a file for each, as it comes:
-the same command goes on where it was stopped.
+Turns are sampled without replacement until `turns` of them are valid: complete, with detectable signs, a
+reference, and verdicts from every judge. Rejected turns are counted. Verdicts are stored in `folder`, one
+file per judge, so an interrupted evaluation resumes with the same command.
 """
 
 import datetime
@@ -47,11 +45,11 @@ from compeer_core.stats import Estimate, Floats, bootstrap_weights, estimate
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
 from training.common import results
+from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.samples import read_records, write_records
-from training.evaluation.assessing import Assessor, Counts, assessor_source, drop_torn_line
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
     Rates,
@@ -62,9 +60,11 @@ from training.evaluation.contradictions import (
     holds,
     rates,
 )
+from training.evaluation.llm_assessor import Assessor, Counts, assessor_source
 from training.evaluation.plots import plot_rates
-from training.evaluation.strategy_signs import measure_signs, sign_lines
-from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
+from training.evaluation.strategy_signs import measure_signs, sign_metrics
+from training.evaluation.turn_selection import Rejected, Row, Turn, read_rows, select
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
@@ -74,34 +74,33 @@ SEEN, BY_CHANCE, DIFFERENCE = "contradictions", "by chance", "difference"
 
 
 class Config(FrozenModel):
-    """Which judges, on which turns."""
+    """Judges and turns."""
 
     judges: tuple[str, ...] = Field(min_length=1)
-    """Names in the list of models. Each is compared with the first."""
+    """Names in the list of models. The others are compared with the first."""
     models: Path = Path("assets/models.toml")
     """The list of models."""
     written: tuple[Path, ...] = Field(min_length=1)
-    """Files of turns: rows of CER, or turns as the generators of `cer` wrote them
-    (`steps/turns.jsonl`)."""
+    """Files of turns: CER rows, or turns generated by `cer` (`steps/turns.jsonl`)."""
     splits: tuple[Split, ...] = ("valid", "test")
-    """The splits that turns are taken from. No label is used, so a judge learns nothing from what it
-    has seen; but it may know dialogues of the train split."""
+    """The splits to use. The evaluation needs no labels, but judges may have been trained on dialogues
+    of the train split."""
     turns: int = Field(default=1000, ge=1)
-    """How many turns shall count."""
+    """Number of valid turns to evaluate."""
     data_dir: Path | None = None
-    """Folder of corpora, for rows with pictures of their own."""
+    """Folder of corpora, for rows with images of their own."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     esconv: Path | None = None
-    """ESConv's train split: how good the signs are is measured on it. None leaves that out."""
+    """ESConv's train split, to measure the accuracy of the signs. None skips that."""
     assessor: str | None = None
-    """`openai:URL#MODEL`: a language model that is asked too. The key comes from the environment."""
+    """`openai:URL#MODEL`: an LLM assessor. The API key comes from the environment."""
     assessor_in_flight: int = Field(default=8, ge=1)
-    """Questions to it at a time."""
+    """Number of concurrent requests to the assessor."""
     assessor_tries: int = Field(default=3, ge=1)
-    """Answers that a question may cost, where they are of no use."""
+    """Maximum number of answers per question, if they are invalid."""
     folder: Path
-    """What was said, tables and the plot."""
+    """Folder for verdicts, tables and the plot."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "consistency_nano"
@@ -121,75 +120,74 @@ class Config(FrozenModel):
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Judge turns until enough of them count, and write table and plot; a dry run counts turns."""
-    if resume is not None:
-        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
+    """Judge turns, and write table and plot; a dry run counts valid turns."""
+    refuse_resume(resume, "an evaluation resumes by itself")
     registry = Registry.from_toml(config.models)
     for name in config.judges:
         registry.entry(name, "judge")
     if config.assessor is not None:
         assessor_source(config.assessor)
     rows = list(read_rows(config.written, config.splits))
-    reasons = Counter(each for each in map(sift, rows) if isinstance(each, Rejected))
-    fit = len(rows) - reasons.total()
-    _log.info("%d turns, %d of them fit to be judged; %s", len(rows), fit, _sentence(reasons))
-    if fit < config.turns:
-        _log.warning("fewer turns are fit than the %d that shall count", config.turns)
+    reasons = Counter(each for each in map(select, rows) if isinstance(each, Rejected))
+    valid = len(rows) - reasons.total()
+    _log.info("%d of %d turns are valid; %s", valid, len(rows), _rejections(reasons))
+    if valid < config.turns:
+        _log.warning("there are fewer valid turns than the requested %d", config.turns)
     if dry_run:
         return
-    if not fit:
-        raise ConfigError(f"{', '.join(map(str, config.written))}: no turn is fit to be judged")
+    if not valid:
+        raise ConfigError(f"{', '.join(map(str, config.written))}: no valid turn to judge")
     config.folder.mkdir(parents=True, exist_ok=True)
-    judges = [_loaded(registry, name) for name in config.judges]
+    judges = [_load_judge(registry, name) for name in config.judges]
     try:
-        study = examine(rows, judges, config)
+        study = collect_verdicts(rows, judges, config)
     finally:
         for judge in judges:
             judge.close()
     if not study.turns:
-        raise ConfigError(f"no turn counts: {_sentence(study.rejected)}")
+        raise ConfigError(f"no valid turn: {_rejections(study.rejected)}")
     report(study, config)
 
 
-# --- what judges say --------------------------------------------------------------------------
+# --- verdicts ---------------------------------------------------------------------------------
 
 
-class Heard(FrozenModel):
-    """What a judge said of a turn, a line of its file."""
+class StoredVerdicts(FrozenModel):
+    """A judge's verdicts on a turn; a line of its file."""
 
     id: str
     verdicts: Verdicts | None
-    """None where it could not be read."""
+    """None if unscorable."""
 
 
-class Counted(FrozenModel):
-    """A turn that counts, as `turns.jsonl` keeps it for a reader."""
+class EvaluatedTurn(FrozenModel):
+    """An evaluated turn; a line of `turns.jsonl`, for inspection."""
 
     id: str
     group: str
     strategy: str
     follows: bool
     clear: bool
-    """Its strategy has clear signs."""
+    """Whether the strategy has clear signs."""
     verdicts: Mapping[str, Verdicts]
     """By judge."""
     contradictions: Mapping[str, tuple[str, ...]]
-    """By judge; without the assessor's."""
+    """By judge; without those of the assessor."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The turns that count, and what judges said of them."""
+    """The evaluated turns and their verdicts."""
 
     turns: tuple[Turn, ...]
     verdicts: Mapping[str, tuple[Verdicts, ...]]
-    """By judge, one for each turn."""
-    looked_at: int
+    """By judge, in the order of the turns."""
+    inspected: int
     rejected: Counter[str]
 
     @property
     def groups(self) -> list[str]:
-        """What each turn belongs to: turns of one source dialogue are not independent."""
+        """The source dialogue of each turn: turns of one dialogue are not independent."""
         return [turn.row.case.source_id for turn in self.turns]
 
     @property
@@ -197,67 +195,69 @@ class Study:
         return [turn.follows for turn in self.turns]
 
 
-def examine(rows: Sequence[Row], judges: Sequence[Judge], config: Config) -> Study:
-    """Judge turns in an order drawn by the seed until enough of them count."""
+def collect_verdicts(rows: Sequence[Row], judges: Sequence[Judge], config: Config) -> Study:
+    """Judge turns in random order until enough of them are valid."""
     order = np.random.default_rng(config.seed).permutation(len(rows)).tolist()
     pictures = Pictures(config.data_dir, config.faces)
-    files = [_Kept(config.folder / f"{judge.name}.jsonl", judge, pictures) for judge in judges]
+    files = [
+        _VerdictFile(config.folder / f"{judge.name}.jsonl", judge, pictures) for judge in judges
+    ]
     turns: list[Turn] = []
     verdicts: dict[str, list[Verdicts]] = {judge.name: [] for judge in judges}
     rejected: Counter[str] = Counter()
 
-    def counting() -> Iterator[Turn]:
+    def valid_turns() -> Iterator[Turn]:
         for place in order:
-            turn = sift(rows[place])
+            turn = select(rows[place])
             if isinstance(turn, Rejected):
                 rejected[turn] += 1
                 continue
-            said = [file.heard(turn) for file in files]
-            if any(each is None for each in said):
+            of_turn = [file.verdicts(turn) for file in files]
+            if any(each is None for each in of_turn):
                 rejected[Rejected.UNREADABLE] += 1
                 continue
-            for file, each in zip(files, said, strict=True):
+            for file, each in zip(files, of_turn, strict=True):
                 assert each is not None
                 verdicts[file.name].append(each)
             yield turn
 
     try:
-        wanted = islice(counting(), config.turns)
-        turns.extend(track(wanted, "judged", total=config.turns, unit="turns"))
+        selected = islice(valid_turns(), config.turns)
+        turns.extend(track(selected, "judging", total=config.turns, unit="turns"))
     finally:
         for file in files:
             file.close()
     return Study(
         turns=tuple(turns),
         verdicts={name: tuple(each) for name, each in verdicts.items()},
-        looked_at=len(turns) + rejected.total(),
+        inspected=len(turns) + rejected.total(),
         rejected=rejected,
     )
 
 
-class _Kept:
-    """The verdicts of one judge, in a file that is read first and written as they come."""
+class _VerdictFile:
+    """The verdicts of one judge, stored in a file that is reused."""
 
     def __init__(self, path: Path, judge: Judge, pictures: Pictures) -> None:
         self.name = judge.name
         self._judge = judge
         self._pictures = pictures
-        self._known: dict[str, Verdicts | None] = {}
+        self._stored: dict[str, Verdicts | None] = {}
         if path.exists():
-            drop_torn_line(path)
-            self._known = {each.id: each.verdicts for each in read_records(path, Heard)}
+            drop_truncated_line(path)
+            self._stored = {each.id: each.verdicts for each in read_records(path, StoredVerdicts)}
         self._file = path.open("a", encoding="utf-8")
 
-    def heard(self, turn: Turn) -> Verdicts | None:
+    def verdicts(self, turn: Turn) -> Verdicts | None:
         row = turn.row
-        if row.id not in self._known:
+        if row.id not in self._stored:
             dialogue = row.case.dialogue(self._pictures.shown(row.case.history))
             [judgement] = self._judge.judge(dialogue, [turn.reading], [turn.reference])
-            heard = Heard(id=row.id, verdicts=_verdicts(judgement))
-            self._file.write(heard.model_dump_json() + "\n")
+            new = StoredVerdicts(id=row.id, verdicts=_verdicts(judgement))
+            self._file.write(new.model_dump_json() + "\n")
             self._file.flush()
-            self._known[row.id] = heard.verdicts
-        return self._known[row.id]
+            self._stored[row.id] = new.verdicts
+        return self._stored[row.id]
 
     def close(self) -> None:
         self._file.close()
@@ -267,26 +267,26 @@ def _verdicts(judgement: Judgement) -> Verdicts | None:
     outcomes = judgement.steps or ()
     correct = [each.correct for each in outcomes if isinstance(each, StepVerdict)]
     if len(correct) != 3 or not isinstance(judgement.response, ResponseVerdict):
-        unread = [each for each in (*outcomes, judgement.response) if isinstance(each, Unscorable)]
-        _log.info("a turn could not be judged: %s", unread[0].reason if unread else "no verdict")
+        failed = [each for each in (*outcomes, judgement.response) if isinstance(each, Unscorable)]
+        _log.info("a turn is unscorable: %s", failed[0].reason if failed else "no verdict")
         return None
     history, emotion, strategy = correct
     return Verdicts(steps=(history, emotion, strategy), preference=judgement.response.preference)
 
 
-def _loaded(registry: Registry, name: str) -> Judge:
+def _load_judge(registry: Registry, name: str) -> Judge:
     judge = registry.judge(name)
-    assert judge is not None  # a name that is unknown raises
+    assert judge is not None  # an unknown name raises
     return judge
 
 
-# --- numbers ----------------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------
 
 
 def report(study: Study, config: Config) -> None:
-    """Write the results file, a CSV, the plot, and the turns for a reader."""
+    """Write the results file, a CSV, the plot, and the evaluated turns."""
     weights = bootstrap_weights(study.groups, seed=config.seed)
-    found = by_rule(study, weights)
+    measured = by_rule(study, weights)
     source = "signs of strategies (compeer_core/consistency.py) and the judges' own verdicts"
     counts: Counts | None = None
     if config.assessor is not None:
@@ -299,13 +299,13 @@ def report(study: Study, config: Config) -> None:
         model = assessor_source(config.assessor)[1]
         name = f"says {model}"
         source += f"; {model}"
-        found[name] = by_assessor(study, assessor, config.seed)
+        measured[name] = by_assessor(study, assessor, config.seed)
         counts = assessor.counts
-    metrics = [line for about, by_judge in found.items() for line in comparison(about, by_judge)]
-    metrics += verdict_lines(study, weights)
-    metrics += _sampling_lines(study, counts)
+    metrics = [each for about, judges in measured.items() for each in comparison(about, judges)]
+    metrics += verdict_metrics(study, weights)
+    metrics += _count_metrics(study, counts)
     if config.esconv is not None:
-        metrics += sign_lines(measure_signs(config.esconv))
+        metrics += sign_metrics(measure_signs(config.esconv))
     result = results.Result(
         name=config.name,
         title=config.title,
@@ -320,12 +320,12 @@ def report(study: Study, config: Config) -> None:
     )
     results.publish(result, config.output, config.folder)
     plot_rates(metrics, SEEN, BY_CHANCE, config.folder / "table.png")
-    write_records(config.folder / "turns.jsonl", _counted(study))
+    write_records(config.folder / "turns.jsonl", _evaluated_turns(study))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates of one judge, and on how many turns."""
+    """Rates of one judge on n turns."""
 
     rates: Rates
     n: int
@@ -334,58 +334,51 @@ class Measured:
 def by_rule(study: Study, weights: Floats) -> dict[str, dict[str, Measured]]:
     """Return the rates of each kind of contradiction, by judge."""
     clear = np.array([turn.has_clear_signs for turn in study.turns])
-    tables = {name: Table.of(said, study.follows) for name, said in study.verdicts.items()}
+    tables = {name: Table.of(each, study.follows) for name, each in study.verdicts.items()}
     count = len(study.turns)
-    found = {
+    measured = {
         about: {name: Measured(rates(of(table), weights), count) for name, table in tables.items()}
         for about, of in CONTRADICTIONS.items()
     }
     if clear.any():
-        found[CLEAR] = {
+        measured[CLEAR] = {
             name: Measured(
                 rates(_only(broken_promise(table), clear), weights[:, clear]), clear.sum()
             )
             for name, table in tables.items()
         }
-    return found
+    return measured
 
 
 def by_assessor(study: Study, assessor: Assessor, seed: int) -> dict[str, Measured]:
-    """Ask a model about the verdicts, and about those with the replies' ones dealt out anew.
+    """Ask the assessor about the verdicts, and about those with permuted reply verdicts.
 
-    Only turns count on which it answered for every judge, both times.
+    Uses only turns with a valid answer for every judge in both cases.
     """
-    dealt = np.random.default_rng([seed, 1]).permutation(len(study.turns)).tolist()
-    own: dict[str, list[str]] = {}
-    mixed: dict[str, list[str]] = {}
-    for name, said in study.verdicts.items():
-        pairs = list(zip(study.turns, said, strict=True))
-        own[name] = [_question(turn, each, each.preference) for turn, each in pairs]
-        mixed[name] = [
-            _question(turn, each, said[other].preference)
-            for (turn, each), other in zip(pairs, dealt, strict=True)
+    permutation = np.random.default_rng([seed, 1]).permutation(len(study.turns)).tolist()
+    original: dict[str, list[str]] = {}
+    permuted: dict[str, list[str]] = {}
+    for name, verdicts in study.verdicts.items():
+        pairs = list(zip(study.turns, verdicts, strict=True))
+        original[name] = [_question(turn, each, each.preference) for turn, each in pairs]
+        permuted[name] = [
+            _question(turn, each, verdicts[other].preference)
+            for (turn, each), other in zip(pairs, permutation, strict=True)
         ]
-    asked = [question for each in (*own.values(), *mixed.values()) for question in each]
-    answers = assessor.ask(asked)
-    answered = np.array(
-        [
-            all(questions[place] in answers for questions in (*own.values(), *mixed.values()))
-            for place in range(len(study.turns))
-        ]
-    )
-    if not answered.any():
+    by_turn = list(zip(*original.values(), *permuted.values(), strict=True))
+    answers = assessor.ask(question for questions in by_turn for question in questions)
+    answered = [i for i, questions in enumerate(by_turn) if all(q in answers for q in questions)]
+    if not answered:
         return {}
-    groups = [group for group, is_in in zip(study.groups, answered, strict=True) if is_in]
-    weights = bootstrap_weights(groups, seed=seed)
+    weights = bootstrap_weights([study.groups[i] for i in answered], seed=seed)
 
     def rate(questions: Sequence[str]) -> Floats:
-        asked = [one for one, is_in in zip(questions, answered, strict=True) if is_in]
-        broken = np.array([not answers[one] for one in asked], dtype=np.float64)
-        share: Floats = weights @ broken / weights.sum(axis=1)
+        inconsistent = np.array([not answers[questions[i]] for i in answered], dtype=np.float64)
+        share: Floats = weights @ inconsistent / weights.sum(axis=1)
         return share
 
     return {
-        name: Measured(Rates(rate(own[name]), rate(mixed[name])), len(groups))
+        name: Measured(Rates(rate(original[name]), rate(permuted[name])), len(answered))
         for name in study.verdicts
     }
 
@@ -393,13 +386,13 @@ def by_assessor(study: Study, assessor: Assessor, seed: int) -> dict[str, Measur
 def _question(turn: Turn, verdicts: Verdicts, preference: Preference) -> str:
     steps = [
         (render_step(step), correct)
-        for step, correct in zip(turn.said.reasoning, verdicts.steps, strict=True)
+        for step, correct in zip(turn.parsed.reasoning, verdicts.steps, strict=True)
     ]
     language = turn.row.case.language
     return consistency_question(
         turn.row.case.dialogue(),
         steps,
-        turn.said.reply,
+        turn.parsed.reply,
         turn.reference,
         preference,
         language if language in LANGUAGES else "en",
@@ -429,12 +422,12 @@ def _line(
     ]
 
 
-def verdict_lines(study: Study, weights: Floats) -> list[results.Metric]:
-    """Return how often judges say what: a judge that says the same of all contradicts itself little."""
+def verdict_metrics(study: Study, weights: Floats) -> list[results.Metric]:
+    """Return the frequency of each verdict: constant verdicts contradict each other rarely."""
     lines: list[results.Metric] = []
     total = weights.sum(axis=1)
-    for name, said in study.verdicts.items():
-        table = Table.of(said, study.follows)
+    for name, verdicts in study.verdicts.items():
+        table = Table.of(verdicts, study.follows)
         shares = {
             "strategy step True": table.steps[:, 2],
             "all steps True": table.steps.all(axis=1),
@@ -444,18 +437,18 @@ def verdict_lines(study: Study, weights: Floats) -> list[results.Metric]:
             "reply carries out its strategy": table.follows,
         }
         for title, each in shares.items():
-            found: Estimate = estimate(weights @ each / total, len(said))
-            lines.append(results.measured(title, found, unit="%", of=name, about="verdicts"))
+            share: Estimate = estimate(weights @ each / total, len(verdicts))
+            lines.append(results.measured(title, share, unit="%", of=name, about="verdicts"))
     return lines
 
 
-def _sampling_lines(study: Study, counts: Counts | None) -> list[results.Metric]:
+def _count_metrics(study: Study, counts: Counts | None) -> list[results.Metric]:
     def line(about: str, of: str, count: int, n: int) -> results.Metric:
         return results.Metric(name="count", value=count, n=max(1, n), of=of, about=about)
 
-    lines = [line("turns drawn", "counted", len(study.turns), study.looked_at)]
+    lines = [line("turns drawn", "counted", len(study.turns), study.inspected)]
     lines += [
-        line("turns drawn", f"rejected: {reason}", count, study.looked_at)
+        line("turns drawn", f"rejected: {reason}", count, study.inspected)
         for reason, count in sorted(study.rejected.items())
     ]
     if counts is not None:
@@ -468,24 +461,24 @@ def _sampling_lines(study: Study, counts: Counts | None) -> list[results.Metric]
     return lines
 
 
-def _counted(study: Study) -> Iterator[Counted]:
-    found = {
+def _evaluated_turns(study: Study) -> Iterator[EvaluatedTurn]:
+    contradictions = {
         name: {
-            about: holds(of(Table.of(said, study.follows))) for about, of in CONTRADICTIONS.items()
+            about: holds(of(Table.of(each, study.follows))) for about, of in CONTRADICTIONS.items()
         }
-        for name, said in study.verdicts.items()
+        for name, each in study.verdicts.items()
     }
     for place, turn in enumerate(study.turns):
-        yield Counted(
+        yield EvaluatedTurn(
             id=turn.row.id,
             group=turn.row.case.source_id,
-            strategy=str(turn.said.reasoning.strategy.strategy),
+            strategy=str(turn.parsed.reasoning.strategy.strategy),
             follows=turn.follows,
             clear=turn.has_clear_signs,
-            verdicts={name: said[place] for name, said in study.verdicts.items()},
+            verdicts={name: each[place] for name, each in study.verdicts.items()},
             contradictions={
                 name: tuple(about for about, each in kinds.items() if each[place])
-                for name, kinds in found.items()
+                for name, kinds in contradictions.items()
             },
         )
 
@@ -494,6 +487,6 @@ def _only(terms: Sequence[Term], where: np.ndarray[Any, np.dtype[np.bool_]]) -> 
     return tuple(Term(each.steps[where], each.reply[where], each.among[where]) for each in terms)
 
 
-def _sentence(reasons: Counter[str] | Counter[Rejected]) -> str:
-    named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-    return f"rejected: {named or 'none'}"
+def _rejections(reasons: Counter[str] | Counter[Rejected]) -> str:
+    counts = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+    return f"rejected: {counts or 'none'}"

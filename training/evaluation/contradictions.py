@@ -1,15 +1,14 @@
-"""When a judge's verdicts contradict each other, how often, and how often by chance.
+"""Contradictions between a judge's verdicts: definitions, rates, and rates by chance.
 
-A contradiction takes two verdicts: one on the reasoning, one on the reply. So its rate alone tells
-little: it is low for a judge that hardly ever accepts a reply, and high for one that accepts
-everything. Beside it stands the rate that the same verdicts give when those on replies are dealt out
-anew among turns that are alike in all that is no verdict. It is what a judge reaches whose verdicts
-on replies know nothing of its verdicts on steps. The difference is the coherence that was measured.
+A contradiction involves a verdict on the reasoning and one on the reply. Its rate alone says little: it is
+low for a judge that hardly ever accepts a reply, and high for one that accepts everything. The control is
+the rate after permuting the reply verdicts among comparable turns: what a judge reaches whose reply
+verdicts are independent of its step verdicts. The difference measures coherence.
 
-The mean rate over all ways to deal has a closed form. Where a contradiction on turn i is ``a_i b_i``,
-with ``a_i`` known from the verdicts on steps and ``b_i`` from the one on the reply, the mean over all
-permutations of ``mean_i a_i b_pi(i)`` is ``mean(a) mean(b)``. So nothing is drawn, and a judge that
-says the same of all steps, or the same of all replies, has a difference of exactly 0.
+The expected rate over all permutations has a closed form. If a contradiction on turn i is ``a_i b_i``,
+with ``a_i`` from the step verdicts and ``b_i`` from the reply verdict, the mean of ``mean_i a_i b_pi(i)``
+over all permutations pi is ``mean(a) mean(b)``. So nothing is sampled, and a judge with constant step
+verdicts or constant reply verdicts has a difference of exactly 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +24,16 @@ from training.evaluation.metrics import Bools
 
 
 class Verdicts(FrozenModel):
-    """What a judge says about a turn, all of it readable."""
+    """A judge's complete verdicts on a turn."""
 
     steps: tuple[bool, bool, bool]
     preference: Preference
-    """Of the reply and a reference; `first` is the reply."""
+    """Between the reply (`first`) and a reference."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Verdicts of one judge on many turns, one entry for each."""
+    """Verdicts of one judge on n turns."""
 
     steps: Bools
     """Shape (n, 3)."""
@@ -43,15 +42,14 @@ class Table:
     better: Bools
     worse: Bools
     follows: Bools
-    """The reply carries out the strategy of its turn; not the judge's word."""
+    """The reply carries out the strategy of its turn, independent of the judge."""
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdicts], follows: Sequence[bool]) -> "Table":
-        """Take verdicts, and whether each reply carries out its strategy."""
-        preferences = [each.preference for each in verdicts]
+        """Build the table from verdicts, and whether each reply carries out its strategy."""
 
-        def is_in(*these: Preference) -> Bools:
-            return np.array([one in these for one in preferences], dtype=bool)
+        def is_in(*accepted: Preference) -> Bools:
+            return np.array([each.preference in accepted for each in verdicts], dtype=bool)
 
         return cls(
             steps=np.array([each.steps for each in verdicts], dtype=bool).reshape(-1, 3),
@@ -64,37 +62,40 @@ class Table:
 
 @dataclass(frozen=True)
 class Term:
-    """One way to contradict oneself, with an entry for each turn."""
+    """A kind of contradiction: the conjunction of two conditions, with an entry per turn."""
 
     steps: Bools
-    """The verdicts on steps are one half of it."""
+    """The condition on the step verdicts."""
     reply: Bools
-    """The verdict on the reply is the other half."""
+    """The condition on the reply verdict."""
     among: Bools
-    """Where both together are one, and among which verdicts on replies may be dealt out anew."""
+    """The turns that the contradiction is defined on; reply verdicts are permuted among them."""
 
 
 def broken_promise(table: Table) -> tuple[Term, ...]:
-    """The strategy is right, the reply is accepted, and it does not carry out that strategy.
+    """The strategy is judged correct and the reply accepted, but it does not carry out that strategy.
 
     The paper's example: "correctly identify a need for emotional soothing, yet the selected response
-    might instead offer practical suggestions". A reply that is rejected is never one: it may carry
-    out its strategy and be the worse one for other reasons. By chance means: among replies that do
-    not carry out their strategy. A judge gets no credit for seeing that they are bad replies; it
-    gets credit for rejecting them where it praised what they should have done.
+    might instead offer practical suggestions". A rejected reply is never a contradiction: it may be
+    worse for other reasons. Verdicts are permuted among replies that do not carry out their strategy, so
+    a judge gets no credit for rejecting such replies in general, only for rejecting them where it
+    judged the strategy correct.
     """
     return (Term(table.steps[:, 2], table.accepts, ~table.follows),)
 
 
 def against_itself(table: Table) -> tuple[Term, ...]:
-    """All steps are right and the reply is worse, or a step is wrong and the reply is better.
+    """All steps are correct and the reply is worse, or a step is wrong and the reply is better.
 
-    Nothing but the judge's own words. Replies that are equally good, or both unacceptable, contradict
-    nothing: the reference was written without that reasoning.
+    Uses the judge's verdicts only. Ties are never contradictions, because the reference was written
+    without this reasoning.
     """
-    sound: Bools = np.logical_and.reduce(table.steps, axis=1)
-    anywhere = np.ones_like(sound)
-    return (Term(sound, table.worse, anywhere), Term(~sound, table.better, anywhere))
+    all_correct: Bools = np.logical_and.reduce(table.steps, axis=1)
+    everywhere = np.ones_like(all_correct)
+    return (
+        Term(all_correct, table.worse, everywhere),
+        Term(~all_correct, table.better, everywhere),
+    )
 
 
 CONTRADICTIONS: Mapping[str, Callable[[Table], tuple[Term, ...]]] = MappingProxyType(
@@ -103,45 +104,43 @@ CONTRADICTIONS: Mapping[str, Callable[[Table], tuple[Term, ...]]] = MappingProxy
         "steps and reply verdict disagree": against_itself,
     }
 )
-"""By what a table of results calls them; the first is the primary one."""
+"""By their names in result tables; the first is the primary one."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one kind of contradiction, for the sample and each resample of it: shape (rows,)."""
+    """Rates of a kind of contradiction, for the sample and each resample: shape (rows,)."""
 
     seen: Floats
     by_chance: Floats
 
     @property
     def difference(self) -> Floats:
-        """Below 0: coherent. 0: the verdicts on replies know nothing of those on steps."""
+        """Below 0: coherent. 0: reply verdicts are independent of step verdicts."""
         return self.seen - self.by_chance
 
 
 def rates(terms: Sequence[Term], weights: Floats) -> Rates:
-    """Return how often turns are contradictions, and how often with the replies' verdicts dealt anew.
+    """Return the rate of contradictions, and the expected rate with permuted reply verdicts.
 
     Args:
-        terms: A turn is a contradiction if one of them holds; no two hold of one turn.
-        weights: Rows of weights of the turns (`stats.bootstrap_weights`), shape (rows, n). A row without
-            any weight, where none of these turns was drawn, gives NaN.
+        terms: Mutually exclusive conditions; a turn is a contradiction if one of them holds.
+        weights: Weights of the turns (`stats.bootstrap_weights`), shape (rows, n). A row of zeros, where
+            a resample has none of these turns, gives NaN.
     """
     total = weights.sum(axis=1)
     total[total == 0] = np.nan
     seen, by_chance = np.zeros(len(weights)), np.zeros(len(weights))
     for term in terms:
         count = weights @ term.among
-        one_half = weights @ (term.steps & term.among)
-        other_half = weights @ (term.reply & term.among)
+        with_steps = weights @ (term.steps & term.among)
+        with_reply = weights @ (term.reply & term.among)
         seen += weights @ (term.steps & term.reply & term.among) / total
-        by_chance += one_half * other_half / np.maximum(count, 1.0) / total
+        by_chance += with_steps * with_reply / np.maximum(count, 1.0) / total
     return Rates(seen, by_chance)
 
 
 def holds(terms: Sequence[Term]) -> Bools:
     """Return which turns are contradictions."""
-    found = np.zeros_like(terms[0].among)
-    for term in terms:
-        found |= term.steps & term.reply & term.among
-    return found
+    result: Bools = np.logical_or.reduce([t.steps & t.reply & t.among for t in terms])
+    return result

@@ -1,18 +1,17 @@
-"""A policy on dialogues it never saw: `python -m training evaluate esconv <config.toml>`.
+"""Evaluates a policy on ESConv's test split: `python -m training evaluate esconv <config.toml>`.
 
-Every supporter turn of ESConv's test split is answered from the corpus's own history (turns of one
-speaker in a row are one turn; a turn before which the seeker has said nothing is none), greedily and
-with the sampling of the policy's card. Reported, each beside what a guess would reach:
+Each supporter turn is answered from the corpus's history, greedily and with the sampling settings of the
+policy's card. Consecutive turns of a speaker are joined; turns before the seeker's first message are
+skipped. Reported, with baselines:
 
-- labels: how often strategy, emotion and stage are the corpus's;
-- replies: BLEU, ROUGE-L and distinct-n, with what others have published
-  (`published_esconv.toml`), and how many loop or are not complete;
-- pictures: the emotion with a photo that fits, without one, and with one that contradicts the text;
-- perplexity of the corpus's own turns, and what earlier stages measured on held-out data.
+- labels: agreement of strategy, emotion and stage with the corpus
+- replies: BLEU, ROUGE-L and distinct-n, beside published results (`published_esconv.toml`), and the
+  shares of complete and of repetitive turns
+- images: the emotion step with a matching photo, without one, and with one that contradicts the text
+- perplexity of the corpus's turns, and held-out metrics of earlier stages
 
-Intervals are at 95 % and draw whole dialogues. The run folder keeps every turn (`turns.<way>.jsonl`),
-and some of them to be read by a person (`replies.md`). An evaluation that was stopped goes on with the
-turns that are written.
+95 % intervals resample whole dialogues. The run folder contains all turns (`turns.<setting>.jsonl`) and a
+random sample of them for reading (`replies.md`). An interrupted evaluation resumes by itself.
 """
 
 import datetime
@@ -26,7 +25,6 @@ from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
@@ -35,7 +33,7 @@ from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
 from training.data.samples import Sample, drawn, read_records, write_records
-from training.evaluation.answering import Answerer, Asked, PolicySource, answering, seed_of
+from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.esconv_measures import (
     PUBLISHED,
     Answer,
@@ -44,16 +42,23 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
-from training.evaluation.kept_answers import forget, kept_file
+from training.evaluation.face_swap import with_swapped_faces
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.metrics import perplexity
-from training.evaluation.shown_faces import shown
+from training.evaluation.policy_answers import (
+    Answerer,
+    AnswerRequest,
+    PolicySource,
+    loaded_policy,
+    seed_of,
+)
+from training.stages import refuse_resume
 
 logger = logging.getLogger(__name__)
 
 
 class Config(FrozenModel):
-    """What is measured, on what."""
+    """Policy, data and settings."""
 
     samples: Path
     """`samples.test.jsonl` of the SFT run."""
@@ -61,26 +66,26 @@ class Config(FrozenModel):
     """Folder of the packed faces."""
     policy: PolicySource
     sampling: SamplingOverrides = SamplingOverrides()
-    """As in the policy's card; what is not named is the page's default."""
+    """As in the policy's card; missing values are the demo's defaults."""
     turns: int | None = Field(default=None, gt=0)
-    """Turns that the policy answers, drawn by the seed; None is all."""
+    """Number of turns to answer, sampled by the seed; None answers all."""
     picture_turns: int = Field(default=400, ge=0)
-    """Turns that are answered once more with each kind of photo, greedily."""
+    """Number of turns to answer greedily with each kind of photo."""
     perplexity_turns: int = Field(default=300, ge=0)
-    """Turns whose likelihood is taken."""
+    """Number of turns to compute the perplexity of."""
     printed: int = Field(default=50, ge=0)
-    """Sampled turns that are written down to be read by a person."""
+    """Number of turns in `replies.md`."""
     tower: Path | None = None
-    """`vision.json` of the vision stage; its numbers are taken over as they are."""
+    """`vision.json` of the vision stage, whose accuracy is included."""
     pretraining: Path | None = None
-    """`metrics.jsonl` of the pre-training run; its last validation loss is taken over."""
+    """`metrics.jsonl` of the pre-training run, whose last validation loss is included."""
     pretraining_tokens: int = 48 * 512
-    """On how many tokens that loss was taken: `validation_blocks` times `block_size`."""
+    """Number of tokens of that loss: `validation_blocks` times `block_size`."""
     at_once: int = Field(default=16, gt=0)
-    """Turns that are written together."""
+    """Batch size in turns."""
     device: str | None = None
     folder: Path
-    """Where turns, tables and `replies.md` go."""
+    """Folder for turns, tables and `replies.md`."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "esconv_nano"
@@ -95,9 +100,8 @@ class Config(FrozenModel):
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Measure and write the results file; a dry run reads the rows."""
-    if resume is not None:
-        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
+    """Evaluate and write the results file; a dry run only reads the inputs."""
+    refuse_resume(resume, "an evaluation resumes by itself")
     samples = list(read_records(config.samples, Sample))
     faces = read_faces(config.faces)
     photos = {face.file: face.data for face in faces}
@@ -105,10 +109,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     chosen = samples if config.turns is None else drawn(samples, config.turns, config.seed)
     config.folder.mkdir(parents=True, exist_ok=True)
-    with answering(config.policy, at_once=config.at_once, device=config.device) as answerer:
+    with loaded_policy(config.policy, at_once=config.at_once, device=config.device) as answerer:
         metrics = [
-            *_measured(answerer, chosen, photos, config),
-            *_seen(answerer, samples, faces, photos, config),
+            *_answer_metrics(answerer, chosen, photos, config),
+            *_photo_metrics(answerer, samples, faces, photos, config),
         ]
     metrics += [
         *perplexity_metrics(
@@ -130,53 +134,54 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         metrics=tuple(metrics),
     )
     results.publish(result, config.output, config.folder)
-    forget(config.folder)
+    clear_stores(config.folder)
 
 
-def _measured(
+def _answer_metrics(
     answerer: Answerer, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
 ) -> Iterator[results.Metric]:
-    """Yield what the answers are worth, as they are written greedily and with the card's sampling."""
-    found: dict[str, list[Answer]] = {}
-    for way, sampling in _ways(config).items():
-        kept = kept_file(config.folder, way)
-        found[way] = answers_to(answerer, samples, photos, sampling, config.seed, kept)
-        _keep(config.folder / f"turns.{way}.jsonl", found[way])
-    _print_some(config.folder / "replies.md", drawn(found["sampled"], config.printed, config.seed))
-    yield from (*label_metrics(found), *reply_metrics(found), *published(PUBLISHED))
+    """Yield the metrics of greedy and of sampled answers."""
+    answers: dict[str, list[Answer]] = {}
+    for setting, sampling in _sampling_settings(config).items():
+        stored = store_path(config.folder, setting)
+        answers[setting] = answers_to(answerer, samples, photos, sampling, config.seed, stored)
+        _write_turns(config.folder / f"turns.{setting}.jsonl", answers[setting])
+    printed = drawn(answers["sampled"], config.printed, config.seed)
+    _write_replies(config.folder / "replies.md", printed)
+    yield from (*label_metrics(answers), *reply_metrics(answers), *published(PUBLISHED))
 
 
-def _seen(
+def _photo_metrics(
     answerer: Answerer,
     samples: Sequence[Sample],
     faces: Sequence[Face],
     photos: dict[str, bytes],
     config: Config,
 ) -> Iterator[results.Metric]:
-    """Yield what photos change, in greedy answers to some of the turns."""
+    """Yield the effect of photos on greedy answers to some of the turns."""
     if not config.picture_turns:
         return
     by_class: dict[str, list[str]] = {}
     for face in faces:
         if face.split == "valid":
             by_class.setdefault(face.face_class, []).append(face.file)
-    asked = drawn(samples, config.picture_turns, config.seed)
-    conditions = shown(asked, by_class, face_class_of(config.faces), config.seed)
-    greedy = _ways(config)["greedy"]
+    chosen = drawn(samples, config.picture_turns, config.seed)
+    conditions = with_swapped_faces(chosen, by_class, face_class_of(config.faces), config.seed)
+    greedy = _sampling_settings(config)["greedy"]
     yield from picture_metrics(
         {
             condition: answers_to(
                 *(answerer, rows, photos, greedy, config.seed),
-                kept_file(config.folder, f"greedy.{condition}"),
+                store_path(config.folder, f"greedy.{condition}"),
             )
             for condition, rows in conditions.items()
         }
     )
 
 
-def _ways(config: Config) -> dict[str, Sampling]:
-    as_in_card = config.sampling.applied()
-    return {"greedy": replace(as_in_card, temperature=0.0), "sampled": as_in_card}
+def _sampling_settings(config: Config) -> dict[str, Sampling]:
+    sampled = config.sampling.applied()
+    return {"greedy": replace(sampled, temperature=0.0), "sampled": sampled}
 
 
 def answers_to(
@@ -185,46 +190,46 @@ def answers_to(
     photos: dict[str, bytes],
     sampling: Sampling,
     seed: int,
-    kept: Path,
+    stored: Path,
 ) -> list[Answer]:
-    """Let the policy answer; the same seed for the same place in every call, kept in a file."""
-    asked = (
-        Asked(sample.dialogue(photos), (seed_of(number, seed),))
+    """Answer samples, with a seed that depends on the position only; answers are stored in a file."""
+    requests = (
+        AnswerRequest(sample.dialogue(photos), (seed_of(number, seed),))
         for number, sample in enumerate(samples)
     )
-    turns = answerer.answers(asked, sampling, len(samples), kept)
-    found = []
+    turns = answerer.answers(requests, sampling, len(samples), stored)
+    answers = []
     for sample, (turn,) in zip(samples, turns, strict=True):
         gold = parse(sample.completion)
-        found.append(Answer(sample, read(turn.text), gold.reasoning, gold.reply))
-    return found
+        answers.append(Answer(sample, read(turn.text), gold.reasoning, gold.reply))
+    return answers
 
 
-# --- likelihood, and what earlier stages measured -------------------------------------------------
+# --- perplexity, and metrics of earlier stages ---------------------------------------------------
 
 
 def perplexity_metrics(
     policy: PolicySource, samples: Sequence[Sample], photos: dict[str, bytes]
 ) -> Iterator[results.Metric]:
-    """Yield the perplexity of the corpus's turns, and of their replies alone."""
+    """Yield the perplexity of the corpus's turns, and of their replies."""
     if not samples:
         return
     model = LikelihoodModel(policy.source, policy.adapter)
-    seen = [
-        model.surprise(policy_messages(s.dialogue(photos), policy.style), s.completion)
+    scores = [
+        model.score(policy_messages(s.dialogue(photos), policy.style), s.completion)
         for s in samples
     ]
-    for of, found in (
-        ("whole turns (reasoning is rule-made)", [(s.turn_loss, s.turn_tokens) for s in seen]),
-        ("replies, after the corpus's reasoning", [(s.reply_loss, s.reply_tokens) for s in seen]),
+    for of, pairs in (
+        ("whole turns (reasoning is rule-made)", [(s.turn_loss, s.turn_tokens) for s in scores]),
+        ("replies, after the corpus's reasoning", [(s.reply_loss, s.reply_tokens) for s in scores]),
     ):
-        losses, tokens = zip(*found, strict=True)
+        losses, tokens = zip(*pairs, strict=True)
         value = perplexity(losses, tokens)
         yield results.measured("perplexity", value, of=of, about="the corpus's own turns")
 
 
 def training_metrics(config: Config) -> Iterator[results.Metric]:
-    """Yield what earlier stages measured on held-out data, read from their reports."""
+    """Yield held-out metrics of earlier stages, from their reports."""
     if config.tower is not None:
         report = json.loads(config.tower.read_text(encoding="utf-8"))
         n = int(report["validation_photos"])
@@ -243,33 +248,33 @@ def training_metrics(config: Config) -> Iterator[results.Metric]:
         )
 
 
-# --- what is kept ------------------------------------------------------------------------------
+# --- output files ------------------------------------------------------------------------------
 
 
 class _Turn(FrozenModel):
-    """A line of `turns.<way>.jsonl`."""
+    """A line of `turns.<setting>.jsonl`."""
 
     id: str
     text: str
     complete: bool
 
 
-def _keep(path: Path, answers: Sequence[Answer]) -> None:
+def _write_turns(path: Path, answers: Sequence[Answer]) -> None:
     write_records(
         path,
         (
-            _Turn(id=one.sample.id, text=one.reading.raw, complete=one.reading.is_complete)
-            for one in answers
+            _Turn(id=each.sample.id, text=each.reading.raw, complete=each.reading.is_complete)
+            for each in answers
         ),
     )
 
 
-def _print_some(path: Path, answers: Sequence[Answer]) -> None:
-    """Write what was asked, what was answered and what the corpus says, one turn after another."""
+def _write_replies(path: Path, answers: Sequence[Answer]) -> None:
+    """Write the seeker's message, the answer and the corpus's reply of each turn."""
     with path.open("w", encoding="utf-8") as file:
-        for one in answers:
-            last = one.sample.history[-1]
-            file.write(f"## {one.sample.id}\n\nSeeker: {last.text}\n")
+        for answer in answers:
+            last = answer.sample.history[-1]
+            file.write(f"## {answer.sample.id}\n\nSeeker: {last.text}\n")
             file.write(f"Photo: {last.face}\n" if last.face else "")
-            file.write(f"\n```text\n{one.reading.raw.strip()}\n```\n\n")
-            file.write(f"In the corpus: {one.reference}\n\n")
+            file.write(f"\n```text\n{answer.reading.raw.strip()}\n```\n\n")
+            file.write(f"In the corpus: {answer.reference}\n\n")

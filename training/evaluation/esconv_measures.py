@@ -1,6 +1,6 @@
-"""What is measured on a policy's answers to turns of a corpus: labels, replies, and what photos change.
+"""Metrics of a policy's answers to turns of a corpus: labels, replies, and the effect of photos.
 
-Pure functions from answers to rows of a results file. Intervals are at 95 % and draw whole dialogues.
+Pure functions from answers to rows of a results file. 95 % intervals resample whole dialogues.
 """
 
 import tomllib
@@ -24,9 +24,9 @@ from compeer_core.stats import (
 from training.common import results
 from training.common.diversity import distinct_without, loops
 from training.data.samples import Sample
+from training.evaluation.bleu_rouge import ORDERS, overlap
+from training.evaluation.face_swap import Condition
 from training.evaluation.metrics import Ints, accuracy, confusion, weighted_f1
-from training.evaluation.overlap import ORDERS, overlap
-from training.evaluation.shown_faces import Condition
 
 PUBLISHED = Path(__file__).with_name("published_esconv.toml")
 MAJORITY = "majority class"
@@ -34,7 +34,7 @@ MAJORITY = "majority class"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy wrote, and what the corpus says."""
+    """A policy's answer, and the corpus's labels and reply."""
 
     sample: Sample
     reading: Reading
@@ -62,17 +62,17 @@ def stage_of(steps: Reading | Reasoning) -> str | None:
 
 
 def _text(label: object) -> str | None:
-    """Return a label that could be read; an unreadable one is none."""
+    """Return a readable label, or None."""
     return str(label) if isinstance(label, str) else None
 
 
 LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
 
 
-def label_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield how often the labels are the corpus's, beside a majority-class baseline."""
+def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield the agreement of labels with the corpus, and that of the majority class."""
     for label, of in LABELS.items():
-        for number, (way, answers) in enumerate(found.items()):
+        for number, (way, answers) in enumerate(by_setting.items()):
             weights = _weights(answers)
             true = [of(answer.gold) or "" for answer in answers]
             if number == 0:
@@ -99,9 +99,9 @@ def _agreement(
 _REPLIES = "replies"
 
 
-def reply_metrics(found: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield what replies have in common with people's, how different they are, and what is broken."""
-    for way, answers in found.items():
+def reply_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield overlap with the corpus's replies, diversity, and shares of malformed turns."""
+    for way, answers in by_setting.items():
         name = f"policy, {way}"
         weights = _weights(answers)
         texts = [answer.reading.reply or "" for answer in answers]
@@ -131,14 +131,14 @@ def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
 
 
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
-    """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
+    """Return distinct-n of all replies, with a jackknife interval over dialogues."""
     sources = [answer.sample.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
     return jackknife(values, len(values) - 1).model_copy(update={"n": len(answers)})
 
 
 class _Published(FrozenModel):
-    """One model of others, in per cent."""
+    """Published results of a model, in per cent."""
 
     name: str
     strategy_accuracy: float | None = None
@@ -160,7 +160,7 @@ _MEASURES = {
 
 
 def published(path: Path) -> Iterator[results.Metric]:
-    """Yield what others have published, as far as they say."""
+    """Yield published results."""
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["rows"]:
         row = _Published.model_validate(entry)
         for key, (about, measure) in _MEASURES.items():
@@ -169,18 +169,18 @@ def published(path: Path) -> Iterator[results.Metric]:
                 yield results.Metric(name=measure, value=value, unit="%", of=row.name, about=about)
 
 
-# --- pictures ----------------------------------------------------------------------------------
+# --- photos ------------------------------------------------------------------------------------
 
 
-def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield what a photo changes in the emotion step, in pairs of the same turns."""
-    without, right, wrong = (
-        written[kind] for kind in (Condition.NONE, Condition.FITS, Condition.CONTRADICTS)
+def picture_metrics(answers: Mapping[Condition, Sequence[Answer]]) -> Iterator[results.Metric]:
+    """Yield the effect of a photo on the emotion step, paired by turn."""
+    without, matching, contradicting = (
+        answers[kind] for kind in (Condition.NONE, Condition.FITS, Condition.CONTRADICTS)
     )
     weights = _weights(without)
     alone, with_photo = (
-        weighted_mean(weights, [emotion_of(one.reading) == emotion_of(one.gold) for one in answers])
-        for answers in (without, right)
+        weighted_mean(weights, [emotion_of(a.reading) == emotion_of(a.gold) for a in of_condition])
+        for of_condition in (without, matching)
     )
     for of, values in (
         ("without a photo", alone),
@@ -189,32 +189,37 @@ def picture_metrics(written: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
     ):
         found = estimate(values, len(without))
         yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
-    # A photo contradicts where the text is sad and the face is happy, or the other way round. After a
-    # greeting the words say nothing, and a sad face says something.
-    greeted = [sentiment_of(one.gold) == "Neutral" for one in wrong]
-    for about, told in (
+    # After a mere greeting the text is neutral, so a sad face does not contradict it.
+    for about, is_greeting in (
         ("sentiment label where photo and text contradict", False),
         ("sentiment label after a greeting", True),
     ):
-        numbers = [number for number, one in enumerate(greeted) if one is told]
-        if numbers:
-            pairs = [(without[number], wrong[number]) for number in numbers]
-            yield from _turned(pairs, about)
+        pairs = [
+            (plain, other)
+            for plain, other in zip(without, contradicting, strict=True)
+            if (sentiment_of(other.gold) == "Neutral") is is_greeting
+        ]
+        if pairs:
+            yield from _sentiment_changes(pairs, about)
 
 
-def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[results.Metric]:
-    """Yield how often the sentiment is the photo's, without it and with it, in the same turns."""
-    before = [sentiment_of(one.reading) for one, _ in pairs]
-    after = [sentiment_of(other.reading) for _, other in pairs]
-    of_face = [
-        "Positive" if sentiment_of(one.gold) == "Negative" else "Negative" for one, _ in pairs
+def _sentiment_changes(
+    pairs: Sequence[tuple[Answer, Answer]], about: str
+) -> Iterator[results.Metric]:
+    """Yield how often the sentiment is the photo's, without and with the photo, paired by turn."""
+    weights = _weights([plain for plain, _ in pairs])
+    of_turn = [
+        (
+            sentiment_of(plain.reading),
+            sentiment_of(other.reading),
+            "Positive" if sentiment_of(plain.gold) == "Negative" else "Negative",
+        )
+        for plain, other in pairs
     ]
-    weights = _weights([one for one, _ in pairs])
-    of_turn = list(zip(before, after, of_face, strict=True))
     for of, flags in (
-        ("without a photo", [one == face for one, _, face in of_turn]),
-        ("with the photo", [other == face for _, other, face in of_turn]),
-        ("label changes to the photo's", [other == face != one for one, other, face in of_turn]),
+        ("without a photo", [before == face for before, _, face in of_turn]),
+        ("with the photo", [after == face for _, after, face in of_turn]),
+        ("label changes to the photo's", [after == face != before for before, after, face in of_turn]),
     ):
         found = estimate(weighted_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)

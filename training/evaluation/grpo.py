@@ -1,22 +1,23 @@
-"""Policies on the same held-out histories: `python -m training evaluate grpo <config.toml>`.
+"""Compares policies on the same held-out histories: `python -m training evaluate grpo <config.toml>`.
 
-Every policy answers every history from the same seeds. A judge scores the turns, and beside the
-reward that a policy may have learnt to please stand measures that are none of the judge's: whether
-the strategy and the emotion that it names are those that people labelled, what its replies have in
-common with those that people gave (BLEU-2, ROUGE-L), how long and how different they are
-(distinct-n, also of as many pairs of words for each policy, since it falls with length; Vendi
-score), and how much they surprise the first policy: a reply that falls apart pleases a judge that
-does not mind, and counts as diverse, but is not what a model of the language expects.
+All policies answer all histories with the same seeds. A judge scores the turns. A policy may have
+over-optimised that reward, so it is reported with measures that do not depend on the judge:
 
-Of a policy that was trained several times, from several seeds, each run answers from the seed of its own
-training, so that together they answer as often as a policy of one run.
+- agreement of strategy and emotion with the labels of people
+- overlap with the replies of people (BLEU-2, ROUGE-L)
+- length and diversity: distinct-n, also at an equal number of bigrams since it falls with length, and
+  the Vendi score
+- NLL under the first policy, which exposes degenerate replies that a judge accepts and that look diverse
 
-Intervals are at 95 % and draw whole source dialogues, since turns of one are alike. They say how far
-other dialogues would move a number, not how far other runs of training would: the reward of each run
-stands beside. Policies are compared on the same histories and the same draws, as differences of pairs.
+If a policy was trained with several seeds, each run answers with the seed of its training, so that all
+policies give the same number of answers.
 
-The run folder keeps every turn with its scores (`turns.<policy>.jsonl`), the table and a plot. An
-evaluation that was stopped goes on with the turns that are written.
+95 % intervals resample source dialogues, since turns of a dialogue are not independent. They do not cover
+the variance between training runs; the reward of each run is reported separately. Policies are compared
+by paired differences on the same histories and resamples.
+
+The run folder contains all turns with their scores (`turns.<policy>.jsonl`), the table and a plot. An
+interrupted evaluation resumes by itself.
 """
 
 import datetime
@@ -46,17 +47,23 @@ from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.diversity import distinct_without, fewest_runs, vendi_score
-from training.common.jsonl import whole_rows
+from training.common.jsonl import complete_rows
 from training.common.judge_source import JudgeSource
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.histories import History, drawn_histories, read_histories
 from training.data.pictures import Pictures
-from training.evaluation.answering import Asked, PolicySource, answering, seed_of
-from training.evaluation.kept_answers import forget, kept_file
+from training.evaluation.answer_store import clear_stores, store_path
+from training.evaluation.bleu_rouge import overlap
 from training.evaluation.likelihood import LikelihoodModel
-from training.evaluation.overlap import overlap
 from training.evaluation.plots import TRAINING, plot_means, plot_training
+from training.evaluation.policy_answers import (
+    AnswerRequest,
+    PolicySource,
+    loaded_policy,
+    seed_of,
+)
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
@@ -65,64 +72,64 @@ _SEED = "{seed}"
 
 
 class Compared(PolicySource):
-    """One policy. With `{seed}` in `adapter` or `source` it is as many runs as there are seeds."""
+    """A policy. With `{seed}` in `adapter` or `source`, it stands for one training run per seed."""
 
     metrics: Path | None = None
-    """`metrics.jsonl` of the training, which is drawn beside that of the others; `{seed}` as above."""
+    """`metrics.jsonl` of the training, for the training plot; may contain `{seed}`."""
     against: tuple[str, ...] | None = None
-    """Which policies it is compared with; None is the first one."""
+    """The policies to compare with; None is the first policy."""
 
     @property
     def has_runs(self) -> bool:
-        """Whether it is several runs of a training."""
+        """Whether it stands for several training runs."""
         return _SEED in f"{self.source} {self.adapter}"
 
     def runs(self, seeds: tuple[int, ...]) -> list[tuple["Compared", tuple[int, ...]]]:
-        """Return each run with the seeds that it answers from: its own, or all of one run."""
+        """Return each run with its sampling seeds: the seed of its training, or all seeds."""
         if not self.has_runs:
             return [(self, seeds)]
         return [(self._of(seed), (seed,)) for seed in seeds]
 
     def _of(self, seed: int) -> "Compared":
-        places = {key: getattr(self, key) for key in ("source", "adapter", "metrics")}
+        paths = {key: getattr(self, key) for key in ("source", "adapter", "metrics")}
         return self.model_copy(
             update={
-                key: type(place)(str(place).replace(_SEED, str(seed)))
-                for key, place in places.items()
-                if place is not None
+                key: type(path)(str(path).replace(_SEED, str(seed)))
+                for key, path in paths.items()
+                if path is not None
             }
         )
 
 
 class Config(FrozenModel):
-    """What is compared, on what."""
+    """Policies, judge, histories and settings."""
 
     policies: tuple[Compared, ...] = Field(min_length=1)
     judge: JudgeSource
     form: Form = "hard"
-    """Of the reward; `hard` is the paper's, from -5 to 5."""
+    """Form of the reward; `hard` is the paper's, from -5 to 5."""
     histories: tuple[Path, ...] = Field(min_length=1)
-    """`samples.test.jsonl` of the SFT run, or rows of CER."""
+    """`samples.test.jsonl` of the SFT run, or CER rows."""
     split: str = "test"
-    """Which split of rows of CER."""
+    """The split of CER rows to use."""
     limit: int | None = Field(default=None, gt=0)
-    """At most so many histories, drawn by the seed 0."""
+    """Maximum number of histories, sampled with seed 0."""
     history_characters: int | None = Field(default=None, gt=0)
-    """Oldest utterances of a history are left out beyond this, as in training; None leaves out none."""
+    """Length limit of a history: the oldest utterances are dropped, as in training; None is no limit."""
     faces: Path | None = None
     data_dir: Path | None = None
     encoder: str | None = None
-    """For the Vendi score; None is the shipped one."""
+    """Sentence encoder of the Vendi score; None is the shipped one."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
-    """Each history is answered once from each."""
+    """Each history is answered once per seed."""
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_new_tokens: int = Field(default=512, gt=0)
     at_once: int = Field(default=16, gt=0)
-    """Turns that are written together."""
+    """Batch size in turns."""
     device: str | None = None
     folder: Path
-    """Where the turns, the table and the plot go."""
+    """Folder for turns, table and plots."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "grpo_nano"
@@ -134,7 +141,7 @@ class Config(FrozenModel):
     def _names_fit(self) -> Self:
         names = [policy.name for policy in self.policies]
         if len({*names}) < len(names):
-            raise ValueError(f"two policies have one name: {', '.join(names)}")
+            raise ValueError(f"two policies have the same name: {', '.join(names)}")
         for policy in self.policies:
             others = [name for name in names if name != policy.name]
             for name in policy.against or ():
@@ -147,7 +154,7 @@ class Config(FrozenModel):
 
     @property
     def pairs(self) -> dict[str, tuple[str, ...]]:
-        """Which policies each one is compared with."""
+        """The policies that each one is compared with."""
         first, *others = self.policies
         pairs = {first.name: first.against or ()}
         for policy in others:
@@ -157,35 +164,34 @@ class Config(FrozenModel):
 
 @dataclass(frozen=True)
 class Answer:
-    """One turn of a policy, and what it is worth."""
+    """A turn of a policy, with its scores."""
 
     history: int
-    """Number of the history."""
+    """Index of the history."""
     seed: int
     reading: Reading
     reward: float
-    """NaN where the judge could not score it."""
+    """NaN if unscorable."""
     steps: float
-    """Mean of the three steps; NaN where one could not be scored."""
+    """Mean reward of the three steps; NaN if one is unscorable."""
     reply: float
     strategy: bool | None
-    """Whether the strategy is one that people labelled; None where nobody said."""
+    """Whether the strategy agrees with the labels; None without labels."""
     emotion: bool | None
-    surprise: float = math.nan
-    """Of the first policy at the reply, in nats/token; NaN where the turn is not complete."""
+    reply_nll: float = math.nan
+    """NLL of the reply under the first policy, nats/token; NaN for an incomplete turn."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Let the policies answer, score and compare; a dry run loads the judge and counts histories."""
-    if resume is not None:
-        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
-    found, left_out = read_histories(config.histories, config.split)
-    histories = drawn_histories(found, config.limit, 0)
+    """Answer, score and compare; a dry run loads the judge and counts histories."""
+    refuse_resume(resume, "an evaluation resumes by itself")
+    available, left_out = read_histories(config.histories, config.split)
+    histories = drawn_histories(available, config.limit, 0)
     _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
     if config.history_characters is not None:
         histories = [history.shortened(config.history_characters) for history in histories]
     pictures = Pictures(config.data_dir, config.faces)
-    trained = metrics_of_training(config)
+    trained = training_metrics(config)
     encoder = load_encoder(config.encoder)
     judge = config.judge.load()
     try:
@@ -195,9 +201,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for policy in config.policies:
             answers[policy.name] = [
                 answer
-                for one, seeds in policy.runs(config.seeds)
-                for answer in scored(
-                    written(one, seeds, histories, pictures, config),
+                for policy_run, seeds in policy.runs(config.seeds)
+                for answer in score_turns(
+                    generate_turns(policy_run, seeds, histories, pictures, config),
                     seeds,
                     histories,
                     pictures,
@@ -205,12 +211,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
                     config.form,
                 )
             ]
-            _keep(config.folder, policy.name, histories, answers[policy.name])
+            _write_turns(config.folder, policy.name, histories, answers[policy.name])
     finally:
         judge.close()
-    answers = surprising(answers, histories, pictures, config)
-    metrics = compared(answers, histories, encoder, config.pairs)
-    metrics += of_runs(answers, config, histories)
+    answers = with_reply_nll(answers, histories, pictures, config)
+    metrics = comparison_metrics(answers, histories, encoder, config.pairs)
+    metrics += run_metrics(answers, config, histories)
     result = results.Result(
         name=config.name,
         title=config.title,
@@ -227,65 +233,65 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     plot_means(metrics, REWARD, config.folder / "reward.png")
     if trained:
         plot_training(trained, config.folder / "training.png")
-    forget(config.folder)
+    clear_stores(config.folder)
 
 
-def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]:
-    """Return what the runs of each policy have logged in training, where they name it.
+def training_metrics(config: Config) -> dict[str, list[list[dict[str, Any]]]]:
+    """Return the logged steps of each policy's training runs, as far as `metrics` is set.
 
     Raises:
         ConfigError: A file is missing, or has no steps.
     """
-    found: dict[str, list[list[dict[str, Any]]]] = {}
+    by_policy: dict[str, list[list[dict[str, Any]]]] = {}
     for policy in config.policies:
-        for one, _ in policy.runs(config.seeds):
-            if one.metrics is None:
+        for policy_run, _ in policy.runs(config.seeds):
+            if policy_run.metrics is None:
                 continue
             steps = [
                 row
-                for row in whole_rows(one.metrics)
+                for row in complete_rows(policy_run.metrics)
                 if all(row.get(metric) is not None for metric in TRAINING)
             ]
             if not steps:
                 raise ConfigError(
-                    f"policies.metrics: {one.metrics} is not there, or holds no steps of GRPO"
+                    f"policies.metrics: {policy_run.metrics} is missing or has no GRPO steps"
                 )
-            found.setdefault(policy.name, []).append(steps)
-    return found
+            by_policy.setdefault(policy.name, []).append(steps)
+    return by_policy
 
 
-# --- the turns ---------------------------------------------------------------------------------
+# --- turns -------------------------------------------------------------------------------------
 
 
-def written(
+def generate_turns(
     policy: PolicySource,
     seeds: Sequence[int],
     histories: Sequence[History],
     pictures: Pictures,
     config: Config,
 ) -> list[tuple[Turn, ...]]:
-    """Let a policy answer each history, once from each seed.
+    """Answer each history once per seed.
 
     Raises:
-        CompeerError: A history cannot be read by the policy.
+        CompeerError: The policy cannot process a history.
     """
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
     )
-    asked = (
-        Asked(
+    requests = (
+        AnswerRequest(
             history.dialogue(pictures),
             tuple(seed_of(number, seed) for seed in seeds),
             history.language,
         )
         for number, history in enumerate(histories)
     )
-    with answering(policy, at_once=config.at_once, device=config.device) as answerer:
-        kept = kept_file(config.folder, f"{policy.name}.{'-'.join(map(str, seeds))}")
-        return list(answerer.answers(asked, sampling, len(histories), kept))
+    with loaded_policy(policy, at_once=config.at_once, device=config.device) as answerer:
+        stored = store_path(config.folder, f"{policy.name}.{'-'.join(map(str, seeds))}")
+        return list(answerer.answers(requests, sampling, len(histories), stored))
 
 
-def scored(
+def score_turns(
     turns: Sequence[Sequence[Turn]],
     seeds: Sequence[int],
     histories: Sequence[History],
@@ -293,7 +299,7 @@ def scored(
     judge: Judge,
     form: Form,
 ) -> list[Answer]:
-    """Judge the turns, all of a history at once; they were drawn from `seeds`."""
+    """Judge the turns, all turns of a history together; `seeds` are those of its turns."""
     answers: list[Answer] = []
     for number, (history, of_history) in enumerate(zip(histories, turns, strict=True)):
         readings = [read(turn.text) for turn in of_history]
@@ -308,74 +314,76 @@ def scored(
                     number,
                     seed,
                     reading,
-                    _known(reward.total),
-                    sum(map(_known, steps)) / len(steps) if steps else math.nan,
-                    _known(reward.response),
-                    _names_strategy(reading, history),
-                    _names_emotion(reading, history),
+                    _or_nan(reward.total),
+                    sum(map(_or_nan, steps)) / len(steps) if steps else math.nan,
+                    _or_nan(reward.response),
+                    _strategy_agrees(reading, history),
+                    _emotion_agrees(reading, history),
                 )
             )
     return answers
 
 
-def surprising(
+def with_reply_nll(
     answers: Mapping[str, list[Answer]],
     histories: Sequence[History],
     pictures: Pictures,
     config: Config,
 ) -> dict[str, list[Answer]]:
-    """Return the answers with how much their replies surprise the first policy."""
+    """Return the answers with the NLL of their replies under the first policy."""
     first, _ = config.policies[0].runs(config.seeds)[0]
     model = LikelihoodModel(first.source, first.adapter)
 
-    def of(answer: Answer) -> float:
+    def nll(answer: Answer) -> float:
         if not answer.reading.is_complete:
             return math.nan
         history = histories[answer.history]
         messages = policy_messages(history.dialogue(pictures), first.style, history.language)
-        found = model.surprise(messages, answer.reading.raw)
-        return found.reply_loss / found.reply_tokens
+        likelihood = model.score(messages, answer.reading.raw)
+        return likelihood.reply_loss / likelihood.reply_tokens
 
     return {
-        name: [replace(answer, surprise=of(answer)) for answer in track(given, f"surprise: {name}")]
-        for name, given in answers.items()
+        name: [replace(answer, reply_nll=nll(answer)) for answer in track(own, f"NLL: {name}")]
+        for name, own in answers.items()
     }
 
 
-def _known(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _names_strategy(reading: Reading, history: History) -> bool | None:
+def _strategy_agrees(reading: Reading, history: History) -> bool | None:
     if not history.strategies:
         return None
     return reading.strategy is not None and reading.strategy.strategy in history.strategies
 
 
-def _names_emotion(reading: Reading, history: History) -> bool | None:
+def _emotion_agrees(reading: Reading, history: History) -> bool | None:
     if history.emotion is None:
         return None
-    named = None if reading.emotion is None else reading.emotion.emotion
-    return isinstance(named, Emotion) and named.value == history.emotion
+    emotion = None if reading.emotion is None else reading.emotion.emotion
+    return isinstance(emotion, Emotion) and emotion.value == history.emotion
 
 
-def _keep(folder: Path, name: str, histories: Sequence[History], answers: Sequence[Answer]) -> None:
+def _write_turns(
+    folder: Path, name: str, histories: Sequence[History], answers: Sequence[Answer]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"turns.{name}.jsonl").open("w", encoding="utf-8") as file:
-        for one in answers:
+        for answer in answers:
             row: dict[str, Any] = {
-                "history": histories[one.history].id,
-                "seed": one.seed,
-                "text": one.reading.raw,
-                "complete": one.reading.is_complete,
-                "reward": None if math.isnan(one.reward) else one.reward,
-                "strategy_as_labelled": one.strategy,
-                "emotion_as_labelled": one.emotion,
+                "history": histories[answer.history].id,
+                "seed": answer.seed,
+                "text": answer.reading.raw,
+                "complete": answer.reading.is_complete,
+                "reward": None if math.isnan(answer.reward) else answer.reward,
+                "strategy_as_labelled": answer.strategy,
+                "emotion_as_labelled": answer.emotion,
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-# --- the numbers -------------------------------------------------------------------------------
+# --- metrics -----------------------------------------------------------------------------------
 
 REWARD = "reward"
 _JUDGE, _PEOPLE, _REPLIES, _VARIETY = "the judge", "people's labels", "replies", "variety"
@@ -395,38 +403,37 @@ MEANS: dict[str, dict[str, tuple[str, Value]]] = {
     },
     _REPLIES: {
         "words": ("", lambda one: reply_length(one.reading.reply or "")),
-        "NLL under the SFT policy, nats/token": ("", lambda one: one.surprise),
+        "NLL under the SFT policy, nats/token": ("", lambda one: one.reply_nll),
     },
 }
-"""Means over turns, by what they ask: the unit, and what of a turn; NaN where it does not say."""
+"""Means over turns, by topic and name: the unit and the value of a turn, NaN if undefined."""
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """One measure of one policy: of all histories, then of each sample or without each source."""
+    """A measure of a policy, on all histories and on each resample."""
 
     about: str
     name: str
     unit: str
     values: Floats
     is_text: bool
-    """Whether the values leave a source out each, as those of variety do."""
+    """Whether the resamples are jackknife ones (one source left out), as for diversity."""
 
 
-def compared(
+def comparison_metrics(
     answers: Mapping[str, list[Answer]],
     histories: Sequence[History],
     encoder: SentenceEncoder,
     pairs: Mapping[str, Sequence[str]],
 ) -> list[results.Metric]:
-    """Return the measures of each policy, and how it differs from those it is compared with."""
+    """Return the measures of each policy, and its differences from those it is compared with."""
     sources = [history.source for history in histories]
     weights = bootstrap_weights(sources)
     count = len({*sources})
-    amount = _amount(answers.values(), sources)
+    bigrams = _common_bigram_count(answers.values(), sources)
     measures = {
-        name: _measures(given, weights, histories, encoder, amount)
-        for name, given in answers.items()
+        name: _measures(own, weights, histories, encoder, bigrams) for name, own in answers.items()
     }
     metrics = []
     for name, own in measures.items():
@@ -456,35 +463,35 @@ def _measures(
     weights: Floats,
     histories: Sequence[History],
     encoder: SentenceEncoder,
-    amount: int,
+    bigrams: int,
 ) -> list[_Measure]:
-    weights = weights[:, [one.history for one in answers]]
-    found = [
-        _Measure(about, name, unit, weighted_mean(weights, [value(one) for one in answers]), False)
+    weights = weights[:, [answer.history for answer in answers]]
+    measures = [
+        _Measure(about, name, unit, weighted_mean(weights, list(map(value, answers))), False)
         for about, means in MEANS.items()
         for name, (unit, value) in means.items()
     ]
-    in_common = overlap(
-        [one.reading.reply or "" for one in answers],
-        [histories[one.history].reference for one in answers],
+    common = overlap(
+        [answer.reading.reply or "" for answer in answers],
+        [histories[answer.history].reference for answer in answers],
     )
-    rouge = weighted_mean(weights, in_common.rouge_l)
-    found += [
+    rouge = weighted_mean(weights, common.rouge_l)
+    measures += [
         _Measure(_REPLIES, "ROUGE-L", "%", rouge, False),
-        _Measure(_REPLIES, "BLEU-2", "%", in_common.bleu(weights, 2), False),
+        _Measure(_REPLIES, "BLEU-2", "%", common.bleu(weights, 2), False),
     ]
     sources = [history.source for history in histories]
-    found += [
+    measures += [
         _Measure(_VARIETY, name, "", values, True)
-        for name, values in diversity(answers, sources, encoder, amount).items()
+        for name, values in diversity(answers, sources, encoder, bigrams).items()
     ]
-    return found
+    return measures
 
 
-def of_runs(
+def run_metrics(
     answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[History]
 ) -> list[results.Metric]:
-    """Return the reward of each run of the policies that have several."""
+    """Return the reward of each training run, for policies with several."""
     sources = [history.source for history in histories]
     weights = bootstrap_weights(sources)
     metrics = []
@@ -492,9 +499,9 @@ def of_runs(
         if not policy.has_runs:
             continue
         for seed in config.seeds:
-            own = [one for one in answers[policy.name] if one.seed == seed]
+            own = [answer for answer in answers[policy.name] if answer.seed == seed]
             values = weighted_mean(
-                weights[:, [one.history for one in own]], [one.reward for one in own]
+                weights[:, [answer.history for answer in own]], [answer.reward for answer in own]
             )
             found = estimate(values, len({*sources}))
             metrics.append(
@@ -504,43 +511,43 @@ def of_runs(
 
 
 def diversity(
-    answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder, amount: int = 0
+    answers: Sequence[Answer], sources: Sequence[str], encoder: SentenceEncoder, bigrams: int = 0
 ) -> dict[str, Floats]:
-    """Return how different the replies of a policy are: of all, then without each source in turn.
+    """Return the diversity of a policy's replies, overall and without each source in turn.
 
-    Each seed gives one reply to each history; the measures are taken within a seed, so that a policy
-    is not charged for answering the same history alike, and averaged over the seeds.
+    Measured within a seed, which has one reply per history, and averaged over seeds: a policy is not
+    penalised for similar answers to the same history.
 
     Args:
-        answers: Of one policy.
-        sources: Of each history.
-        encoder: For the Vendi score.
-        amount: Pairs of words of which distinct-2 is taken once more; 0 does not.
+        answers: Answers of a policy.
+        sources: Source dialogue of each history.
+        encoder: Sentence encoder of the Vendi score.
+        bigrams: Number of bigrams for an additional distinct-2; 0 omits it.
 
     Returns:
         By the name of the measure, shape (1 + sources,).
     """
-    embeddings = encoder.encode([one.reading.reply or "" for one in answers])
-    found: dict[str, list[list[float]]] = {}
+    embeddings = encoder.encode([answer.reading.reply or "" for answer in answers])
+    of_seeds: dict[str, list[list[float]]] = {}
     for own, replies, source in _by_seed(answers, sources):
         measures = {
             f"distinct-{length}": distinct_without(replies, source, length) for length in (1, 2)
         }
-        if amount:
-            name = f"distinct-2 of {amount:,} pairs"
-            measures[name] = distinct_without(replies, source, 2, amount)
+        if bigrams:
+            name = f"distinct-2 of {bigrams:,} pairs"
+            measures[name] = distinct_without(replies, source, 2, bigrams)
         of_source = np.array(source)
-        kept = [own, *(own[of_source != left_out] for left_out in dict.fromkeys(source))]
+        subsets = [own, *(own[of_source != left_out] for left_out in dict.fromkeys(source))]
         measures["Vendi score"] = [
-            vendi_score(embeddings[some]) if len(some) else 0.0 for some in kept
+            vendi_score(embeddings[subset]) if len(subset) else 0.0 for subset in subsets
         ]
         for name, values in measures.items():
-            found.setdefault(name, []).append(values)
-    return {name: np.mean(of_seeds, axis=0) for name, of_seeds in found.items()}
+            of_seeds.setdefault(name, []).append(values)
+    return {name: np.mean(values, axis=0) for name, values in of_seeds.items()}
 
 
-def _amount(policies: Iterable[Sequence[Answer]], sources: Sequence[str]) -> int:
-    """Return how many pairs of words every policy has at every seed, in whole hundreds."""
+def _common_bigram_count(policies: Iterable[Sequence[Answer]], sources: Sequence[str]) -> int:
+    """Return the smallest number of bigrams of a policy at a seed, rounded down to hundreds."""
     fewest = min(
         fewest_runs(replies, source, 2)
         for answers in policies
@@ -552,9 +559,9 @@ def _amount(policies: Iterable[Sequence[Answer]], sources: Sequence[str]) -> int
 def _by_seed(
     answers: Sequence[Answer], sources: Sequence[str]
 ) -> Iterator[tuple[npt.NDArray[np.intp], list[str], list[str]]]:
-    """Yield the places of the answers from each seed, their replies and the sources of their histories."""
-    of_seed = np.array([one.seed for one in answers])
-    for seed in sorted({*of_seed.tolist()}):
-        own = np.flatnonzero(of_seed == seed)
-        some = [answers[place] for place in own.tolist()]
-        yield own, [one.reading.reply or "" for one in some], [sources[one.history] for one in some]
+    """Yield the indices of each seed's answers, their replies and the sources of their histories."""
+    seeds = np.array([answer.seed for answer in answers])
+    for seed in sorted({*seeds.tolist()}):
+        own = np.flatnonzero(seeds == seed)
+        some = [answers[index] for index in own.tolist()]
+        yield own, [a.reading.reply or "" for a in some], [sources[a.history] for a in some]

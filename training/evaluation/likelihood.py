@@ -1,4 +1,4 @@
-"""How surprised a checkpoint is by held-out turns: the numbers behind its perplexity."""
+"""Negative log-likelihood of given turns under a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from compeer_core.processing import load_processor
 
 
 @dataclass(frozen=True)
-class Surprise:
-    """Summed negative log-likelihood in nats, and tokens, of a whole turn and of its reply."""
+class TurnLikelihood:
+    """Summed negative log-likelihood in nats, and number of tokens, of a turn and of its reply."""
 
     turn_loss: float
     turn_tokens: int
@@ -25,7 +25,7 @@ class Surprise:
 
 
 class LikelihoodModel:
-    """A checkpoint that reads turns instead of writing them."""
+    """A checkpoint that scores turns instead of generating them."""
 
     def __init__(self, checkpoint: str | Path, adapter: Path | None = None) -> None:
         self._processor = load_processor(checkpoint)
@@ -33,21 +33,20 @@ class LikelihoodModel:
         self._model: Any = model if adapter is None else PeftModel.from_pretrained(model, adapter)
         self._model.eval()
 
-    def surprise(self, prompt: Sequence[Message], completion: str) -> Surprise:
-        """Return how likely the model finds `completion` after `prompt`.
+    def score(self, prompt: Sequence[Message], completion: str) -> TurnLikelihood:
+        """Return the likelihood of `completion` after `prompt`.
 
-        The reply counts from the token after `<reply>`, its closing tag and the end of turn
-        included.
+        The reply starts after `<reply>`, and includes its closing tag and the end-of-turn token.
         """
         before = self._inputs(prompt, "")
-        whole = self._inputs(prompt, completion + str(self._processor.tokenizer.eos_token))
+        inputs = self._inputs(prompt, completion + str(self._processor.tokenizer.eos_token))
         reply_at = self._inputs(prompt, completion[: completion.rindex("<reply>") + len("<reply>")])
         start, reply = before["input_ids"].shape[1], reply_at["input_ids"].shape[1]
         with torch.no_grad():
-            logits = self._model(**whole, use_cache=False).logits[0, start - 1 : -1].float()
-        losses = functional.cross_entropy(logits, whole["input_ids"][0, start:], reduction="none")
+            logits = self._model(**inputs, use_cache=False).logits[0, start - 1 : -1].float()
+        losses = functional.cross_entropy(logits, inputs["input_ids"][0, start:], reduction="none")
         own = losses[reply - start :]
-        return Surprise(losses.sum().item(), len(losses), own.sum().item(), len(own))
+        return TurnLikelihood(losses.sum().item(), len(losses), own.sum().item(), len(own))
 
     def _inputs(self, prompt: Sequence[Message], completion: str) -> Any:
         images = [

@@ -1,4 +1,4 @@
-"""Plots of an evaluation, as PNG. The numbers are in the tables; a plot shows them at a glance."""
+"""Plots of evaluation results, as PNG."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _DOTS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 150
 _LINES = ("-", "--", ":", "-.")
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
-_STEPS_TOGETHER = 5
+_STEPS_PER_POINT = 5
 
 TRAINING: Mapping[str, str] = {
     "reward/total": "reward, before reweighting",
@@ -23,11 +23,11 @@ TRAINING: Mapping[str, str] = {
     "redundancy/s_in": "likeness of a group's replies (s_in)",
     "entropy": "entropy of a token, nats",
 }
-"""What `plot_training` shows: metrics of a run, and their names."""
+"""The metrics of a run that `plot_training` shows, with their titles."""
 
 
 def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
-    """Draw balanced accuracy of each judge on each question, with its interval."""
+    """Plot the balanced accuracy of each judge on each question, with its interval."""
     shown = [
         one
         for one in metrics
@@ -62,7 +62,7 @@ def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
 def plot_reliability(
     probability: Sequence[float], label: Sequence[bool], name: str, path: Path
 ) -> None:
-    """Draw how often steps are right against how probable a judge finds that they are."""
+    """Plot the share of correct steps against the judge's probability (reliability diagram)."""
     figure = Figure(figsize=(4.5, 4.5), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
@@ -92,7 +92,7 @@ def plot_reliability(
 
 
 def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, path: Path) -> None:
-    """Draw a rate of each judge with its interval, and the rate by chance as an open dot."""
+    """Plot a rate of each judge with its interval, and the rate by chance as an open circle."""
     shown = [one for one in metrics if one.name == measure and not one.baseline]
     by_chance = {(one.about, one.of): one.value for one in metrics if one.name == control}
     figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
@@ -122,7 +122,7 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
 
 
 def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
-    """Draw a measure of each who is compared, with its interval."""
+    """Plot a measure of each policy, with its interval."""
     shown = [one for one in metrics if one.name == measure and not one.baseline]
     figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
@@ -137,11 +137,11 @@ def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> N
 
 
 def plot_training(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], path: Path) -> None:
-    """Draw how policies went through training: each run thin, the mean of a policy's runs thick.
+    """Plot training curves: thin lines for runs, thick ones for the mean of a policy's runs.
 
     Args:
-        runs: For each policy, the rows of its runs' metrics.
-        path: Where the picture goes. Each point is the mean of a few steps.
+        runs: For each policy, the metrics rows of its runs; averaged over a few steps per point.
+        path: Output file.
     """
     figure = Figure(figsize=(9, 6), layout="constrained")
     panels = figure.subplots(2, 2)
@@ -151,7 +151,7 @@ def plot_training(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], pat
                 "linestyle": _LINES[number % len(_LINES)],
                 "color": _COLOURS[number % len(_COLOURS)],
             }
-            curves = [in_steps(rows, metric) for rows in of_policy]
+            curves = [smoothed_curve(rows, metric) for rows in of_policy]
             for curve in curves:
                 axes.plot(*zip(*curve.items(), strict=True), linewidth=0.7, alpha=0.4, **style)
             shared = [step for step in curves[0] if all(step in curve for curve in curves)]
@@ -165,17 +165,18 @@ def plot_training(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], pat
     figure.savefig(path, dpi=_DPI)
 
 
-def in_steps(
-    rows: Sequence[Mapping[str, Any]], metric: str, together: int = _STEPS_TOGETHER
+def smoothed_curve(
+    rows: Sequence[Mapping[str, Any]], metric: str, window: int = _STEPS_PER_POINT
 ) -> dict[int, float]:
-    """Return the mean of a metric over every few steps, by the last of them.
+    """Return the mean of a metric over windows of steps, by the last step of the window.
 
     Example:
-        >>> in_steps([{"step": 1, "a": 1.0}, {"step": 2, "a": 3.0}, {"step": 3, "a": 7.0}], "a", 2)
+        >>> rows = [{"step": 1, "a": 1.0}, {"step": 2, "a": 3.0}, {"step": 3, "a": 7.0}]
+        >>> smoothed_curve(rows, "a", 2)
         {2: 2.0, 4: 7.0}
     """
     values: dict[int, list[float]] = {}
     for row in rows:
         if row.get(metric) is not None:
-            values.setdefault(-(-int(row["step"]) // together) * together, []).append(row[metric])
+            values.setdefault(-(-int(row["step"]) // window) * window, []).append(row[metric])
     return {step: float(np.mean(some)) for step, some in values.items()}

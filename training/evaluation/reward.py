@@ -1,16 +1,15 @@
-"""Judges against labels that they never saw: `python -m training evaluate reward <config.toml>`.
+"""Evaluates reward models on held-out labels: `python -m training evaluate reward <config.toml>`.
 
-Our counterpart of COMPEER's Table 1. For each of the three steps: weighted F1 and the recall of
-False, as there, and beside them what a judge that always says True cannot reach: balanced accuracy,
-Matthews' correlation, AUROC. For the reply: weighted F1 and accuracy of the four-way preference. The
-judge that always answers with the majority class stands in the table as one more judge.
+The counterpart of COMPEER's Table 1. For each of the three steps: weighted F1 and the recall of False as
+in the paper, and measures that a judge which always says True cannot pass: balanced accuracy, Matthews'
+correlation, AUROC. For the reply: weighted F1 and accuracy of the four-way preference. The majority class
+is included as a baseline.
 
-Intervals draw source dialogues, with all their rows. A temperature for each judge is fitted on the
-validation split; it changes no verdict, and is reported with the calibration error before and after.
-On human judgements agreement is reported as accuracy and Cohen's kappa.
+Intervals resample source dialogues. A temperature per judge is fitted on the validation split; it does not
+change verdicts, and is reported with the calibration error before and after. Agreement with human
+judgements is reported as accuracy and Cohen's kappa.
 
-What every judge said of every row is kept in `folder`, so that tables and plots are made again in
-seconds, and nothing is asked twice.
+All ratings are stored in `folder`, so that tables and plots can be recomputed without the judges.
 """
 
 import datetime
@@ -34,18 +33,19 @@ from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.samples import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
+from training.evaluation.judge_ratings import Rated, rate_file
 from training.evaluation.metrics import (
     preference_report,
     reward_model_difference,
     reward_model_report,
 )
 from training.evaluation.plots import plot_reliability, plot_table
-from training.evaluation.rating import Rated, rate_file
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
 MAJORITY = "majority class"
-"""What the judge that needs no model is called."""
+"""Name of the baseline without a model."""
 
 STEP_MEASURES = {
     "weighted_f1": "weighted F1",
@@ -61,36 +61,36 @@ REPLY_MEASURES = {
     "kappa": "kappa",
 }
 _PLAIN = frozenset({"mcc", "kappa"})
-"""Measures that are no shares."""
+"""Measures that are not percentages."""
 
 HUMAN_SOURCE = "; corpus lines: labels of that corpus"
 
 
 class Config(FrozenModel):
-    """Which judges, on which rows."""
+    """Judges and rows."""
 
     judges: tuple[str, ...]
     """Names in the list of models."""
     models: Path = Path("assets/models.toml")
     """The list of models."""
     test: tuple[Path, ...]
-    """Files of CER rows that decide the table; only rows of the test split are used."""
+    """Files of CER rows; only rows of the test split are used."""
     validation: tuple[Path, ...] = ()
-    """Files whose validation rows the temperature is fitted on; none leaves calibration out."""
+    """Files whose validation rows are used to fit the temperature; empty skips calibration."""
     human: tuple[Path, ...] = ()
     """Files of human judgements, reported by corpus."""
     human_splits: tuple[Split, ...] = ("test",)
-    """The splits of theirs that are used; more than `test` only for judges that learnt from none."""
+    """Splits of human judgements; use more than `test` only for judges not trained on them."""
     human_rows: int | None = None
-    """At most so many of each corpus, drawn by the seed; None takes all."""
+    """Maximum number of human judgements per corpus, sampled by the seed; None uses all."""
     data_dir: Path | None = None
-    """Folder of corpora, for rows with pictures of their own."""
+    """Folder of corpora, for rows with images of their own."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     folder: Path
-    """What the judges said, tables and plots."""
+    """Folder for ratings, tables and plots."""
     rows: int | None = None
-    """At most so many test and validation rows each, drawn by the seed; None takes all."""
+    """Maximum number of test and of validation rows, sampled by the seed; None uses all."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "reward_nano"
@@ -103,12 +103,11 @@ class Config(FrozenModel):
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Rate all rows by all judges and write tables and plots; a dry run counts the rows."""
-    if resume is not None:
-        raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
-    test = _chosen(config.test, "test", config)
-    validation = _chosen(config.validation, "valid", config)
-    human = _human(config)
+    """Rate all rows with all judges and write tables and plots; a dry run counts the rows."""
+    refuse_resume(resume, "an evaluation resumes by itself")
+    test = _rows_of_split(config.test, "test", config)
+    validation = _rows_of_split(config.validation, "valid", config)
+    human = _human_judgements(config)
     _log.info(
         "%d test rows, %d validation rows, %d human judgements",
         len(test),
@@ -125,7 +124,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     rated: dict[str, dict[str, list[Rated]]] = {}
     for name in config.judges:
         judge = registry.judge(name)
-        assert judge is not None  # a name that is unknown raises
+        assert judge is not None  # an unknown name raises
         parts = {"test": test, "validation": validation, "human": human}
         rated[name] = {
             part: rate_file(
@@ -135,8 +134,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if rows
         }
         judge.close()
-    for name, why in pictures.unreadable.items():
-        _log.warning("judged without picture %s: %s", name, why)
+    for name, reason in pictures.unreadable.items():
+        _log.warning("judged without the unreadable image %s: %s", name, reason)
     report(config, rated)
 
 
@@ -177,13 +176,11 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
 
 
 def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
-    """Return the table: each judge, and the majority-class baseline.
-
-    The first judge is compared with each other one in pairs, on steps: the `baseline`.
+    """Return the table: each judge, the majority class, and paired differences on the steps.
 
     Args:
-        rated: The same rows as each judge rated them. A judge that was not asked a question (an ORM
-            about steps) has no line for it.
+        rated: Ratings of the same rows by each judge. A judge without a rating for a question (such as
+            an ORM on steps) has no line for it.
     """
     metrics: list[results.Metric] = []
     for place, part in enumerate(STEPS):
@@ -199,11 +196,11 @@ def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
             ]
             if not _both_kinds(label for label, _, _ in read):
                 continue
-            these, probabilities, belongs = map(list, zip(*read, strict=True))
-            found = reward_model_report(these, probabilities, belongs)
+            own_labels, probabilities, own_groups = map(list, zip(*read, strict=True))
+            found = reward_model_report(own_labels, probabilities, own_groups)
             metrics += _line(found, STEP_MEASURES, name, about)
-            if len(these) > len(labels):
-                labels, groups = these, belongs
+            if len(own_labels) > len(labels):
+                labels, groups = own_labels, own_groups
         if labels:
             majority = float(np.mean(labels) >= 0.5)
             found = reward_model_report(labels, [majority] * len(labels), groups)
@@ -216,21 +213,21 @@ def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
 def _differences(
     rated: Mapping[str, Sequence[Rated]], place: int, about: str
 ) -> list[results.Metric]:
-    """Return by how much the first judge exceeds each other one, on the rows that both could read."""
-    (first, rows), *others = rated.items()
+    """Return the differences between the first judge and the others, on rows that both rated."""
+    (first, rows), *rest = rated.items()
     metrics: list[results.Metric] = []
-    for name, others_rows in others:
-        of_id = {row.id: row.step_probabilities[place] for row in others_rows}
+    for name, other_rows in rest:
+        by_id = {row.id: row.step_probabilities[place] for row in other_rows}
         read = [
-            (label, one, other, row.group)
+            (label, own, other, row.group)
             for row in rows
             if (label := row.steps[place]) is not None
-            and (one := row.step_probabilities[place]) is not None
-            and (other := of_id.get(row.id)) is not None
+            and (own := row.step_probabilities[place]) is not None
+            and (other := by_id.get(row.id)) is not None
         ]
         if _both_kinds(label for label, *_ in read):
-            labels, ones, twos, groups = map(list, zip(*read, strict=True))
-            found = reward_model_difference(labels, ones, twos, groups)
+            labels, own_probabilities, others, groups = map(list, zip(*read, strict=True))
+            found = reward_model_difference(labels, own_probabilities, others, groups)
             metrics += _line(found, STEP_MEASURES, first, about, baseline=name)
     return metrics
 
@@ -258,7 +255,7 @@ def _reply_lines(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
 def calibration(
     name: str, validation: Sequence[Rated], test: Sequence[Rated]
 ) -> list[results.Metric]:
-    """Return the temperature fitted on one split, and what it does to the other."""
+    """Return the temperature fitted on validation rows, and the calibration errors on test rows."""
     fitted_on = _step_verdicts(validation)
     probability, label = _step_verdicts(test)
     if not fitted_on[0] or not probability:
@@ -284,7 +281,7 @@ def calibration(
 
 
 def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
-    """Return how well a judge agrees with people, corpus by corpus."""
+    """Return a judge's agreement with people, by corpus."""
     metrics: list[results.Metric] = []
     by_corpus = sorted(rows, key=lambda row: row.corpus)
     for corpus, of_corpus in itertools.groupby(by_corpus, key=lambda row: row.corpus):
@@ -302,26 +299,26 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
     return metrics
 
 
-def _chosen(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord]:
-    found = [
+def _rows_of_split(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord]:
+    records = [
         record
         for path in paths
         for record in read_records(path, CerRecord)
         if record.case.split == split
     ]
-    return found if config.rows is None else drawn(found, config.rows, config.seed)
+    return records if config.rows is None else drawn(records, config.rows, config.seed)
 
 
-def _human(config: Config) -> list[CerRecord]:
-    """Return the human judgements, corpus by corpus, so that a small corpus is not crowded out."""
-    of_corpus: defaultdict[str, list[CerRecord]] = defaultdict(list)
+def _human_judgements(config: Config) -> list[CerRecord]:
+    """Return the human judgements, sampled per corpus so that small ones are represented."""
+    by_corpus: defaultdict[str, list[CerRecord]] = defaultdict(list)
     for path in config.human:
         for record in read_records(path, CerRecord):
             if record.case.split in config.human_splits:
-                of_corpus[record.case.corpus].append(record)
+                by_corpus[record.case.corpus].append(record)
     return [
         record
-        for _, records in sorted(of_corpus.items())
+        for _, records in sorted(by_corpus.items())
         for record in (
             records if config.human_rows is None else drawn(records, config.human_rows, config.seed)
         )
@@ -338,7 +335,7 @@ def _preferences(rows: Iterable[Rated]) -> list[tuple[str, str, str]]:
 
 
 def _step_verdicts(rows: Sequence[Rated]) -> tuple[list[float], list[bool]]:
-    """Return the probabilities of all steps that were labelled and read, and their labels."""
+    """Return the probabilities and labels of all steps that have both."""
     pairs = [
         (probability, label)
         for row in rows

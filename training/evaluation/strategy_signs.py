@@ -1,8 +1,7 @@
-"""How good the signs of strategies are: on people's turns, of which people said what they do.
+"""Accuracy of the strategy signs of `compeer_core.consistency`, on ESConv's strategy labels.
 
-The tables of `compeer_core.consistency` come from here, by `evaluate consistency` with `esconv` set.
-Only turns count to which one strategy was given: ESConv's labels are those of utterances, and a turn
-may have several.
+Reported by `evaluate consistency` with `esconv` set. Only turns with a single strategy are used: ESConv
+labels utterances, and a turn may consist of several.
 """
 
 from collections.abc import Mapping
@@ -20,43 +19,42 @@ from training.data.esconv import read_esconv
 
 
 @dataclass(frozen=True)
-class Found:
-    """How often signs are there, with intervals over dialogues."""
+class SignRates:
+    """How often signs of a strategy are detected, with intervals over dialogues."""
 
     found: Estimate
-    """In turns that carry out the strategy."""
+    """In turns with this strategy (recall)."""
     false_alarms: Estimate
-    """In turns that carry out another one."""
+    """In turns with another strategy."""
 
 
-def measure_signs(path: Path) -> Mapping[Strategy | None, Found]:
-    """Return the measure of each strategy, and of all together under None.
+def measure_signs(path: Path) -> Mapping[Strategy | None, SignRates]:
+    """Return the rates of each strategy, and of all strategies together under None.
 
-    For all together, a false alarm is a sign of one of the other seven strategies, averaged over them:
-    the expectation of drawing one at random.
+    For all together, the false-alarm rate is the mean over the other seven strategies.
 
     Args:
-        path: A split of ESConv.
+        path: An ESConv split.
 
     Raises:
-        ConfigError: It is missing, or not in ESConv's layout.
+        ConfigError: The file is missing or has another format.
     """
     groups: list[str] = []
     labels: list[int] = []
-    shown: list[list[bool]] = []
+    detected: list[list[bool]] = []
     strategies = tuple(Strategy)
-    for talk in read_esconv(path, "train"):
-        utterances = talk.dialogue.utterances
-        for place, (said, used) in enumerate(zip(utterances, talk.every_strategy, strict=True)):
-            history = utterances[:place]
+    for source in read_esconv(path, "train"):
+        turns = source.dialogue.utterances
+        for place, (turn, used) in enumerate(zip(turns, source.every_strategy, strict=True)):
+            history = turns[:place]
             if len(used) != 1 or not any(each.speaker is Speaker.SEEKER for each in history):
                 continue
-            groups.append(talk.dialogue.id)
+            groups.append(source.dialogue.id)
             labels.append(strategies.index(used[0]))
-            shown.append(
-                [carries_out(history, said.text, each, "en") is Followed.YES for each in strategies]
+            detected.append(
+                [carries_out(history, turn.text, each, "en") is Followed.YES for each in strategies]
             )
-    signs, label = np.array(shown), np.array(labels)
+    signs, label = np.array(detected), np.array(labels)
     is_label = label[:, None] == np.arange(len(strategies))
     weights = bootstrap_weights(groups)
 
@@ -64,20 +62,20 @@ def measure_signs(path: Path) -> Mapping[Strategy | None, Found]:
         values = weights @ (signs & where).sum(axis=1) / (weights @ where.sum(axis=1))
         return estimate(values, turns)
 
-    measured: dict[Strategy | None, Found] = {
-        None: Found(rate(is_label, len(label)), rate(~is_label, len(label)))
+    rates: dict[Strategy | None, SignRates] = {
+        None: SignRates(rate(is_label, len(label)), rate(~is_label, len(label)))
     }
     for place, strategy in enumerate(strategies):
         column = np.arange(len(strategies)) == place
         right, wrong = is_label & column, ~is_label & column
-        measured[strategy] = Found(rate(right, int(right.sum())), rate(wrong, int(wrong.sum())))
-    return measured
+        rates[strategy] = SignRates(rate(right, int(right.sum())), rate(wrong, int(wrong.sum())))
+    return rates
 
 
-def sign_lines(measured: Mapping[Strategy | None, Found]) -> list[results.Metric]:
-    """Return the lines of a results file."""
+def sign_metrics(rates: Mapping[Strategy | None, SignRates]) -> list[results.Metric]:
+    """Return the rates as rows of a results file."""
     return [
-        results.measured(name, found, unit="%", of="signs", about=strategy or "all strategies")
-        for strategy, both in measured.items()
-        for name, found in (("recall", both.found), ("false positive rate", both.false_alarms))
+        results.measured(name, rate, unit="%", of="signs", about=strategy or "all strategies")
+        for strategy, both in rates.items()
+        for name, rate in (("recall", both.found), ("false positive rate", both.false_alarms))
     ]

@@ -1,1 +1,1 @@
-"""What fine-tuning has in common: bases, adapters, trl, rows with a shared prefix."""
+"""Shared by the fine-tuning stages: base models, adapters, trl trainers, shared-prefix rows."""

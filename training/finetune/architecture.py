@@ -1,7 +1,7 @@
-"""The shape of the small models: Qwen2.5-VL, scaled down.
+"""The architecture of the small models: Qwen2.5-VL, scaled down.
 
-Every module is transformers' own `Qwen2_5_VLForConditionalGeneration`; only the sizes are ours,
-so whatever loads a Qwen2.5-VL loads this.
+The modules are transformers' own `Qwen2_5_VLForConditionalGeneration`; only the sizes differ, so
+any program that loads a Qwen2.5-VL loads these checkpoints.
 """
 
 import torch
@@ -10,12 +10,14 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.config import FrozenModel
+from training.finetune.chat_tokens import image_token_ids
 
 
 class ModelShape(FrozenModel):
-    """Sizes of the language model and of the image tower."""
+    """Sizes of the language model and the image tower."""
 
     hidden_size: int = 384
     layers: int = 6
@@ -25,7 +27,7 @@ class ModelShape(FrozenModel):
     max_position_embeddings: int = 2048
     rope_theta: float = 10_000.0
     norm_epsilon: float = 1e-5
-    """Of the language model's RMS norms."""
+    """Epsilon of the language model's RMS norms."""
     vision_hidden_size: int = 128
     vision_layers: int = 4
     vision_heads: int = 4
@@ -37,14 +39,14 @@ class ModelShape(FrozenModel):
 def build_model(
     shape: ModelShape, tokenizer: PreTrainedTokenizerBase, seed: int = 0
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """Return a freshly initialised model whose special-token ids are the tokenizer's."""
+    """Return a randomly initialised model with the tokenizer's special-token ids."""
 
     def token(text: str) -> int:
         return tokenizer.get_vocab()[text]
 
     head_dimension = shape.hidden_size // shape.attention_heads
     half = head_dimension // 2
-    side = half * 3 // 8  # Qwen2.5-VL splits the rotary half 16:24:24 over time, height, width
+    side = half * 3 // 8  # Qwen2.5-VL splits half the head 16:24:24 over time, height and width
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
@@ -78,10 +80,7 @@ def build_model(
             "window_size": 8 * shape.patch_size,
             "fullatt_block_indexes": [shape.vision_layers - 1],
         },
-        image_token_id=token("<|image_pad|>"),
-        video_token_id=token("<|video_pad|>"),
-        vision_start_token_id=token("<|vision_start|>"),
-        vision_end_token_id=token("<|vision_end|>"),
+        **image_token_ids(tokenizer),
         tie_word_embeddings=True,
     )
     torch.manual_seed(seed)
@@ -89,3 +88,13 @@ def build_model(
     model.generation_config.eos_token_id = [token("<|im_end|>")]
     model.generation_config.pad_token_id = token("<|endoftext|>")
     return model
+
+
+def fixed_size_image_processor(patch_size: int, side: int) -> Qwen2VLImageProcessorPil:
+    """Return an image processor that scales every image to about `side` pixels squared."""
+    return Qwen2VLImageProcessorPil(
+        patch_size=patch_size,
+        merge_size=2,
+        temporal_patch_size=2,
+        size={"shortest_edge": side**2, "longest_edge": side**2},
+    )

@@ -1,9 +1,9 @@
-"""The model that a fine-tuning starts from: how its weights are held, and which of them are trained.
+"""Loads the base model of a fine-tuning run and selects the weights to train.
 
-Of a whole model the language model is trained and, with it, what the paper calls the adapter: the
-layers between image encoder and language model. Qwen2.5-VL keeps them inside its encoder, as
-`visual.merger`; freezing the encoder must leave them out. Or nothing of the model is trained but a
-LoRA adapter, on weights of 32, 16 or 4 bits.
+Full fine-tuning trains the language model and what the paper calls the adapter: the layers between
+image encoder and language model. In Qwen2.5-VL these are part of the encoder (`visual.merger`), so
+freezing the encoder must exclude them. Alternatively only a LoRA adapter is trained, on weights of
+32, 16 or 4 bits.
 """
 
 import re
@@ -20,40 +20,40 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 
 Weights = Literal["fp32", "bf16"]
-"""The precision in which weights lie in memory."""
+"""Precision of weights in memory."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class LoraShape(FrozenModel):
-    """A LoRA adapter on linear layers (Hu et al. 2021); its own weights are held in fp32."""
+    """A LoRA adapter on linear layers (Hu et al. 2021); its weights are in fp32."""
 
     rank: int = Field(default=16, gt=0)
     alpha: int = 32
     dropout: float = 0.0
     target_modules: str = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
-    """A regular expression over module names: by default every linear layer of the language model.
+    """Regular expression over module names; by default all linear layers of the language model.
 
-    The layers between encoder and language model are reached by name too, as
-    `|.*visual\\.merger\\.mlp\\.(0|2)`. They get LoRA like the rest, not a trained copy
-    (`modules_to_save`): a copy has 45 M weights for Qwen2.5-VL-7B, is refused by servers that
-    switch adapters, and cannot be made of 4-bit weights.
+    To include the layers between encoder and language model, append
+    `|.*visual\\.merger\\.mlp\\.(0|2)`. They also get LoRA rather than a trained copy
+    (`modules_to_save`): a copy has 45 M weights for Qwen2.5-VL-7B, is not supported by servers that
+    switch adapters, and cannot be made from 4-bit weights.
     """
 
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_base(source: Path | str) -> None:
-    """Make sure that a base is a folder, or can be a name on the hub.
+    """Check that a base model is an existing folder or a valid Hub ID.
 
     Raises:
         CheckpointError: It is neither.
     """
-    if not Path(source).is_dir() and not _HUB_NAME.fullmatch(str(source)):
+    if not Path(source).is_dir() and not _HUB_ID.fullmatch(str(source)):
         raise CheckpointError(
-            f"{source}: no such folder (an earlier stage writes it), and no name on the hub, which "
-            f"would be OWNER/NAME"
+            f"{source}: no such folder, and not a Hub ID (OWNER/NAME); if an earlier stage writes "
+            "this folder, run that first"
         )
 
 
@@ -67,15 +67,15 @@ def load_base(
     """Load a model to train.
 
     Args:
-        source: Checkpoint folder, or hub name.
-        weights: How weights are held; with `quantize`, those that are not quantised.
-        compute: The precision that quantised weights are computed in.
-        quantize: "4bit" is NF4 with the constants quantised as well (Dettmers et al. 2023).
-        device: Where quantised weights go: they are packed there. Others are placed by the
-            trainer, which may have to split them first.
+        source: Checkpoint folder or Hub ID.
+        weights: Precision of the weights that are not quantised.
+        compute: Precision of computations with quantised weights.
+        quantize: "4bit" is NF4 with double quantisation (Dettmers et al. 2023).
+        device: Device that weights are quantised on. Weights that are not quantised are placed by
+            the trainer, which may shard them first.
 
     Raises:
-        CheckpointError: It cannot be loaded.
+        CheckpointError: The model cannot be loaded.
     """
     check_base(source)
     options: dict[str, Any] = {}
@@ -92,27 +92,27 @@ def load_base(
     except (OSError, ValueError, ImportError) as error:
         raise CheckpointError(f"{source}: cannot be loaded: {error}") from error
     model, report = loaded
-    lacking = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
-    if lacking:
+    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if missing:
         raise CheckpointError(
-            f"{source}: {len(lacking)} weights are missing or of the wrong shape, first "
-            f"{lacking[0]}; config.json and the weights do not belong together"
+            f"{source}: {len(missing)} weights are missing or have the wrong shape, the first is "
+            f"{missing[0]}; config.json does not match the weights"
         )
     if quantize:
-        for part in model.modules():
-            if hasattr(part, "support_avx512bf16_for_cpu"):
-                # bitsandbytes would pack these weights anew in the first pass without gradients, in a
-                # form that it cannot train through; GRPO writes first and trains afterwards.
-                part.support_avx512bf16_for_cpu = False
-    trained: PreTrainedModel = model
-    return trained
+        for module in model.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                # In its first pass without gradients (a GRPO rollout), bitsandbytes would repack
+                # these weights into a layout that it cannot backpropagate through.
+                module.support_avx512bf16_for_cpu = False
+    base: PreTrainedModel = model
+    return base
 
 
 def freeze_image_encoder(model: PreTrainedModel) -> None:
-    """Leave the image encoder out of the training, but not the layers that adapt its output.
+    """Freeze the image encoder, but not the layers that project its output.
 
     Raises:
-        ConfigError: This kind of model keeps its encoder where it is not looked for.
+        ConfigError: The model has no separate image encoder.
     """
     encoder: Any = image_encoder(model)
     encoder.requires_grad_(False)
@@ -122,53 +122,52 @@ def freeze_image_encoder(model: PreTrainedModel) -> None:
 
 
 def image_encoder(model: PreTrainedModel) -> torch.nn.Module:
-    """Return the part of a model that reads pictures.
+    """Return the image encoder of a model.
 
     Raises:
-        ConfigError: This kind of model keeps its encoder where it is not looked for.
+        ConfigError: The model has no separate image encoder.
     """
     encoder: Any = model.get_encoder(modality="image")
     if encoder is model or encoder is model.base_model:
         raise ConfigError(
-            f"freeze_vision: no image encoder was found in a {type(model).__name__}; "
+            f"freeze_vision: {type(model).__name__} has no separate image encoder; "
             "set freeze_vision = false"
         )
-    found: torch.nn.Module = encoder
-    return found
+    module: torch.nn.Module = encoder
+    return module
 
 
 def lora_config(model: PreTrainedModel, lora: LoraShape, *, freeze_vision: bool) -> LoraConfig:
-    """Return an adapter's settings for peft, once its target modules are known to be there.
+    """Return peft's settings of an adapter, after checking its target modules.
 
     Raises:
-        ConfigError: `target_modules` is no regular expression, finds no linear layer, or finds one
-            in the image encoder, which `freeze_vision` leaves as it is.
+        ConfigError: `target_modules` is not a regular expression, matches no linear layer, or
+            matches one in the image encoder although `freeze_vision` is set.
     """
     try:
         pattern = re.compile(lora.target_modules)
     except re.error as error:
         raise ConfigError(
-            f"lora.target_modules: {lora.target_modules!r} is no regular expression: {error}"
+            f"lora.target_modules: {lora.target_modules!r} is not a regular expression: {error}"
         ) from error
     linear = [name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
-    found = [name for name in linear if pattern.fullmatch(name)]
-    if not found:
+    targets = [name for name in linear if pattern.fullmatch(name)]
+    if not targets:
         raise ConfigError(
-            f"lora.target_modules: {lora.target_modules!r} fits none of the {len(linear)} linear "
-            f"layers of this {type(model).__name__}; they have names such as {linear[-1]}"
+            f"lora.target_modules: {lora.target_modules!r} matches none of the {len(linear)} linear "
+            f"layers of this {type(model).__name__}; a valid name is {linear[-1]}"
         )
     if freeze_vision:
-        encoder = image_encoder(model)
         frozen = {
             id(part)
-            for name, part in encoder.named_modules()
+            for name, part in image_encoder(model).named_modules()
             if not _is_merger(name.partition(".")[0])
         }
-        inside = [name for name in found if id(model.get_submodule(name)) in frozen]
-        if inside:
+        in_encoder = [name for name in targets if id(model.get_submodule(name)) in frozen]
+        if in_encoder:
             raise ConfigError(
-                f"lora.target_modules: {lora.target_modules!r} reaches into the image encoder "
-                f"({inside[0]}); narrow it, or set freeze_vision = false"
+                f"lora.target_modules: {lora.target_modules!r} matches {in_encoder[0]} in the image "
+                "encoder; narrow it, or set freeze_vision = false"
             )
     return LoraConfig(
         r=lora.rank,
@@ -180,5 +179,5 @@ def lora_config(model: PreTrainedModel, lora: LoraShape, *, freeze_vision: bool)
 
 
 def _is_merger(name: str) -> bool:
-    """Qwen2.5-VL's is `merger`; Qwen3-VL has a `deepstack_merger_list` as well."""
+    """Whether a child of the encoder projects its output: Qwen3-VL has a `deepstack_merger_list` too."""
     return "merger" in name

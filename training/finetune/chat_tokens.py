@@ -1,19 +1,19 @@
-"""The tokens and the chat template that every small checkpoint of ours shares.
+"""The tokens and the chat template shared by COMPEER-nano and COMPEER-small.
 
-The part tags of the output grammar and the verdict words are single tokens, so that a judge can
-read a verdict from one position and a policy closes a part with one token. They are *added*
-tokens without the `special` flag: trl decodes with `skip_special_tokens=True` before it calls a
-reward function, and would lose the tags otherwise.
+The tags of the output grammar and the verdict words are single tokens: a verdict can be read from
+the logits of one position, and one token closes a part. They are *added* tokens without the
+`special` flag, because trl decodes completions with `skip_special_tokens=True` before it calls a
+reward function.
 """
 
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 
 VERDICT_WORDS = (*VERDICTS, *PREFERENCES)
-"""The words a judge answers with, each one token."""
+"""A judge's verdict words, one token each."""
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -23,7 +23,7 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Names as in Qwen2.5-VL, so that its processor and vLLM find them."""
+"""Named as in Qwen2.5-VL, as its processor and vLLM expect."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -38,15 +38,28 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
-"""ChatML without a default system message; an image stands where its block stands."""
+"""ChatML without a default system message; images keep their place among the blocks."""
+
+
+def byte_level_bpe(model: models.BPE) -> Tokenizer:
+    """Return a byte-level BPE tokenizer that splits digits, as SmolLM2's does."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def chat_tokenizer(bpe: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a checkpoint, with the chat template.
 
     Args:
-        bpe: It holds `SPECIAL_TOKENS`.
-        max_length: Tokens that the model can read.
+        bpe: Tokenizer that contains `SPECIAL_TOKENS`.
+        max_length: Context length of the model, in tokens.
     """
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -60,8 +73,22 @@ def chat_tokenizer(bpe: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def image_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the ids of the image and video tokens, by their keys in Qwen2.5-VL's config."""
+    ids = tokenizer.get_vocab()
+    return {
+        f"{name}_token_id": ids[f"<|{text}|>"]
+        for name, text in (
+            ("image", "image_pad"),
+            ("video", "video_pad"),
+            ("vision_start", "vision_start"),
+            ("vision_end", "vision_end"),
+        )
+    }
+
+
 def label_lines() -> list[str]:
-    """Return every label line that a turn can hold, as the grammar writes them."""
+    """Return every label line of the output grammar."""
     lines = [f"Intensity: {n}" for n in range(1, 6)]
     for name, labels in (
         ("Stage", Stage),

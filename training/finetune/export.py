@@ -1,7 +1,7 @@
-"""A trained checkpoint or adapter becomes a folder to ship: `python -m training export <config.toml>`.
+"""Writes the files of a checkpoint or adapter to ship: `python -m training export <config.toml>`.
 
-Weights are stored in bf16 as safetensors, but those of a packed checkpoint as they are; files that a run leaves beside them (optimiser state,
-metrics) stay behind. Paths of the machine that trained are taken out of the configs.
+Weights are stored in bf16 as safetensors; those of a packed checkpoint are copied. Other files of
+the run (optimiser state, metrics) are not exported, and local paths are removed from the configs.
 """
 
 import json
@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from compeer_core.backends.transformers_.packed_weights import PACKED
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from training.stages import refuse_resume
 
 CARD_SUFFIX = ".md"
-"""A model card and its pages that lie in the output folder are kept."""
+"""Model cards in the output folder are not deleted."""
 
 _LARGEST_FILE = 40_000_000
 _COPIED = (
@@ -34,47 +35,43 @@ _COPIED = (
 
 
 class Config(FrozenModel):
-    """`[export]`: what goes where."""
+    """`[export]`: what to export, and where to."""
 
     source: Path
     """Folder of a checkpoint (`model.safetensors`) or an adapter (`adapter_model.safetensors`)."""
     output: Path
-    """Folder that receives the shipped files."""
+    """Folder for the shipped files."""
     base: str = ""
-    """For an adapter: its base, as a path that starts at the output folder."""
+    """For an adapter: the path of its base, relative to the output folder."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     shard_bytes: PositiveInt | None = None
-    """Most bytes of tensors in one file of a checkpoint, where a way home carries small files only (an accelerator that
-    is lent); a tensor larger than this has a file of its own. What comes out is a source like any other. None is
-    one file."""
+    """Maximum size of a weights file of a checkpoint, for transfers that limit file sizes. None
+    writes one file. A sharded export can be the source of another export."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the folder to ship.
 
     Raises:
-        ConfigError: The source holds no weights, an adapter's base is not named, or a file would be
-            larger than 40 MB.
+        ConfigError: The source has no weights, an adapter's `base` is not set, or the weights exceed
+            40 MB.
     """
-    if resume is not None:
-        raise ConfigError("an export cannot be resumed: begin it again")
+    refuse_resume(resume, "an export cannot be resumed")
     packed = config.source / PACKED
     if packed.is_file():
         if not dry_run:
-            _start_anew(config.output)
+            _clear(config.output)
             for name in (*_COPIED, PACKED):
                 shutil.copyfile(config.source / name, config.output / name)
         return
     adapter = config.source / "adapter_model.safetensors"
-    whole = config.source / "model.safetensors"
-    index = config.source / f"{whole.name}.index.json"
-    weights = adapter if adapter.is_file() else whole
+    checkpoint = config.source / "model.safetensors"
+    index = config.source / f"{checkpoint.name}.index.json"
+    weights = adapter if adapter.is_file() else checkpoint
     if not weights.is_file() and not index.is_file():
-        raise ConfigError(f"{config.source}: neither {whole.name} nor {adapter.name} is there")
+        raise ConfigError(f"{config.source}: contains neither {checkpoint.name} nor {adapter.name}")
     if weights is adapter and not config.base:
-        raise ConfigError(
-            "base: an adapter needs the path of its base, seen from the output folder"
-        )
+        raise ConfigError("base: an adapter needs the path of its base, relative to `output`")
     tensors = {
         name: tensor.to(getattr(torch, config.dtype)).contiguous()
         for file in ([weights] if weights.is_file() else _shards(index))
@@ -85,7 +82,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(f"{weights}: {size / 1e6:.0f} MB as {config.dtype}, the limit is 40 MB")
     if dry_run:
         return
-    _start_anew(config.output)
+    _clear(config.output)
     if weights is adapter:
         settings = _read(config.source / "adapter_config.json")
         settings["base_model_name_or_path"] = config.base
@@ -103,18 +100,18 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if "dtype" in part:
                 part["dtype"] = config.dtype
         _write(config.output / "config.json", settings)
-    if config.shard_bytes is not None and weights is whole:
+    if config.shard_bytes is not None and weights is checkpoint:
         save_torch_state_dict(tensors, config.output, max_shard_size=config.shard_bytes)
     else:
         save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
 
 
-def _start_anew(folder: Path) -> None:
-    """Make a folder, or empty it of all files but its documents."""
+def _clear(folder: Path) -> None:
+    """Create a folder, or delete all its files except model cards."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        if old.is_file() and old.suffix != CARD_SUFFIX:
-            old.unlink()
+    for file in folder.iterdir():
+        if file.is_file() and file.suffix != CARD_SUFFIX:
+            file.unlink()
 
 
 def _shards(index: Path) -> list[Path]:

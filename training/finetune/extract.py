@@ -1,16 +1,15 @@
-"""What a training changed becomes a LoRA adapter: `python -m training extract <config.toml>`.
+"""Approximates a fine-tuned model by a LoRA adapter: `python -m training extract <config.toml>`.
 
-The way back from `training.finetune.merge`. A model whose weights were all trained differs from a near relative
-by little, and by matrices with few large singular values; their best approximations of a given rank
-(Eckart and Young 1936, https://doi.org/10.1007/BF02288367) are what an adapter holds. So several judges
-are one checkpoint and an adapter each. What is left out is reported, and what it costs has to be measured:
-the adapter is an approximation unless its rank is full.
+The inverse of `training.finetune.merge`. Weight differences after fine-tuning have few large
+singular values, and the best approximation of a given rank (Eckart and Young 1936,
+https://doi.org/10.1007/BF02288367) is a LoRA adapter. So several judges can share one checkpoint.
+The log reports the share of the difference that the adapter represents; evaluate the result, since
+the adapter is exact at full rank only.
 """
 
 import logging
 import warnings
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,78 +22,75 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import TIED_WARNING
 from training.finetune.base_model import check_base, load_base
+from training.finetune.merge import atomic_folder, check_output
+from training.stages import refuse_resume
 
 logger = logging.getLogger(__name__)
 
 
 class Config(FrozenModel):
-    """`[extract]`: the difference of what from what."""
+    """`[extract]`: two checkpoints and the rank of the adapter."""
 
     base: Path | str
-    """Checkpoint, or name on the hub, that the adapter will lie on."""
+    """Base of the adapter: checkpoint folder or Hub ID."""
     tuned: Path | str
-    """Checkpoint of the same architecture that base and adapter shall come near to."""
+    """Checkpoint of the same architecture that base plus adapter approximates."""
     output: Path
-    """Folder that receives the adapter."""
+    """Folder for the adapter."""
     rank: int = Field(default=32, gt=0)
-    """Of the adapter. Storage grows with it, and so does the likeness to `tuned`."""
+    """Rank of the adapter: a higher one is closer to `tuned` and larger."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Take the difference apart and write the adapter; a dry run looks whether both are there.
+    """Write the adapter; a dry run checks that both checkpoints exist.
 
-    Both checkpoints and their difference are held in memory in 32 bits.
+    Both checkpoints and their difference are held in memory in fp32.
 
     Raises:
-        ConfigError: There is something in the output folder, or the two do not differ.
-        CheckpointError: One of them cannot be loaded, or they are not of one architecture.
+        ConfigError: The output folder is not empty, or the checkpoints are equal.
+        CheckpointError: A checkpoint cannot be loaded, or the architectures differ.
     """
-    if resume is not None:
-        raise ConfigError("an extraction cannot be resumed: begin it again")
+    refuse_resume(resume, "an extraction cannot be resumed")
     for source in (config.base, config.tuned):
         check_base(source)
-    if config.output.exists() and any(config.output.iterdir()):
-        raise ConfigError(f"{config.output}: something is already there; choose another output")
+    check_output(config.output)
     if dry_run:
         return
     base, tuned = (
         load_base(source, "fp32", "fp32", None, torch.device("cpu"))
         for source in (config.base, config.tuned)
     )
-    _check_alike(base, tuned, config)
-    adapted, kept = extracted(base, tuned, config.rank)
-    logger.info(
-        "an adapter of rank %d has %.1f %% of the squared difference", config.rank, 100 * kept
-    )
-    config.output.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=config.output.parent) as folder:
-        whole = Path(folder) / "adapter"
-        adapted.save_pretrained(str(whole), save_embedding_layers=False)
-        whole.replace(config.output)
+    _check_same_architecture(base, tuned, config)
+    adapted, explained = extract_adapter(base, tuned, config.rank)
+    logger.info("rank %d explains %.1f %% of the squared difference", config.rank, 100 * explained)
+    with atomic_folder(config.output) as folder:
+        adapted.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 @torch.no_grad()
-def extracted(base: PreTrainedModel, tuned: PreTrainedModel, rank: int) -> tuple[PeftModel, float]:
-    """Put an adapter on `base` that brings it as near to `tuned` as the rank allows.
+def extract_adapter(
+    base: PreTrainedModel, tuned: PreTrainedModel, rank: int
+) -> tuple[PeftModel, float]:
+    """Wrap `base` with the adapter of a given rank that approximates `tuned` best.
 
-    Linear layers and embeddings get LoRA; where the embeddings of input and output are one matrix,
-    each of the two gets the same. Norms, biases and convolutions stay those of `base`.
+    Linear layers and embeddings get LoRA; tied embeddings get the same adapter on both sides. Norms,
+    biases and convolutions stay those of `base`.
 
     Args:
-        base: Is wrapped, not copied.
-        tuned: Of the same architecture.
-        rank: Of every layer; a layer with a side that is no longer is met exactly.
+        base: Wrapped, not copied.
+        tuned: Model of the same architecture.
+        rank: Rank in every layer. Layers with a dimension of at most `rank` are reproduced exactly.
 
     Returns:
-        The wrapped model, and its share of the sum of all squared differences, 0 to 1.
+        The wrapped model, and the share of the summed squared difference it represents, in [0, 1].
 
     Raises:
-        ConfigError: No layer differs that could have an adapter.
+        ConfigError: No linear layer or embedding differs.
     """
-    # A matrix that two layers share stands here once, under the name of the first.
+    # named_parameters lists a tied matrix once, under the name of the first layer.
     differences = {
-        name: theirs - ours
-        for (name, ours), theirs in zip(base.named_parameters(), tuned.parameters(), strict=True)
+        name: after - before
+        for (name, before), after in zip(base.named_parameters(), tuned.parameters(), strict=True)
     }
     total = sum(float(difference.square().sum()) for difference in differences.values())
     shared = {id(weight): name for name, weight in base.named_parameters()}
@@ -110,13 +106,13 @@ def extracted(base: PreTrainedModel, tuned: PreTrainedModel, rank: int) -> tuple
         r=rank, lora_alpha=rank, target_modules=sorted(layers), task_type="CAUSAL_LM"
     )
     with warnings.catch_warnings():
-        # peft would tie the adapters of tied layers (`ensure_weight_tying`), but only those of the first
-        # adapter of a model; without, it warns of merging, which `training.finetune.merge` refuses.
+        # peft warns about merging adapters of tied layers, which `training.finetune.merge` refuses.
+        # Its remedy, `ensure_weight_tying`, works for the first adapter of a model only.
         warnings.filterwarnings("ignore", message=TIED_WARNING)
         adapted: Any = get_peft_model(base, settings)
-    parts = {source: factors(differences[source], rank) for source in set(layers.values())}
+    factors = {source: low_rank_factors(differences[source], rank) for source in {*layers.values()}}
     for name, source in layers.items():
-        left, right = parts[source]
+        left, right = factors[source]
         layer = adapted.base_model.model.get_submodule(name)
         if isinstance(layer.get_base_layer(), nn.Embedding):
             layer.lora_embedding_A["default"].copy_(left.T)
@@ -124,20 +120,20 @@ def extracted(base: PreTrainedModel, tuned: PreTrainedModel, rank: int) -> tuple
         else:
             layer.lora_A["default"].weight.copy_(right)
             layer.lora_B["default"].weight.copy_(left)
-    kept = sum(float((left @ right).square().sum()) for left, right in parts.values())
-    return adapted, kept / total
+    explained = sum(float((left @ right).square().sum()) for left, right in factors.values())
+    return adapted, explained / total
 
 
-def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return two matrices whose product is nearest to `matrix` among those of a rank.
+def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the factors of the best approximation of a matrix by one of a given rank.
 
     Args:
-        matrix: Of shape (rows, columns).
-        rank: If it is more than the smaller side, the factors are filled up with zeros.
+        matrix: Shape (rows, columns).
+        rank: If it exceeds the smaller dimension, the factors are padded with zeros.
 
     Returns:
-        Of shapes (rows, rank) and (rank, columns). Each has the roots of the singular values, so that
-        neither is much larger than the other when they are stored in few bits.
+        Shapes (rows, rank) and (rank, columns). Both are scaled by the square roots of the singular
+        values, so neither dominates when stored in low precision.
     """
     left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
     roots = singular[:rank].sqrt()
@@ -146,15 +142,13 @@ def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return nn.functional.pad(first, (0, missing)), nn.functional.pad(second, (0, 0, 0, missing))
 
 
-def _check_alike(base: PreTrainedModel, tuned: PreTrainedModel, config: Config) -> None:
-    ours, theirs = (
-        {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+def _check_same_architecture(base: PreTrainedModel, tuned: PreTrainedModel, config: Config) -> None:
+    before, after = (
+        {(name, tuple(weight.shape)) for name, weight in model.named_parameters()}
         for model in (base, tuned)
     )
-    if different := sorted(
-        name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)
-    ):
+    if different := sorted({name for name, _ in before ^ after}):
         raise CheckpointError(
-            f"{config.tuned} is not of the architecture of {config.base}: {len(different)} weights differ in "
-            f"shape or name, first {different[0]}"
+            f"{config.tuned} has another architecture than {config.base}: {len(different)} weights "
+            f"differ in name or shape, the first is {different[0]}"
         )

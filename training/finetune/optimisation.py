@@ -1,11 +1,11 @@
-"""How COMPEER-nano's weights are moved, and how a run of its own loops is kept and gone on with.
+"""Optimisers, checkpoints and the training loop of the stages that do not use trl.
 
-Matrices of the layers are moved by Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/),
-everything else by AdamW: measured on 2 cores, Muon needs less than half of AdamW's tokens for the
-same loss in pre-training.
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) trains the weight matrices of
+the layers, AdamW everything else. Measured on 2 cores, Muon reaches the same pre-training loss with
+less than half of AdamW's tokens.
 
-The learning rate warms up, stays, and falls linearly to zero (warm-up, stable, decay), so a run can
-be prolonged or cut short at a resume without having wasted anything.
+The learning rate warms up, stays constant and decays linearly to zero, so a resumed run can be made
+longer or shorter without wasting steps.
 """
 
 import shutil
@@ -26,48 +26,48 @@ from training.common.run_directory import RunDirectory
 from training.stages import StoppedEarly
 
 CHECKPOINT = "checkpoint"
-"""Folder of a run's last checkpoint, in its directory."""
+"""Folder of the last checkpoint, in the run directory."""
 
 
 class Schedule(FrozenModel):
-    """Settings of the optimisers, and of how often a run is saved and looked at."""
+    """Optimiser settings, and the intervals of checkpoints and evaluations."""
 
     steps: int = Field(default=2000, gt=0)
     warmup_steps: int = Field(default=50, ge=0)
     decay_steps: int = Field(default=600, ge=0)
-    """The last steps, over which the learning rates fall to zero."""
+    """Final steps, over which the learning rates decay to zero."""
     muon_lr: float = 0.02
-    """Of the matrices of the language model's layers."""
+    """Learning rate of the matrices of the language model's layers."""
     adamw_lr: float = 0.003
-    """Of the rest of the language model."""
+    """Learning rate of the rest of the language model."""
     weight_decay: float = 0.01
     save_every: int = Field(default=100, gt=0)
     evaluate_every: int = Field(default=100, gt=0)
     compile: bool = False
-    """Compile the forward pass: 1.2 to 1.4 times as fast on a CPU; needs a C++ compiler."""
+    """Compile the forward pass: 1.2 to 1.4 times faster on a CPU; needs a C++ compiler."""
     device: str = "cpu"
     seed: int = 0
 
     @property
     def resumable_keys(self) -> frozenset[str]:
-        """Keys that a resumed run may change: they do not alter the steps already made."""
+        """Keys that may change at a resume: they do not affect past steps."""
         return frozenset({"steps", "decay_steps", "save_every", "evaluate_every", "compile"})
 
     @property
     def device_type(self) -> str:
-        """The device without its number, as autocast wants it."""
+        """The device without its index, as autocast expects it."""
         return self.device.split(":")[0]
 
 
 def learning_rate_factor(step: int, schedule: Schedule) -> float:
-    """Return the factor in [0, 1] on all learning rates at `step` (counted from 0)."""
-    warm = min(1.0, (step + 1) / max(1, schedule.warmup_steps))
-    left = (schedule.steps - step) / max(1, schedule.decay_steps)
-    return warm * min(1.0, max(0.0, left))
+    """Return the factor in [0, 1] of all learning rates at `step` (counted from 0)."""
+    warmup = min(1.0, (step + 1) / max(1, schedule.warmup_steps))
+    decay = (schedule.steps - step) / max(1, schedule.decay_steps)
+    return warmup * min(1.0, max(0.0, decay))
 
 
 class Optimisers:
-    """Muon and AdamW, moved together."""
+    """Muon and AdamW, stepped together."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Optimisers:
         others: Sequence[tuple[Sequence[nn.Parameter], float]],
         schedule: Schedule,
     ) -> None:
-        """Take what is to be moved.
+        """Create the optimisers.
 
         Args:
-            matrices: Moved by Muon; may be none.
-            others: Moved by AdamW; weights with their learning rate.
-            schedule: How far.
+            matrices: Parameters for Muon; may be empty.
+            others: Parameters for AdamW, each group with its learning rate.
+            schedule: Learning rates and their schedule.
         """
         groups = [{"params": list(weights), "lr": rate} for weights, rate in others]
         self._schedule = schedule
@@ -91,8 +91,9 @@ class Optimisers:
                 matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay
             )
             self.all = (muon, adamw)
-        self._rates = [[group["lr"] for group in one.param_groups] for one in self.all]
-        self._moved = [p for one in self.all for group in one.param_groups for p in group["params"]]
+        param_groups = [optimizer.param_groups for optimizer in self.all]
+        self._rates = [[group["lr"] for group in groups] for groups in param_groups]
+        self._trained = [p for groups in param_groups for group in groups for p in group["params"]]
 
     @classmethod
     def of_model(
@@ -103,13 +104,13 @@ class Optimisers:
         *,
         freeze_language: bool = False,
     ) -> Self:
-        """Take the language model, and the image tower where `vision_lr` is given.
+        """Optimise the language model, and the image tower if `vision_lr` is set.
 
         Args:
-            model: Whose weights are moved; those of a frozen language model ask for no gradients any more.
-            schedule: How far.
-            vision_lr: Learning rate of the image tower, by AdamW; None leaves the tower.
-            freeze_language: Leave the language model; `vision_lr` is given then.
+            model: Model to train; a frozen language model no longer requires gradients.
+            schedule: Learning rates and their schedule.
+            vision_lr: AdamW's learning rate of the image tower; None does not train the tower.
+            freeze_language: Train only the image tower; requires `vision_lr`.
         """
         tower = [] if vision_lr is None else [(list(model.model.visual.parameters()), vision_lr)]
         if freeze_language:
@@ -117,20 +118,20 @@ class Optimisers:
             model.model.visual.requires_grad_(True)
             return cls([], tower, schedule)
         language = model.model.language_model
-        matrices, rest = parted(language, language.layers)
+        matrices, rest = split_for_muon(language, language.layers)
         return cls(matrices, [(rest, schedule.adamw_lr), *tower], schedule)
 
     def step(self, step: int) -> float:
-        """Clip the gradients to norm 1, move the weights, forget the gradients.
+        """Clip the gradient norm to 1, update the weights and clear the gradients.
 
         Args:
             step: Number of the step, counted from 0.
 
         Returns:
-            The factor on the learning rates.
+            The factor of the learning rates.
         """
         factor = learning_rate_factor(step, self._schedule)
-        nn.utils.clip_grad_norm_(self._moved, 1.0)
+        nn.utils.clip_grad_norm_(self._trained, 1.0)
         for optimizer, rates in zip(self.all, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -139,67 +140,67 @@ class Optimisers:
         return factor
 
 
-def parted(model: nn.Module, layers: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the matrices of the layers, which Muon moves, and all other weights of a model."""
+def split_for_muon(
+    model: nn.Module, layers: nn.Module
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices of the layers, for Muon, and all other parameters of the model."""
     matrices = [weight for weight in layers.parameters() if weight.ndim == 2]
-    chosen = {id(weight) for weight in matrices}
-    return matrices, [weight for weight in model.parameters() if id(weight) not in chosen]
+    matrix_ids = {id(weight) for weight in matrices}
+    return matrices, [weight for weight in model.parameters() if id(weight) not in matrix_ids]
 
 
 def save_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: int
 ) -> None:
-    """Write a checkpoint beside the last one and swap them.
+    """Write a checkpoint and swap it with the previous one. Only rank 0 writes.
 
-    At any moment `folder`, or else its `.old`, is whole: that is where `load_checkpoint` looks. Of several
-    processes, which all have the same, the first writes.
+    At any time `folder` or `folder.old` is complete; `load_checkpoint` reads either.
     """
     if not is_first():
         return
-    fresh, old = folder.with_suffix(".new"), folder.with_suffix(".old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    new, old = folder.with_suffix(".new"), folder.with_suffix(".old")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
     torch.save(
         {
             "model": model.state_dict(),
-            "optimizers": [one.state_dict() for one in optimizers],
+            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
             "step": step,
         },
-        fresh / "state.pt",
+        new / "state.pt",
     )
-    if folder.exists():  # if not, a run was killed at this point and `old` is all there is
+    if folder.exists():  # otherwise a run was killed here, and only `old` is complete
         shutil.rmtree(old, ignore_errors=True)
-        Path(folder).replace(old)
-    Path(fresh).replace(folder)
+        folder.replace(old)
+    new.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
-    """Take weights and optimisers from the last whole checkpoint; return its step, 0 for none."""
-    whole = next(
-        (f for f in (folder, folder.with_suffix(".old")) if (f / "state.pt").exists()), None
-    )
-    if whole is None:
+    """Load the last complete checkpoint; return its step, or 0 if there is none."""
+    candidates = (folder / "state.pt", folder.with_suffix(".old") / "state.pt")
+    file = next((candidate for candidate in candidates if candidate.exists()), None)
+    if file is None:
         return 0
-    state = torch.load(whole / "state.pt", weights_only=True)
+    state = torch.load(file, weights_only=True)
     model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
+    for optimizer, optimizer_state in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(optimizer_state)
     return int(state["step"])
 
 
 def open_run(output: Path, schedule: Schedule, resume: Path | None) -> RunDirectory:
-    """Return the directory of a run that begins in `output`, or goes on where it was.
+    """Start a run in `output`, or resume the run in `resume`.
 
     Args:
-        output: Where it begins.
-        schedule: The stage's whole config.
-        resume: Directory of the run that goes on.
+        output: Directory of a new run.
+        schedule: The complete config of the stage.
+        resume: Directory of the run to resume; None starts a new one.
 
     Raises:
-        ConfigError: There is a run in `output`, none in `resume`, or one with another config.
+        ConfigError: `output` already contains a run, `resume` contains none, or the config differs.
     """
     directory = RunDirectory.open(
         resume or output,
@@ -207,11 +208,11 @@ def open_run(output: Path, schedule: Schedule, resume: Path | None) -> RunDirect
         resume=resume is not None,
         may_change=schedule.resumable_keys,
     )
-    # A start that made no step may have left some, under another config.
+    # An earlier run without metrics may have left checkpoints made with another config.
     if resume is None and is_first():
         checkpoint = directory.path / CHECKPOINT
-        for one in (checkpoint, checkpoint.with_suffix(".old")):
-            shutil.rmtree(one, ignore_errors=True)
+        for folder in (checkpoint, checkpoint.with_suffix(".old")):
+            shutil.rmtree(folder, ignore_errors=True)
     return directory
 
 
@@ -224,36 +225,36 @@ def run_steps(
     learn: Callable[[], tuple[float, int]],
     validate: Callable[[], float],
 ) -> int:
-    """Make the steps that are left, with metrics and checkpoints; return how many are made in all.
+    """Run the remaining steps, writing metrics and checkpoints; return the total number of steps.
 
     Args:
-        model: What is saved.
-        optimisers: They move it.
-        schedule: How many steps, and how often the rest.
-        directory: Of the run; checkpoints lie in its `CHECKPOINT`.
-        step: How many steps are made already.
-        learn: Computes the gradients of a step; returns its loss in nats per token, and the tokens read. Of several
-            processes, which take the same steps, all return those of all.
+        model: Model to train.
+        optimisers: Optimisers of its weights.
+        schedule: Number of steps, and the intervals of checkpoints and evaluations.
+        directory: The run's directory.
+        step: Number of steps already done.
+        learn: Computes the gradients of a step and returns its loss in nats per token and the number
+            of tokens, both over all processes.
         validate: Returns the loss on held-out data, in nats per token.
 
     Raises:
-        StoppedEarly: Ctrl-C or SIGTERM; the step at hand was ended and a checkpoint was saved.
+        StoppedEarly: Ctrl-C or SIGTERM; the current step is finished and a checkpoint is saved.
     """
     checkpoint = directory.path / CHECKPOINT
-    started, seen = time.monotonic(), 0
-    with StopRequest() as stopping:
-        while step < schedule.steps and not in_any_process(stopping.asked):
+    started, total_tokens = time.monotonic(), 0
+    with StopRequest() as stop:
+        while step < schedule.steps and not in_any_process(stop.requested):
             loss, tokens = learn()
             metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
             step += 1
             if step % schedule.evaluate_every == 0 or step == schedule.steps:
                 metrics["validation_loss"] = validate()
-            seen += tokens
-            metrics["tokens_per_second"] = seen / (time.monotonic() - started)
+            total_tokens += tokens
+            metrics["tokens_per_second"] = total_tokens / (time.monotonic() - started)
             directory.metrics(step=step, **metrics)
             if step % schedule.save_every == 0 or step == schedule.steps:
                 save_checkpoint(checkpoint, model, optimisers.all, step)
-        if in_any_process(stopping.asked):
+        if in_any_process(stop.requested):
             save_checkpoint(checkpoint, model, optimisers.all, step)
-            raise StoppedEarly(f"saved at step {step}; go on with --resume {directory.path}")
+            raise StoppedEarly(f"saved at step {step}; resume with --resume {directory.path}")
     return step

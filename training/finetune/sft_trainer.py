@@ -1,8 +1,8 @@
-"""What SFT of the policy and SFT of the judge have in common: one thin caller of trl's SFTTrainer.
+"""A thin wrapper of trl's SFTTrainer, for SFT of the policy and of the judge.
 
-Rows are conversations with images at their own turns. `prompt` + `completion` rows train the
-completion; `messages` rows train every assistant turn (the judge's verdicts). A whole checkpoint or
-a LoRA adapter is trained (`base_model`), by one process or by several (`processes`).
+Rows are conversations with images in place. Rows with `prompt` and `completion` train the
+completion; rows with `messages` train every assistant turn (the judge's verdicts). Trains a full
+model or a LoRA adapter (`base_model`), in one or several processes (`processes`).
 """
 
 import math
@@ -28,7 +28,7 @@ from training.finetune.trl_common import (
     WeightTraining,
     keep_adapter_in_fp32,
     last_checkpoint,
-    logits_where_labels_are,
+    logits_at_labels_only,
     open_processor,
     save_weights,
     step_of,
@@ -42,16 +42,16 @@ class FineTuning(WeightTraining):
 
     epochs: float = 1.0
     max_steps: int = -1
-    """Optimiser steps; -1 leaves it to `epochs`."""
+    """Optimiser steps; -1 uses `epochs`."""
     batch_size: int = Field(default=8, gt=0)
     """Rows per forward pass and process."""
     accumulation: int = Field(default=1, gt=0)
-    """Forward passes per optimiser step. A step takes batch_size x accumulation x processes rows;
-    paper, reward model: "a batch size of 64"."""
+    """Forward passes per optimiser step. The total batch is batch_size x accumulation x processes
+    rows; paper, reward model: "a batch size of 64"."""
     lr: float = 1e-5
     """Paper, reward model: "a learning rate of 1 x 10^-5"."""
     warmup_share: float = Field(default=0.03, ge=0, lt=1)
-    """Share of the steps over which the learning rate rises."""
+    """Share of the steps used for warm-up."""
 
 
 Row = dict[str, Any]
@@ -61,10 +61,7 @@ _MESSAGES = List({"role": Value("string"), "content": List(_BLOCK)})
 
 
 def message_rows(messages: Iterable[Message]) -> tuple[list[Row], list[Row]]:
-    """Return messages and their images in the columns that trl reads.
-
-    Images are named by a placeholder block at their place and listed apart, in order.
-    """
+    """Return messages and images as trl's columns: placeholder blocks, and the images in order."""
     rows: list[Row] = []
     images: list[Row] = []
     for message in messages:
@@ -80,7 +77,7 @@ def message_rows(messages: Iterable[Message]) -> tuple[list[Row], list[Row]]:
 
 
 def build_dataset(rows: Sequence[Row]) -> Dataset:
-    """Return rows as a data set; each has `images`, `length` and either kind of conversation."""
+    """Return a dataset of rows with `images`, `length` and either kind of conversation."""
     conversation = (
         {"messages": _MESSAGES}
         if "messages" in rows[0]
@@ -91,37 +88,36 @@ def build_dataset(rows: Sequence[Row]) -> Dataset:
 
 
 def row_order(lengths: Sequence[int], batch: int, passes: float, seed: int) -> list[int]:
-    """Return the numbers of the rows in the order in which they are trained on.
+    """Return row indices in training order.
 
-    Rows of like length come together, which spares padding; the batches of a pass are shuffled. The
-    order is drawn here because the library's own sampler draws anew at a resume: of the pass at
-    hand some rows would come twice and others not at all.
+    Batches contain rows of similar length, to reduce padding; the batches of an epoch are shuffled.
+    The order is fixed here because transformers' length-grouping sampler draws a new one at a
+    resume, which would repeat some rows of the epoch and skip others.
 
     Args:
-        lengths: The length of each row, in any unit.
-        batch: Rows per optimiser step, of all processes.
-        passes: How often each row comes; of 2.5 passes the last holds half of the rows.
-        seed: Draws the order.
+        lengths: Length of each row, in any unit.
+        batch: Rows per optimiser step, over all processes.
+        passes: Number of epochs; a fractional last epoch has that share of the rows.
+        seed: Seed of the order.
     """
     count = len(lengths)
     rng = np.random.default_rng(seed)
-    drawn = np.concatenate([rng.permutation(count) for _ in range(math.ceil(passes))])
-    drawn = drawn[: math.ceil(passes * count)]
-    # Windows to sort in: small enough to leave chance some room, and passes nearly apart.
+    shuffled = np.concatenate([rng.permutation(count) for _ in range(math.ceil(passes))])
+    shuffled = shuffled[: math.ceil(passes * count)]
+    # Sort within windows small enough to keep the order random and the epochs nearly separate.
     window = batch * max(1, min(50, count // (4 * batch)))
     rows = np.concatenate(
         [
             part[np.argsort([lengths[i] for i in part], kind="stable")]
-            for part in np.split(drawn, range(window, len(drawn), window))
+            for part in np.split(shuffled, range(window, len(shuffled), window))
         ]
     )
-    batches = np.split(rows, range(batch, len(rows), batch))
-    *whole, last = batches  # the last one may be smaller, and must stay where it is
-    a_pass = max(1, count // batch)
-    for start in range(0, len(whole), a_pass):
-        part = whole[start : start + a_pass]
-        whole[start : start + a_pass] = [part[i] for i in rng.permutation(len(part))]
-    return [int(number) for number in np.concatenate([*whole, last])]
+    *batches, last = np.split(rows, range(batch, len(rows), batch))  # `last` may be smaller
+    per_epoch = max(1, count // batch)
+    for start in range(0, len(batches), per_epoch):
+        epoch = batches[start : start + per_epoch]
+        batches[start : start + per_epoch] = [epoch[i] for i in rng.permutation(len(epoch))]
+    return [int(index) for index in np.concatenate([*batches, last])]
 
 
 def fine_tune(
@@ -133,16 +129,16 @@ def fine_tune(
     training_template: str | None = None,
     resume: bool = False,
 ) -> Path:
-    """Train and return the folder with the checkpoint, or with the adapter where `lora` is set.
+    """Train, and return the folder of the checkpoint, or of the adapter if `lora` is set.
 
     Args:
-        base: Checkpoint folder, or hub name, to start from.
-        rows: As `build_dataset` takes them.
-        settings: How to train.
-        directory: Where metrics and checkpoints go.
-        training_template: The base's chat template with `{% generation %}` marks, for `messages`
+        base: Checkpoint folder or Hub ID to start from.
+        rows: Rows for `build_dataset`.
+        settings: Training settings.
+        directory: The run's directory.
+        training_template: The base's chat template with `{% generation %}` markers, for `messages`
             rows.
-        resume: Go on from the last checkpoint of the directory, if there is one.
+        resume: Resume from the last checkpoint in the directory, if there is one.
 
     Raises:
         CheckpointError: `base` cannot be loaded, or has no chat template.
@@ -150,14 +146,14 @@ def fine_tune(
         StoppedEarly: Ctrl-C or SIGTERM; a checkpoint was saved.
     """
     checkpoints = directory.path / "checkpoints"
-    # A start that logged no step may have left some, under another config.
+    # An earlier run without metrics may have left checkpoints made with another config.
     if not resume and is_first():
         shutil.rmtree(checkpoints, ignore_errors=True)
     last = last_checkpoint(checkpoints) if resume else None
     directory.rewind(step_of(last))
     batch = settings.batch_size * settings.accumulation * process_count()
     directory.log(
-        "%d rows a step: %d at once, %d times, in %d processes",
+        "%d rows per step: batch %d x accumulation %d x processes %d",
         *(batch, settings.batch_size, settings.accumulation, process_count()),
     )
     arguments = _arguments(settings, checkpoints, on_messages="messages" in rows[0])
@@ -165,13 +161,13 @@ def fine_tune(
     if training_template is not None:
         processor.chat_template = training_template
     lora = settings.lora
-    # The trainer reads optimiser, schedule and adapter from its checkpoint. Whole weights it reads
-    # by their names in memory, which transformers 5 has changed on the way to disk: it would warn
-    # of missing keys and go on with the base's.
-    begin = last if last and lora is None else base
-    # Behind the arguments: where they split the weights among processes, loading has to know.
+    # The trainer restores optimiser, schedule and adapter from its checkpoint. It cannot restore full
+    # weights: transformers 5 renames them on disk, so the trainer would warn about missing keys and
+    # continue with the base's weights.
+    start = last if last and lora is None else base
+    # Loaded after the arguments are created, because these decide about sharding.
     model = load_base(
-        begin, settings.weights, settings.precision, settings.quantize, arguments.device
+        start, settings.weights, settings.precision, settings.quantize, arguments.device
     )
     adapter = None
     if lora is not None:
@@ -180,21 +176,21 @@ def fine_tune(
         freeze_image_encoder(model)
     passes = max(settings.epochs, settings.max_steps * batch / len(rows))
     order = row_order([row["length"] for row in rows], batch, passes, settings.seed)
-    stopping = StopRequest()
+    stop = StopRequest()
     trainer = SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=build_dataset(rows).select(order),
         processing_class=processor,
         peft_config=adapter,
-        callbacks=[MetricsToRunDirectory(directory, passes), SaveAndStop(stopping)],
+        callbacks=[MetricsToRunDirectory(directory, passes), SaveAndStop(stop)],
     )
     if settings.quantize:
         keep_adapter_in_fp32(trainer.model)
-    with stopping, logits_where_labels_are():
+    with stop, logits_at_labels_only():
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    if stopping.asked:
-        raise StoppedEarly(f"saved; go on with --resume {directory.path}")
+    if stop.requested:
+        raise StoppedEarly(f"saved; resume with --resume {directory.path}")
     output = directory.path / ("adapter" if lora else "model")
     save_weights(trainer, output)
     if lora is None and is_first():
@@ -213,7 +209,7 @@ def _arguments(settings: FineTuning, checkpoints: Path, *, on_messages: bool) ->
         learning_rate=settings.lr,
         lr_scheduler_type="cosine",
         warmup_steps=settings.warmup_share,
-        max_length=None,  # cutting a row could cut an image in two
+        max_length=None,  # truncation could split an image
         assistant_only_loss=on_messages,
         train_sampling_strategy="sequential",
     )

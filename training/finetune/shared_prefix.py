@@ -1,15 +1,14 @@
-"""All turns of a dialogue in one row, so that its history is read once.
+"""Packs all turns of a dialogue into one row, so that the shared history is computed once.
 
-A dialogue of ten supporter turns makes ten samples, and each repeats the history of the one before.
-Here a row holds the history once, the *trunk*, and behind it what is each sample's own, the
-*branches*: a branch sees the trunk up to where it leaves it, and itself. Positions are those of the
-sample by itself, so the model computes what it would compute for the samples one by one. Of the
-tokens of ESConv's first 40 dialogues with whole histories, 60 % are spared (89,081 of 220,729 are
-left).
+A dialogue with ten supporter turns gives ten samples with overlapping histories. A row contains the
+history once (the *trunk*), followed by the remaining tokens of each sample (its *branch*). A branch
+attends to the trunk up to the point where it diverges, and to itself. Position ids are those of the
+separate samples, so the result is the same. For ESConv's first 40 dialogues with full histories this
+saves 60 % of the tokens (89,081 instead of 220,729).
 
-A mask over whole rows would do, but by arithmetic attention of each token to all of a row of 2,000 costs
-a model of this size about as much as is saved. `shared_prefix_attention` therefore attends to the trunk and to each branch
-apart. It is registered as an attention implementation of transformers under `ATTENTION`.
+A mask over full rows would be simpler, but full attention over a row of 2,000 tokens costs a model of
+this size about as much as is saved. `shared_prefix_attention` therefore computes trunk and branches
+separately. It is registered in transformers as the attention implementation `ATTENTION`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,40 +21,40 @@ from torch.nn import functional
 from transformers import AttentionInterface, Qwen2_5_VLForConditionalGeneration
 
 ATTENTION = "shared_prefix"
-"""The name under which transformers knows `shared_prefix_attention`."""
+"""Name of `shared_prefix_attention` in transformers."""
 
 
 @dataclass(frozen=True)
 class TokenisedSample:
-    """A prompt and the completion that is to be learnt."""
+    """A prompt and the completion to train on."""
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     positions: Tensor
     """Rotary positions (time, height, width) of all tokens, shape (3, prompt + completion)."""
     first_picture: int | None = None
-    """Place of the first token of the prompt that belongs to a picture of its own: from there on nothing
-    is shared. None where there is no picture, or where all samples of a row show the same ones: then
-    one of them brings the pixels."""
+    """Index of the first image token of an image that other samples of the row do not have: nothing
+    is shared from there on. None if there is no such image; of images shared by all samples of a row,
+    only one sample has the pixels."""
     pixels: Tensor | None = None
-    """Patches of the prompt's pictures, as the processor gives them."""
+    """Patches of the prompt's images, as the processor returns them."""
     grid: Tensor | None = None
-    """Patches of each picture along time, height and width, shape (pictures, 3)."""
+    """Patches of each image along time, height and width, shape (images, 3)."""
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Where the branches of a row lie, and what they see."""
+    """Layout of the branches of a row, and their attention mask."""
 
     trunk: int
-    """Tokens of the trunk; the branches follow, in order and without gaps."""
+    """Number of tokens of the trunk; the branches follow, in order and without gaps."""
     shared: tuple[int, ...]
-    """How many tokens of the trunk each branch sees, from the first on."""
+    """Length of the prefix of the trunk that each branch attends to."""
     lengths: tuple[int, ...]
-    """Tokens of each branch."""
-    unseen: Tensor
-    """0 where a token sees a key, minus infinity where not, for a branch as long as the longest that
-    sees the whole trunk: shape (longest, trunk + longest). Those of the others are cut from it."""
+    """Number of tokens of each branch."""
+    mask: Tensor
+    """Additive mask (0 or minus infinity) of the longest branch over the full trunk and itself, shape
+    (longest, trunk + longest). The masks of other branches are slices of it."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +67,15 @@ class SharedPrefixRow:
     """Rotary positions, shape (3, 1, L)."""
     branches: Branches
     predicting: Tensor
-    """Places of the tokens whose successor is to be learnt, shape (learnt,)."""
+    """Indices of the tokens that predict a target, shape (targets,)."""
     targets: Tensor
-    """Those successors, shape (learnt,)."""
+    """Token ids to predict, shape (targets,)."""
     pixels: Tensor | None
     grid: Tensor | None
 
     def to(self, device: str) -> "SharedPrefixRow":
         """Return the row on a device."""
-        there = {name: _moved(value, device) for name, value in vars(self).items()}
-        return SharedPrefixRow(**there)
+        return SharedPrefixRow(**{name: _moved(v, device) for name, v in vars(self).items()})
 
 
 def _moved(value: Any, device: str) -> Any:
@@ -87,10 +85,10 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
-    """Put samples into one row; what they have in common with the longest prompt is there once.
+    """Pack samples into one row; the trunk is a prefix of the longest prompt.
 
     Args:
-        samples: At least one. They may differ from their first token on; then nothing is spared.
+        samples: At least one. If they differ from their first token on, nothing is shared.
     """
     longest = max(samples, key=_text_length)
     stem = longest.prompt[: _text_length(longest)]
@@ -99,14 +97,13 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
     tokens, positions = [torch.tensor(stem[:trunk])], [longest.positions[:, :trunk]]
     lengths, predicting, targets = [], [], []
     start = trunk
-    for sample, begin in zip(samples, shared, strict=True):
-        own = (*sample.prompt, *sample.completion)[begin:]
-        tokens.append(torch.tensor(own))
-        positions.append(sample.positions[:, begin:])
-        lengths.append(len(own))
-        learnt = len(sample.completion)
-        end = start + len(own)
-        predicting.append(torch.arange(end - learnt - 1, end - 1))
+    for sample, fork in zip(samples, shared, strict=True):
+        branch = (*sample.prompt, *sample.completion)[fork:]
+        tokens.append(torch.tensor(branch))
+        positions.append(sample.positions[:, fork:])
+        lengths.append(len(branch))
+        end = start + len(branch)
+        predicting.append(torch.arange(end - len(sample.completion) - 1, end - 1))
         targets.append(torch.tensor(sample.completion))
         start = end
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
@@ -123,25 +120,24 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
 
 
 def _text_length(sample: TokenisedSample) -> int:
-    """Return how much of a prompt may be shared: its text, and not the token that begins the turn.
+    """Return how many tokens of a prompt may be shared.
 
-    The last token of the prompt predicts the first of the completion, and each branch learns its own.
+    The last one is not: it predicts the first token of the completion, which differs per branch.
     """
     end = len(sample.prompt) - 1
     return end if sample.first_picture is None else min(end, sample.first_picture)
 
 
 def _shared(sample: TokenisedSample, stem: Sequence[int]) -> int:
-    own = sample.prompt[: _text_length(sample)]
-    pairs = zip(own, stem, strict=False)
-    return next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), len(own))
+    prefix = sample.prompt[: _text_length(sample)]
+    pairs = zip(prefix, stem, strict=False)
+    return next((i for i, (token, other) in enumerate(pairs) if token != other), len(prefix))
 
 
 def _branches(trunk: int, shared: Sequence[int], lengths: Sequence[int]) -> Branches:
     longest = max(lengths)
-    unseen = torch.full((longest, longest), -torch.inf, dtype=torch.bfloat16).triu(1)
-    unseen = functional.pad(unseen, (trunk, 0))
-    return Branches(trunk, tuple(shared), tuple(lengths), unseen)
+    mask = torch.full((longest, longest), -torch.inf, dtype=torch.bfloat16).triu(1)
+    return Branches(trunk, tuple(shared), tuple(lengths), functional.pad(mask, (trunk, 0)))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -156,32 +152,32 @@ def shared_prefix_attention(
     branches: Branches,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attend within one row of a trunk and its branches.
+    """Compute attention within one shared-prefix row.
 
     Args:
-        module: The attention layer, of which the share of heads to a key is read.
+        module: The attention layer; its `num_key_value_groups` is used.
         query: Shape (1, heads, L, width).
         key: Shape (1, key heads, L, width).
-        value: As `key`.
-        attention_mask: Not looked at.
-        scaling: Factor on the products of queries and keys.
-        branches: Where the branches lie.
+        value: Shape of `key`.
+        attention_mask: Ignored.
+        scaling: Factor of the attention scores.
+        branches: Layout of the row.
 
     Returns:
-        The attended values, shape (1, L, heads, width), and no weights.
+        The output, shape (1, L, heads, width), and no attention weights.
     """
     trunk, groups = branches.trunk, module.num_key_value_groups
     heads, width = key.shape[1], key.shape[3]
     dtype = value.dtype
-    # A key serves several heads: their queries are laid one after another, no key is copied.
-    asking = (query[0] * scaling).to(dtype).unflatten(0, (heads, groups))
+    # Grouped-query attention: the queries that share a key are batched instead of copying the key.
+    grouped = (query[0] * scaling).to(dtype).unflatten(0, (heads, groups))
     parts = [trunk, *branches.lengths]
-    of_trunk, *own_asking = asking.split(parts, dim=2)
-    trunk_keys, *own_keys = key[0].to(dtype).split(parts, dim=1)
-    trunk_values, *own_values = value[0].split(parts, dim=1)
-    attended = [
+    trunk_queries, *branch_queries = grouped.split(parts, dim=2)
+    trunk_keys, *branch_keys = key[0].to(dtype).split(parts, dim=1)
+    trunk_values, *branch_values = value[0].split(parts, dim=1)
+    outputs = [
         functional.scaled_dot_product_attention(
-            of_trunk.flatten(0, 1)[None],
+            trunk_queries.flatten(0, 1)[None],
             trunk_keys[None].repeat_interleave(groups, dim=1),
             trunk_values[None].repeat_interleave(groups, dim=1),
             is_causal=True,
@@ -189,16 +185,16 @@ def shared_prefix_attention(
         )[0].transpose(0, 1)
     ]
     for length, shared, queries, keys, values in zip(
-        branches.lengths, branches.shared, own_asking, own_keys, own_values, strict=True
+        branches.lengths, branches.shared, branch_queries, branch_keys, branch_values, strict=True
     ):
         keys = torch.cat([trunk_keys[:, :shared], keys], dim=1)
         values = torch.cat([trunk_values[:, :shared], values], dim=1)
         scores = (queries.flatten(1, 2) @ keys.mT).unflatten(1, (groups, length))
-        unseen = branches.unseen[:length, trunk - shared : trunk + length]
-        weights = (scores + unseen).softmax(-1).flatten(1, 2)
-        from_keys = (weights @ values).view(heads, groups, length, width)
-        attended.append(from_keys.permute(2, 0, 1, 3).flatten(1, 2))
-    return torch.cat(attended)[None], None
+        mask = branches.mask[:length, trunk - shared : trunk + length]
+        weights = (scores + mask).softmax(-1).flatten(1, 2)
+        output = (weights @ values).view(heads, groups, length, width)
+        outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
+    return torch.cat(outputs)[None], None
 
 
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
@@ -209,22 +205,22 @@ def predicted_logits(
     row: SharedPrefixRow,
     image_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return the logits of all tokens of a row that are to be learnt, shape (learnt, vocabulary).
+    """Return the logits of all targets of a row, shape (targets, vocabulary).
 
     Args:
-        model: Its language model's attention is `ATTENTION`.
-        row: On the model's device.
-        image_tokens: Stand for what the image tower would make of the row's pictures, shape (image tokens,
-            width).
+        model: Model whose language model uses the attention implementation `ATTENTION`.
+        row: A row on the model's device.
+        image_tokens: Precomputed output of the image tower, shape (image tokens, width); None runs
+            the tower.
     """
     inner = model.model
     embedded = inner.get_input_embeddings()(row.tokens)
     if row.pixels is not None:
         if image_tokens is None:
-            pictures: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
-            image_tokens = torch.cat(pictures.pooler_output)
-        of_pictures = (row.tokens == model.config.image_token_id)[..., None]
-        embedded = embedded.masked_scatter(of_pictures, image_tokens.to(embedded.dtype))
+            features: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
+            image_tokens = torch.cat(features.pooler_output)
+        is_image = (row.tokens == model.config.image_token_id)[..., None]
+        embedded = embedded.masked_scatter(is_image, image_tokens.to(embedded.dtype))
     no_mask: Mapping[str, None] = {"full_attention": None}
     hidden = inner.language_model(
         inputs_embeds=embedded,
@@ -242,6 +238,6 @@ def row_loss(
     row: SharedPrefixRow,
     image_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return the sum of the cross-entropies of those tokens in nats; see `predicted_logits`."""
+    """Return the summed cross-entropy of the targets, in nats; see `predicted_logits`."""
     logits = predicted_logits(model, row, image_tokens)
     return functional.cross_entropy(logits, row.targets, reduction="sum")

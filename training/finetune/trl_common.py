@@ -1,8 +1,6 @@
-"""What the stages on trl's trainers share: settings of the weights, metrics, saving, going on.
+"""Shared by the wrappers of trl's trainers (`sft_trainer`, `training.grpo`).
 
-`fine_tuning` (SFT of the policy and of the judge) and `training.grpo` are thin callers of trl. How
-weights are held and trained, how a run is logged, stopped, saved and resumed is the same for both and
-stands here.
+Settings of the weights, and how runs are logged, interrupted, saved and resumed.
 """
 
 import dataclasses
@@ -30,46 +28,46 @@ Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
 
 class WeightTraining(FrozenModel):
-    """Settings of the weights, and of what is kept of a run."""
+    """Settings of the trained weights and of a run's checkpoints and logs."""
 
     weight_decay: float = 0.0
     lora: LoraShape | None = None
-    """None trains the whole language model."""
+    """None trains all weights of the language model."""
     freeze_vision: bool = True
     """Paper, reward model: "the visual encoder is frozen, while the language model and adapter
     modules are fully trainable". Without LoRA the adapter (Qwen2.5-VL's `visual.merger`) is trained;
     with LoRA it is where `lora.target_modules` names it."""
     gradient_checkpointing: bool = False
-    """Less memory for about a third more time; for 7B models."""
+    """Saves memory and costs about a third more time; for 7B models."""
     precision: Weights = "bf16"
-    """What is computed in: bf16 (autocast) or fp32."""
+    """Precision of computations: bf16 (autocast) or fp32."""
     weights: Weights = "fp32"
-    """How weights are held; LoRA's own are fp32 in any case. `bf16` halves the memory of a base under
-    LoRA. Without LoRA it loses steps: near a weight of 0.02 neighbouring bf16 numbers are 1e-4
-    apart, and a step of AdamW at lr 1e-5 is rounded away."""
+    """Precision of the base's weights in memory; LoRA's own are always fp32. `bf16` halves the memory
+    of a base under LoRA. Without LoRA it loses updates: near a weight of 0.02 neighbouring bf16
+    numbers are 1e-4 apart, so an AdamW step at lr 1e-5 is rounded away."""
     quantize: Literal["4bit"] | None = None
-    """QLoRA: the base is held in 4 bits (NF4, double quantisation); only with `lora`."""
+    """QLoRA: 4-bit weights of the base (NF4, double quantisation); requires `lora`."""
     save_steps: int = Field(default=200, gt=0)
     log_steps: int = Field(default=20, gt=0)
     seed: int = 0
 
     @property
     def trains_adapter(self) -> bool:
-        """Whether a LoRA adapter is trained, and the weights below it stay."""
+        """Whether only a LoRA adapter is trained."""
         return self.lora is not None
 
     @model_validator(mode="after")
-    def _four_bits_are_not_trained(self) -> Self:
+    def _quantized_needs_adapter(self) -> Self:
         if self.quantize and not self.trains_adapter:
             raise ValueError(
-                "quantize = '4bit' needs a [training.lora] table: weights of 4 bits cannot be "
-                "trained themselves, an adapter on them can"
+                "quantize = '4bit' needs a [training.lora] table: 4-bit weights cannot be trained, "
+                "only an adapter on them"
             )
         return self
 
 
 class MetricsToRunDirectory(TrainerCallback):
-    """Copies what the trainer logs into the run's metrics.jsonl."""
+    """Copies the trainer's log to metrics.jsonl."""
 
     def __init__(self, directory: RunDirectory, passes: float) -> None:
         self._directory = directory
@@ -78,48 +76,48 @@ class MetricsToRunDirectory(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         row = {k: v for k, v in kwargs.get("logs", {}).items() if isinstance(v, float | int)}
         if "epoch" in row:
-            row["epoch"] *= self._passes  # the trainer sees all passes as one
+            row["epoch"] *= self._passes  # the trainer treats all epochs as one
         if state.is_world_process_zero:
             self._directory.metrics(step=state.global_step, **row)
 
 
 class SaveAndStop(TrainerCallback):
-    """Ends the training once a person has asked for it, after a step from which one can go on."""
+    """Saves a checkpoint and stops the training after an interrupt."""
 
-    def __init__(self, stopping: StopRequest, every: int = 1) -> None:
-        """Take the request.
+    def __init__(self, stop: StopRequest, every: int = 1) -> None:
+        """Create the callback.
 
         Args:
-            stopping: Whether a person has asked.
-            every: A run can go on from steps that are a multiple of this.
+            stop: The interrupt, if any.
+            every: A run can only be resumed at steps that are multiples of this.
         """
-        self._stopping = stopping
+        self._stop = stop
         self._every = every
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A signal may reach one process a step later than another.
-        if state.global_step % self._every == 0 and in_any_process(self._stopping.asked):
-            self._stopping.asked = True
+        if state.global_step % self._every == 0 and in_any_process(self._stop.requested):
+            self._stop.requested = True
             control.should_save = True
             control.should_training_stop = True
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the latest whole checkpoint: a run that was killed may have left half of one."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=step_of, default=None)
+    """Return the latest complete checkpoint: a killed run may have left an incomplete one."""
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(complete, key=step_of, default=None)
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Return the step after which a checkpoint was saved; 0 for none."""
+    """Return the step at which a checkpoint was saved; 0 for None."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 def open_processor(base: Path | str) -> Any:
-    """Return the processor of a base, which has a chat template.
+    """Return the processor of a base.
 
     Raises:
-        CheckpointError: It cannot be loaded, or there is no usable chat template.
+        CheckpointError: It cannot be loaded, or has no usable chat template.
     """
     check_base(base)
     try:
@@ -136,10 +134,10 @@ def trainer_arguments(
     """Return the arguments of a trainer.
 
     Args:
-        kind: Of trl's trainer.
-        settings: Those that all trainers share.
-        checkpoints: Folder that they are saved in.
-        others: Arguments of this trainer.
+        kind: The trainer's class of arguments.
+        settings: Settings shared by all trainers.
+        checkpoints: Folder of the checkpoints.
+        others: Further arguments of this trainer.
     """
     # transformers 5.23 renamed the argument; trl's default for the old name is True.
     names = {field.name for field in dataclasses.fields(kind)}
@@ -167,11 +165,11 @@ def trainer_arguments(
 
 
 def keep_adapter_in_fp32(model: Any) -> None:
-    """Undo what trl does to an adapter on a quantised base.
+    """Cast an adapter on a quantised base back to fp32.
 
-    trl casts it to bf16, where the steps of a low learning rate are rounded away. The rest of
-    peft's `prepare_model_for_kbit_training` is not called for: peft freezes the base, trl and the
-    trainer see to checkpointing, and norms compute in fp32 by themselves.
+    trl casts it to bf16, which rounds away the updates of a low learning rate. The rest of peft's
+    `prepare_model_for_kbit_training` is not needed: peft freezes the base, trl handles gradient
+    checkpointing, and norms compute in fp32 anyway.
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -179,33 +177,33 @@ def keep_adapter_in_fp32(model: Any) -> None:
 
 
 def save_weights(trainer: Trainer, output: Path) -> None:
-    """Write the model or the adapter; weights that are split among processes are gathered first."""
-    split = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped) if split else None
+    """Write the model or the adapter, after gathering weights that are sharded over processes."""
+    is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if is_first():
-        trained: Any = trainer.accelerator.unwrap_model(trainer.model)
-        trained.save_pretrained(output, state_dict=gathered)
+        model: Any = trainer.accelerator.unwrap_model(trainer.model)
+        model.save_pretrained(output, state_dict=gathered)
 
 
-def drop_halves(folder: Path) -> None:
-    """Remove checkpoints that were begun and not finished: they take room and are of no use."""
+def remove_incomplete_checkpoints(folder: Path) -> None:
+    """Delete checkpoints whose writing was interrupted, to free their disk space."""
     for path in folder.glob("checkpoint-*"):
         if path.is_dir() and not (path / "trainer_state.json").exists():
             shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
-def logits_where_labels_are() -> Iterator[None]:
-    """Have trl compute logits where there is a label, and nowhere else.
+def logits_at_labels_only() -> Iterator[None]:
+    """Make trl compute logits only at positions that have a label.
 
-    By itself it does so only where Triton runs. On a processor it would score the whole vocabulary
-    at every position: of a judge, which has some ten labels in five hundred tokens, that is more
-    than a third of a training step. The loss is the same up to rounding.
+    trl does so only where Triton is available. On a CPU it computes logits at every position: for a
+    judge, with some ten labels in five hundred tokens, more than a third of a training step. The loss
+    is the same up to rounding.
     """
-    parts: Any = trl_utils
-    asked = parts._use_triton
-    parts._use_triton = lambda device: True  # it is asked nothing else in that module
+    utils: Any = trl_utils
+    use_triton = utils._use_triton
+    utils._use_triton = lambda device: True  # that module uses it for nothing else
     try:
         yield
     finally:
-        parts._use_triton = asked
+        utils._use_triton = use_triton

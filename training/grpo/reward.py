@@ -35,7 +35,7 @@ from compeer_core.redundancy import Group, Reweighted, Settings, reply_length, r
 from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 from compeer_core.unifireward import Judge
 from training.common.diversity import distinct
-from training.common.processes import failing_together, gathered, process_number
+from training.common.processes import fail_together, gather_from_processes, process_rank
 from training.data.histories import History
 from training.data.pictures import Pictures
 from training.grpo.settings import RewardSettings
@@ -133,11 +133,11 @@ class GroupReward:
         """
         texts = [one if isinstance(one, str) else str(one[0]["content"]) for one in completions]
         begun = time.perf_counter()
-        with failing_together():
+        with fail_together():
             scored = self.judged(texts, row)
         judging = time.perf_counter() - begun
-        parts = gathered(scored)
-        begin = sum(len(part) for part in parts[: process_number()])
+        parts = gather_from_processes(scored)
+        begin = sum(len(part) for part in parts[: process_rank()])
         begun = time.perf_counter()
         self.everyone = self._reweighted([one for part in parts for one in part])
         reweighting = time.perf_counter() - begun

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.common.jsonl import keep_rows
+from training.common.jsonl import filter_rows
 from training.common.processes import is_first
 from training.data.histories import History
 from training.grpo.reward import Scored
@@ -52,7 +52,7 @@ class RolloutLog:
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`: a run that goes on from there makes them again."""
         if is_first():
-            keep_rows(self._path, lambda row: row["step"] <= step)
+            filter_rows(self._path, lambda row: row["step"] <= step)
 
 
 def _told(one: Scored) -> dict[str, Any]:

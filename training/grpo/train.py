@@ -54,10 +54,10 @@ from training.finetune.base_model import freeze_image_encoder, load_base, lora_c
 from training.finetune.trl_common import (
     MetricsToRunDirectory,
     SaveAndStop,
-    drop_halves,
     keep_adapter_in_fp32,
     last_checkpoint,
     open_processor,
+    remove_incomplete_checkpoints,
     save_weights,
     step_of,
     trainer_arguments,
@@ -152,7 +152,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for sentence in ready.told:
             directory.log("%s", sentence)
         if is_first():
-            drop_halves(checkpoints)
+            remove_incomplete_checkpoints(checkpoints)
         directory.rewind(step_of(last))
         kept = RolloutLog(directory.path, settings.rollouts_kept, settings.group_size)
         kept.rewind(step_of(last))
@@ -161,7 +161,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         try:
             with stopping:
                 trainer.train(resume_from_checkpoint=str(last) if last else None)
-            if stopping.asked:
+            if stopping.requested:
                 raise StoppedEarly(f"saved; go on with --resume {directory.path}")
             output = directory.path / ("adapter" if settings.trains_adapter else "model")
             save_weights(trainer, output)

@@ -37,7 +37,7 @@ from compeer_core.backends.transformers_.batch_generation import generate_encode
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.errors import BackendError
-from training.common.processes import failing_together
+from training.common.processes import fail_together
 from training.grpo.advantage import batch_advantages
 from training.grpo.prompts import PromptBook
 from training.grpo.reward import GroupReward
@@ -142,7 +142,7 @@ class GroupTrainer(GRPOTrainer):
         has_tool_images: bool = False,
     ) -> Any:
         begun = time.perf_counter()
-        with failing_together():
+        with fail_together():
             if self._settings.rollouts == "shared":
                 ids: Any = self._written(prompt_ids)
                 found: Any = (ids, None)

@@ -1,6 +1,5 @@
-"""COMPEER-nano: the small Qwen2.5-VL that this repository trains from nothing.
+"""COMPEER-nano: a small Qwen2.5-VL trained from scratch.
 
-In order: `tokenizer` (byte-level BPE), `pretrain` (plain English and chat on a CPU or a GPU),
-`vision` (the image tower learns faces). What follows, `training.sft` and
-`training.reward_model`, is the same code for nano and for a 7B model.
+`tokenizer` and `pretrain` are followed by `training.vision`, `training.sft` and
+`training.reward_model`.
 """

@@ -1,9 +1,9 @@
 """Next-token pre-training of COMPEER-nano: `python -m training pretrain <config.toml>`.
 
-The language model alone is trained here, in bf16 autocast with fp32 weights; the image tower
-gets its turn in `training.vision.train` and in SFT. How weights are moved: `training.finetune.optimisation`.
+Trains the language model only, in bf16 autocast with fp32 weights; the image tower is trained in
+`training.vision.train` and in SFT. The optimisers are those of `training.finetune.optimisation`.
 
-A run stopped at any point continues from its last checkpoint with the same data order.
+An interrupted run resumes from its last checkpoint with the same data order.
 """
 
 import json
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 Tokens = NDArray[np.uint16]
 
 LEAKS = "left_out.json"
-"""How many documents of training repeat one that is tested."""
+"""Number of training documents removed as near-duplicates of test documents."""
 
 
 class Config(Schedule):
@@ -57,15 +57,15 @@ class Config(Schedule):
     data_dir: Path
     """Folder of the corpora."""
     tokenizer: Path
-    """Folder written by the tokenizer stage."""
+    """Folder of the tokenizer stage."""
     output: Path
-    """Run directory; the weights end in `output/model`."""
+    """Run directory; the weights are saved to `output/model`."""
     sources: tuple[Source, ...]
     validation: tuple[Source, ...]
-    """Held-out documents for the loss that is reported."""
+    """Held-out documents for the validation loss."""
     held_out: tuple[Source, ...] = ()
-    """What will be tested on: documents of `sources` that repeat one of these are left out and
-    counted (`training.data.near_duplicates`)."""
+    """Test documents: their near-duplicates in `sources` are removed and counted
+    (`training.data.near_duplicates`)."""
     shape: ModelShape = ModelShape()
     batch_size: int = 8
     """Blocks per optimiser step."""
@@ -75,7 +75,7 @@ class Config(Schedule):
 
 
 def tokenise(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Return all documents as one stream of token ids, each ended by `<|endoftext|>`."""
+    """Return the concatenated token ids of all documents, each followed by `<|endoftext|>`."""
     end = tokenizer.get_vocab()[DOCUMENT_END]
     stream: list[Tokens] = []
     for start in range(0, len(documents), 1000):
@@ -85,7 +85,7 @@ def tokenise(documents: list[str], tokenizer: PreTrainedTokenizerBase) -> Tokens
 
 
 def block_order(block_count: int, seed: int) -> Iterator[int]:
-    """Yield block numbers for ever, each epoch in its own order drawn from `seed`."""
+    """Yield block numbers endlessly; each epoch has its own order, derived from `seed`."""
     epoch = 0
     while True:
         yield from np.random.default_rng([seed, epoch]).permutation(block_count).tolist()
@@ -93,17 +93,17 @@ def block_order(block_count: int, seed: int) -> Iterator[int]:
 
 
 def language_loss(model: Qwen2_5_VLForConditionalGeneration, block: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats of a batch of blocks, shape (batch, block + 1)."""
+    """Return the mean cross-entropy in nats per token of blocks, shape (batch, block + 1)."""
     hidden = model.model.language_model(input_ids=block[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden)
     return functional.cross_entropy(logits.flatten(0, 1).float(), block[:, 1:].flatten())
 
 
 def _block_count(name: str, tokens: Tokens, config: Config) -> int:
-    """Return how many blocks of tokens there are, each with the token that follows it.
+    """Return the number of blocks, each with the token that follows it.
 
     Raises:
-        ConfigError: There is not one.
+        ConfigError: There are too few tokens for one block.
     """
     count = len(tokens) // config.block_size - 1
     if count < 1:
@@ -114,8 +114,8 @@ def _block_count(name: str, tokens: Tokens, config: Config) -> int:
     return count
 
 
-class Guard:
-    """Keeps what is tested out of what is trained on."""
+class DecontaminationFilter:
+    """Removes near-duplicates of test documents from the training documents."""
 
     def __init__(self, folder: Path, sources: Sequence[Source]) -> None:
         self._held_out = HeldOut()
@@ -126,17 +126,17 @@ class Guard:
                 self._held_out.add(f"{source.path}#{number}", utterances_of(document))
 
     def keeps(self, document: str) -> bool:
-        """Whether a document repeats none that is tested; counts either way."""
+        """Whether a document is not a near-duplicate of a test document. Updates the counts."""
         self.seen += 1
         if not self.tested:
-            return True  # nothing to look for
-        repeated = self._held_out.repeated_by(utterances_of(document))
-        self.left_out += repeated is not None
-        return repeated is None
+            return True
+        duplicate = self._held_out.repeated_by(utterances_of(document))
+        self.left_out += duplicate is not None
+        return duplicate is None
 
 
 class _Batches:
-    """Batches of blocks in a fixed order; `skip` continues where a run had stopped."""
+    """Batches of blocks in a fixed order, starting after `skip` batches."""
 
     def __init__(self, tokens: Tokens, config: Config, skip: int) -> None:
         self._blocks = _block_count("sources", tokens, config)
@@ -175,31 +175,35 @@ def _prepare_tokens(
     config: Config,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Tokens:
-    """Return the tokenised sources, from the run directory where a former start left them."""
+    """Return the tokenised sources, which are cached in the run directory."""
     path = run_dir / f"{name}.uint16.npy"
     if not path.exists():
-        guard = Guard(config.data_dir, config.held_out if name == "train" else ())
-        documents = mixed_documents(config.data_dir, sources, config.seed, guard.keeps)
+        duplicates = DecontaminationFilter(
+            config.data_dir, config.held_out if name == "train" else ()
+        )
+        documents = mixed_documents(config.data_dir, sources, config.seed, duplicates.keeps)
         tokens = tokenise(documents, tokenizer)
-        if guard.tested:
-            found = {"tested": guard.tested, "seen": guard.seen, "left_out": guard.left_out}
-            (run_dir / LEAKS).write_text(json.dumps(found) + "\n", encoding="utf-8")
-        fresh = path.with_suffix(".new.npy")
-        np.save(fresh, tokens)
-        Path(fresh).replace(path)
+        if duplicates.tested:
+            counts = {key: getattr(duplicates, key) for key in ("tested", "seen", "left_out")}
+            (run_dir / LEAKS).write_text(json.dumps(counts) + "\n", encoding="utf-8")
+        temporary = path.with_suffix(".new.npy")
+        np.save(temporary, tokens)
+        temporary.replace(path)
     return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
 
 
-def _forget_former_start(run_dir: Path) -> None:
-    """Remove what a start that made no step has left: it may have had another config."""
+def _clear_cache(run_dir: Path) -> None:
+    """Remove the caches of an earlier run without metrics, whose config may have differed."""
     for name in ("train.uint16.npy", "validation.uint16.npy", LEAKS):
         (run_dir / name).unlink(missing_ok=True)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Pre-train to `config.steps`, or continue a run; Ctrl-C saves first."""
+    """Pre-train for `config.steps` steps, or resume a run; Ctrl-C saves first."""
     if not (config.tokenizer / "tokenizer.json").is_file():
-        raise ConfigError(f"{config.tokenizer}: no tokenizer there (the tokenizer stage writes it)")
+        raise ConfigError(
+            f"{config.tokenizer}: contains no tokenizer (the tokenizer stage writes it)"
+        )
     tokenizer = AutoTokenizer.from_pretrained(config.tokenizer)
     model = build_model(config.shape, tokenizer, config.seed)
     nn.Module.to(model, config.device)
@@ -210,16 +214,16 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     directory = open_run(config.output, config, resume)
     if resume is None:
-        _forget_former_start(directory.path)
+        _clear_cache(directory.path)
     tokens = _prepare_tokens(directory.path, "train", config.sources, config, tokenizer)
     held_out = _prepare_tokens(directory.path, "validation", config.validation, config, tokenizer)
-    _block_count("validation", held_out, config)  # better known now than at the first evaluation
-    directory.log("%d parameters, %d tokens an epoch", parameters, len(tokens))
+    _block_count("validation", held_out, config)  # fail now rather than at the first evaluation
+    directory.log("%d parameters, %d tokens per epoch", parameters, len(tokens))
     if (directory.path / LEAKS).exists():
-        found = json.loads((directory.path / LEAKS).read_text(encoding="utf-8"))
+        counts = json.loads((directory.path / LEAKS).read_text(encoding="utf-8"))
         directory.log(
-            "%d of %d documents left out: they repeat one of the %d that are tested",
-            *(found[key] for key in ("left_out", "seen", "tested")),
+            "%d of %d documents removed as near-duplicates of %d test documents",
+            *(counts[key] for key in ("left_out", "seen", "tested")),
         )
     optimisers = Optimisers.of_model(model, config)
     step = load_checkpoint(directory.path / CHECKPOINT, model, optimisers.all)

@@ -38,11 +38,11 @@ from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.reasoning import render
 from training.common.processes import (
-    added_up,
     is_first,
     join_processes,
     process_count,
-    process_number,
+    process_rank,
+    sum_over_processes,
 )
 from training.data.pictures import Pictures
 from training.data.samples import drawn, read_records
@@ -149,8 +149,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             loss.backward()
             masters.collect()
             total += loss.detach()
-        added_up(masters.gradient)
-        return added_up(total).item(), sum(row.tokens.shape[1] for row in rows)
+        sum_over_processes(masters.gradient)
+        return sum_over_processes(total).item(), sum(row.tokens.shape[1] for row in rows)
 
     def validate() -> float:
         model.eval()
@@ -159,7 +159,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             for row in _own(validation):
                 total += row_loss(model, row.to(device))
         model.train()
-        return added_up(total).item() / sum(len(row.targets) for row in validation)
+        return sum_over_processes(total).item() / sum(len(row.targets) for row in validation)
 
     model.train()
     run_steps(masters, optimisers, config, directory, step, learn, validate)
@@ -289,7 +289,7 @@ def shared_out(lengths: Sequence[int], processes: int) -> list[list[int]]:
 def _own(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
     """Return the rows that are this process's."""
     shares = shared_out([row.tokens.shape[1] for row in rows], process_count())
-    return [rows[item] for item in shares[process_number()]]
+    return [rows[item] for item in shares[process_rank()]]
 
 
 # --- the adapter -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from compeer_core.backends.protocol import Message
 from compeer_core.dialogue import Dialogue
 from compeer_core.prompts import policy_messages
-from training.common.processes import first_goes_ahead, is_first
+from training.common.processes import first_process_first, is_first
 from training.common.run_directory import RunDirectory
 from training.data.faces import read_faces
 from training.data.samples import Sample, drawn, read_records
@@ -49,7 +49,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             prepare_samples(config, config.training.seed, Path(scratch))
         return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
-    with first_goes_ahead():
+    with first_process_first():
         keep = resume is not None or not is_first()
         prepare_samples(config, config.training.seed, directory.path, keep=keep)
     samples = list(read_records(directory.path / "samples.train.jsonl", Sample))

@@ -1,1 +1,1 @@
-"""The image tower of the small models learns facial expressions."""
+"""Training of the small models' image tower on facial expressions."""

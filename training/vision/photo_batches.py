@@ -1,7 +1,7 @@
-"""Photos of faces as batches of pixels, varied from pass to pass, and cut into the patches of an image tower.
+"""Batches of face photos, with augmentation, and their patches for an image tower.
 
-All photos lie in memory at one size. A batch is turned, moved and lit by a few operations on all of its photos
-at once (docs/experiments.md has what that saves).
+All photos are in memory at one size. Augmentation is vectorised over a batch (docs/experiments.md has
+timings).
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class PhotoBatches:
     """All photos of a split.
 
     Attributes:
-        names: Of their files.
-        labels: The class of each, as its place in `FACE_CLASSES`; shape (photos).
+        names: File names.
+        labels: Class indices in `FACE_CLASSES`, shape (photos,).
     """
 
     def __init__(self, faces: Sequence[Face], side: int) -> None:
@@ -34,9 +34,9 @@ class PhotoBatches:
         return len(self.labels)
 
     def batch(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Tensor:
-        """Return chosen photos, shape (chosen, 3, side, side), in [0, 1]; with `rng` each is varied."""
+        """Return photos, shape (rows, 3, side, side), in [0, 1]; augmented if `rng` is given."""
         photos = self._pixels[torch.as_tensor(rows)].float() / 255
-        return photos if rng is None else varied(photos, rng)
+        return photos if rng is None else augment(photos, rng)
 
 
 def _pixels(face: Face, side: int) -> Tensor:
@@ -44,17 +44,17 @@ def _pixels(face: Face, side: int) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def varied(photos: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return photos as they might also have been taken, so that no pass shows the same ones again.
+def augment(photos: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return randomly augmented photos.
 
-    Half are mirrored. Each is turned by up to 15 degrees, 0.85 to 1.15 times as large, moved by up to
-    8 % of its side, and has 0.7 to 1.3 times its contrast and 0.75 to 1.25 times its brightness. What
-    was outside the photo is black. In a quarter of them a rectangle of an eighth to a half of each side is
-    one grey (random erasing, Zhong et al. 2020).
+    Half are mirrored. Each is rotated by up to 15 degrees, scaled by 0.85 to 1.15, shifted by up to 8 % of
+    its side, with 0.7 to 1.3 times the contrast and 0.75 to 1.25 times the brightness; pixels from outside
+    are black. A quarter get a uniform grey rectangle of an eighth to a half of each side (random erasing,
+    Zhong et al. 2020).
 
     Args:
-        photos: Of shape (photos, channels, side, side), in [0, 1].
-        rng: Draws all of this.
+        photos: Shape (photos, channels, side, side), in [0, 1].
+        rng: Random generator.
     """
     count = len(photos)
 
@@ -64,24 +64,24 @@ def varied(photos: Tensor, rng: np.random.Generator) -> Tensor:
     angle, zoom = torch.deg2rad(draw(-15, 15)), draw(0.85, 1.15)
     mirrored = torch.where(torch.from_numpy(rng.random(count) < 0.5), -1.0, 1.0)
     cosine, sine = torch.cos(angle) / zoom, torch.sin(angle) / zoom
-    right, down = draw(-0.16, 0.16), draw(-0.16, 0.16)  # sides are 2 long here
-    # Where in the old photo a point of the new one comes from.
-    places = torch.stack(
+    right, down = draw(-0.16, 0.16), draw(-0.16, 0.16)  # the side is 2 in these coordinates
+    # Maps points of the result to points of the original.
+    transform = torch.stack(
         [
             torch.stack([mirrored * cosine, sine, right], 1),
             torch.stack([-mirrored * sine, cosine, down], 1),
         ],
         1,
     )
-    grid = functional.affine_grid(places, list(photos.shape), align_corners=False)
+    grid = functional.affine_grid(transform, list(photos.shape), align_corners=False)
     photos = functional.grid_sample(photos, grid, align_corners=False)
     grey = photos.mean((1, 2, 3), keepdim=True)
     photos = (photos - grey) * draw(0.7, 1.3).view(-1, 1, 1, 1) + grey
     photos = (photos * draw(0.75, 1.25).view(-1, 1, 1, 1)).clamp(0, 1)
-    return _erased(photos, rng)
+    return _erase(photos, rng)
 
 
-def _erased(photos: Tensor, rng: np.random.Generator) -> Tensor:
+def _erase(photos: Tensor, rng: np.random.Generator) -> Tensor:
     side = photos.shape[-1]
     for place in np.flatnonzero(rng.random(len(photos)) < 0.25):
         height, width = rng.integers(side // 8, side // 2, 2, endpoint=True)
@@ -90,12 +90,12 @@ def _erased(photos: Tensor, rng: np.random.Generator) -> Tensor:
     return photos
 
 
-def patched(photos: Tensor, processor: Qwen2VLImageProcessorPil) -> tuple[Tensor, Tensor]:
-    """Cut photos into what an image tower reads, as the processor does with photos of this size.
+def patchify(photos: Tensor, processor: Qwen2VLImageProcessorPil) -> tuple[Tensor, Tensor]:
+    """Return the patches that the processor would return for photos of this size.
 
     Args:
-        photos: Of shape (photos, 3, side, side), in [0, 1]; the side is a multiple of a merged patch.
-        processor: Of the checkpoint; its means, deviations and patch sizes are used.
+        photos: Shape (photos, 3, side, side), in [0, 1]; the side is a multiple of a merged patch.
+        processor: Image processor of the checkpoint, for means, deviations and patch sizes.
 
     Returns:
         Patches, shape (photos * patches, values), and the grid (time, height, width) of each photo.
@@ -111,11 +111,11 @@ def patched(photos: Tensor, processor: Qwen2VLImageProcessorPil) -> tuple[Tensor
     )
     count, channels, side, _ = photos.shape
     blocks = side // (patch * merge)
-    cut = ((photos - mean) / deviation).view(
+    patches = ((photos - mean) / deviation).view(
         count, channels, blocks, merge, patch, blocks, merge, patch
     )
-    # photo, block down and across, patch of the block down and across, channel, row, column
-    cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7)[..., None, :, :]
-    cut = cut.expand(*(-1,) * 6, repeats, -1, -1)
+    # (photo, block row, block column, patch row, patch column, channel, pixel row, pixel column)
+    patches = patches.permute(0, 2, 5, 3, 6, 1, 4, 7)[..., None, :, :]
+    patches = patches.expand(*(-1,) * 6, repeats, -1, -1)
     grid = torch.tensor([[1, blocks * merge, blocks * merge]]).repeat(count, 1)
-    return cut.flatten(0, 4).flatten(1), grid
+    return patches.flatten(0, 4).flatten(1), grid

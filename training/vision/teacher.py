@@ -1,10 +1,10 @@
-"""A convolutional network learns expressions: `python -m training vision teacher <config.toml>`.
+"""Trains a CNN on expressions, to distil from: `python -m training vision teacher <config.toml>`.
 
-It is not shipped. Of few photos a convolutional network learns more than a vision transformer does, and the image
-tower can learn from what it says of each varied photo (`training.vision.train`, after DeiT: Touvron et al. 2021,
-https://arxiv.org/abs/2012.12877; docs/experiments.md has the result).
+With few photos a CNN learns more than a vision transformer, so the image tower is trained on the CNN's
+predictions for augmented photos (`training.vision.train`; DeiT, Touvron et al. 2021,
+https://arxiv.org/abs/2012.12877; docs/experiments.md has the results). The CNN is not shipped.
 
-A run stopped at any point continues from its last checkpoint with the same photos.
+An interrupted run resumes from its last checkpoint with the same data order.
 """
 
 import json
@@ -24,27 +24,27 @@ from training.vision.expressions import (
     PhotoSchedule,
     learn_expressions,
     photos_of_splits,
-    smoothed,
+    smooth_labels,
 )
 
 WEIGHTS = "teacher.safetensors"
-"""The network, in the run's directory."""
+"""The network's weights, in the run directory."""
 REPORT = "teacher.json"
-"""What it is worth, in the run's directory."""
+"""The network's accuracy, in the run directory."""
 
 
 class Config(PhotoSchedule):
-    """`[vision teacher]`: which photos, how long."""
+    """`[vision teacher]`: photos and schedule."""
 
     image_side: int = Field(default=48, ge=16)
-    """Photos are scaled to this side, in pixels; those of FER2013 have it."""
+    """Photos are scaled to this side, in pixels; 48 is FER2013's."""
     adamw_lr: float = 2e-3
 
 
 class ExpressionNetwork(nn.Module):
-    """Four pairs of 3 x 3 convolutions over grey photos, each pair at half the side of the one before.
+    """A CNN on grey photos: four pairs of 3 x 3 convolutions with 16 to 128 channels, 0.3 M weights.
 
-    The first pair has 16 channels, each other twice those of the one before: 0.3 M weights.
+    Each pair is followed by 2 x 2 max pooling.
     """
 
     side: Tensor
@@ -53,7 +53,7 @@ class ExpressionNetwork(nn.Module):
         """Build the network.
 
         Args:
-            side: Photos are looked at in this size, in pixels; it is kept with the weights.
+            side: Side of the input in pixels; saved with the weights.
         """
         super().__init__()
         self.register_buffer("side", torch.tensor(side))
@@ -72,24 +72,25 @@ class ExpressionNetwork(nn.Module):
         self.head = nn.Linear(channels, len(FACE_CLASSES))
 
     def forward(self, photos: Tensor) -> Tensor:
-        """Return logits, shape (photos, classes), of square photos in [0, 1], shape (photos, 3, side, side).
+        """Return logits, shape (photos, classes).
 
-        Photos of another side than the network's are scaled to it.
+        Args:
+            photos: Shape (photos, 3, side, side), in [0, 1]; scaled to the network's side if needed.
         """
         grey = (photos.mean(1, keepdim=True) - 0.5) / 0.25
         side = int(self.side)
         if photos.shape[-1] != side:
             grey = functional.interpolate(grey, (side, side), mode="bilinear", antialias=True)
-        seen = self.features(grey.contiguous(memory_format=torch.channels_last))
-        logits: Tensor = self.head(seen.mean((2, 3)))
+        features = self.features(grey.contiguous(memory_format=torch.channels_last))
+        logits: Tensor = self.head(features.mean((2, 3)))
         return logits.float()
 
 
 def read_teacher(folder: Path) -> ExpressionNetwork:
-    """Return the network of a run, ready to be asked.
+    """Load the network of a run, for inference.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The run has no weights.
     """
     path = folder / WEIGHTS
     if not path.is_file():
@@ -101,14 +102,14 @@ def read_teacher(folder: Path) -> ExpressionNetwork:
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Train the network to `config.steps`, or continue a run; Ctrl-C saves first."""
+    """Train the network for `config.steps` steps, or resume a run; Ctrl-C saves first."""
     faces = read_faces(config.faces)
     if dry_run:
         return
     directory = open_run(config.output, config, resume)
     torch.manual_seed(config.seed)
     photos = photos_of_splits(faces, config)
-    layout: Any = {"memory_format": torch.channels_last}  # torch's annotations do not know it here
+    layout: Any = {"memory_format": torch.channels_last}  # missing in torch's annotations
     network = ExpressionNetwork(config.image_side).to(config.device, **layout)
     if config.compile:
         network.features.compile()
@@ -120,7 +121,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         directory,
         photos,
         logits_of=lambda photos: network(photos.to(config.device))[:, None],
-        targets_of=lambda _, labels: smoothed(labels.to(config.device), config),
+        targets_of=lambda _, labels: smooth_labels(labels.to(config.device), config),
     )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
     save_file(

@@ -1,12 +1,11 @@
-"""The image tower of COMPEER-nano learns faces: `python -m training vision <config.toml>`.
+"""Trains the image tower of COMPEER-nano on faces: `python -m training vision <config.toml>`.
 
-Each image token is to tell the seven expressions apart by itself. The tower may also learn from what a
-convolutional network says of each photo as it was varied: `teacher` (distillation,
-https://arxiv.org/abs/2012.12877). At the end its tokens are laid along words for the classes (`face_tokens`): SFT
-then only has to connect what the tower already sees with what is said of it. The tower's own accuracy is written
-beside the weights, so that a card can report what the pictures are worth, and so is what it takes each photo for.
+Each image token learns to predict the seven expressions, optionally by distillation from a CNN
+(`teacher`, https://arxiv.org/abs/2012.12877). Finally the tower's output is mapped to word embeddings of
+the classes (`face_tokens`), so that SFT only has to connect them to the text. The accuracy and the
+predicted class of each photo are saved in the run directory.
 
-A run stopped at any point continues from its last checkpoint with the same photos.
+An interrupted run resumes from its last checkpoint with the same data order.
 """
 
 import json
@@ -21,80 +20,73 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.errors import ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
 from training.data.face_tokens import embeddings_of, even_handed, speaking_layer, word_vectors
 from training.data.faces import FACE_CLASSES, read_faces
-from training.finetune.architecture import ModelShape
-from training.finetune.optimisation import Optimisers, open_run, parted
+from training.finetune.architecture import ModelShape, fixed_size_image_processor
+from training.finetune.optimisation import Optimisers, open_run, split_for_muon
 from training.vision.expressions import (
     PhotoSchedule,
     learn_expressions,
-    looked_at,
+    mean_logits,
     photos_of_splits,
-    smoothed,
+    predicted_classes,
+    smooth_labels,
 )
-from training.vision.photo_batches import patched
+from training.vision.photo_batches import patchify
 from training.vision.teacher import read_teacher
 
 REPORT = "vision.json"
-"""What the tower is worth, in the run's directory."""
+"""The tower's accuracy, in the run directory."""
 READINGS = "readings.json"
-"""What the tower takes each photo for, by the photo's file; in the run's directory."""
+"""The tower's prediction for each photo by file name, in the run directory."""
 
 
 class Config(PhotoSchedule):
-    """`[vision]`: which faces, how long."""
+    """`[vision]`: checkpoint, photos and schedule."""
 
     model: Path
-    """Checkpoint whose tower is trained, for example `runs/nano/pretrain/model`. The run directory's
-    `model` is that checkpoint with its trained tower and its processor."""
+    """Checkpoint whose tower is trained, such as `runs/nano/pretrain/model`. The run directory's `model`
+    is this checkpoint with the trained tower and an image processor."""
     muon_lr: float = 0.01
-    """Of the matrices of the tower's layers."""
+    """Learning rate of the matrices of the tower's layers."""
     adamw_lr: float = 1e-3
-    """Of the rest of the tower, and of the head."""
+    """Learning rate of the rest of the tower, and of the head."""
     teacher: Path | None = None
-    """Run directory of a teacher (`vision teacher`); None learns from the labels alone."""
+    """Run directory of a teacher (`vision teacher`); None trains on labels only."""
     teacher_share: float = Field(default=0.7, ge=0, le=1)
-    """Share of the teacher's probabilities in what is to be learnt; the rest are the smoothed labels."""
+    """Weight of the teacher's probabilities in the targets; the rest are smoothed labels."""
     teacher_temperature: float = Field(default=1.5, gt=0)
-    """The teacher's logits are divided by it: above 1 they say more about the likeness of classes."""
+    """Temperature of the teacher's probabilities."""
 
 
 def build_processor(
     tokenizer_folder: Path, shape: ModelShape, image_side: int
 ) -> ImageOnlyQwen2_5_VLProcessor:
-    """Return the processor of a nano checkpoint: every image, small or large, comes at one size.
-
-    The tower knows no other: it was trained with photos of `image_side`.
+    """Return the processor of a nano checkpoint, which scales all images to the training size.
 
     Args:
-        tokenizer_folder: Where the tokenizer lies.
-        shape: Of the model.
-        image_side: An image is scaled to about this side squared, in pixels: of 112, it is 16 tokens.
+        tokenizer_folder: Folder of the tokenizer.
+        shape: Shape of the model.
+        image_side: Images are scaled to about this side squared, in pixels; 112 gives 16 tokens.
     """
-    image_processor = Qwen2VLImageProcessorPil(
-        patch_size=shape.patch_size,
-        merge_size=2,
-        temporal_patch_size=2,
-        size={"shortest_edge": image_side**2, "longest_edge": image_side**2},
-    )
     return ImageOnlyQwen2_5_VLProcessor(
-        image_processor, AutoTokenizer.from_pretrained(tokenizer_folder)
+        fixed_size_image_processor(shape.patch_size, image_side),
+        AutoTokenizer.from_pretrained(tokenizer_folder),
     )
 
 
 class _Classifier(nn.Module):
-    """A tower; while it learns, its last layer gives each image token logits."""
+    """A tower whose last layer is replaced by a classifier of each image token during training."""
 
     def __init__(self, tower: Any) -> None:
         super().__init__()
         self.tower = tower
-        values = tower.merger.mlp[-1].in_features
-        tower.merger.mlp[-1] = nn.Linear(values, len(FACE_CLASSES))
+        features = tower.merger.mlp[-1].in_features
+        tower.merger.mlp[-1] = nn.Linear(features, len(FACE_CLASSES))
 
     @property
     def head(self) -> nn.Linear:
@@ -106,15 +98,15 @@ class _Classifier(nn.Module):
         tokens: Tensor = self.tower(patches, grid_thw=grid).pooler_output
         return tokens.view(len(grid), -1, tokens.shape[-1]).float()
 
-    def speak(self, added: Tensor, logits: Tensor, words: Tensor, length: float) -> None:
-        """Let the tower make tokens from now on; see `speaking_layer`."""
+    def map_to_words(self, added: Tensor, logits: Tensor, words: Tensor, length: float) -> None:
+        """Replace the classifier by a layer that outputs embeddings; see `speaking_layer`."""
         weight, bias = speaking_layer(self.head, added, logits, words, length)
         last = nn.Linear(weight.shape[1], weight.shape[0])
         last.load_state_dict({"weight": weight, "bias": bias})
         self.tower.merger.mlp[-1] = last
 
 
-def equal_pictures_attention(
+def equal_sizes_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -124,55 +116,55 @@ def equal_pictures_attention(
     cu_seq_lens_q: Tensor,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each picture of a batch whose pictures are all of one size.
+    """Compute attention within each image of a batch whose images all have the same size.
 
-    transformers' own implementations for processors go through the pictures one by one. Registered under a
-    name of its own; the word "flash" in it makes transformers hand over the batch in one piece.
+    On a CPU, transformers' own implementations loop over the images. "flash" in the registered name makes
+    transformers pass the batch in one piece.
 
     Args:
-        module: Not used.
-        query: Shape (1, heads, pictures * patches, width of a head).
-        key: As `query`.
-        value: As `query`.
+        module: Ignored.
+        query: Shape (1, heads, images * patches, head dimension).
+        key: Shape of `query`.
+        value: Shape of `query`.
         attention_mask: None: nothing is masked.
-        scaling: Of the scores.
-        cu_seq_lens_q: Where each picture begins, and the end of the last.
-        unused: What else transformers hands over.
+        scaling: Factor of the attention scores.
+        cu_seq_lens_q: Cumulative sequence lengths, shape (images + 1,).
+        unused: Further arguments of transformers, ignored.
     """
-    pictures, heads, width = len(cu_seq_lens_q) - 1, query.shape[1], query.shape[3]
+    images, heads, width = len(cu_seq_lens_q) - 1, query.shape[1], query.shape[3]
     query, key, value = (
-        states[0].reshape(heads, pictures, -1, width).transpose(0, 1)
+        states[0].reshape(heads, images, -1, width).transpose(0, 1)
         for states in (query, key, value)
     )
     weights = torch.softmax((query @ key.transpose(2, 3)).float() * scaling, -1)
-    attended = weights.to(value.dtype) @ value
-    return attended.transpose(1, 2).reshape(1, -1, heads, width), None
+    output = weights.to(value.dtype) @ value
+    return output.transpose(1, 2).reshape(1, -1, heads, width), None
 
 
-_ATTENTION = "flash_equal_pictures"
-AttentionInterface.register(_ATTENTION, equal_pictures_attention)
+_ATTENTION = "flash_equal_sizes"
+AttentionInterface.register(_ATTENTION, equal_sizes_attention)
 
 
-def attend_at_once(tower: PreTrainedModel) -> None:
-    """Let a tower attend by `equal_pictures_attention`; from now on it reads pictures of one size."""
-    # `set_attn_implementation` would look for a kernel by a name with "flash" in it.
+def use_batched_attention(tower: PreTrainedModel) -> None:
+    """Switch a tower to `equal_sizes_attention`: its batches must have images of one size."""
+    # `set_attn_implementation` would search for a kernel because of "flash" in the name.
     tower.config._attn_implementation = _ATTENTION
 
 
 def _targets(photos: Tensor, labels: Tensor, teacher: nn.Module | None, config: Config) -> Tensor:
-    """Return the probabilities to be learnt, shape (photos, classes)."""
-    targets = smoothed(labels, config)
+    """Return target probabilities, shape (photos, classes)."""
+    targets = smooth_labels(labels, config)
     if teacher is None:
         return targets
     with torch.no_grad(), torch.autocast(config.device_type, dtype=torch.bfloat16):
-        said = torch.softmax(teacher(photos) / config.teacher_temperature, -1)
-    return torch.lerp(targets, said, config.teacher_share)
+        soft_labels = torch.softmax(teacher(photos) / config.teacher_temperature, -1)
+    return torch.lerp(targets, soft_labels, config.teacher_share)
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Train the tower to `config.steps`, or continue a run; Ctrl-C saves first."""
+    """Train the tower for `config.steps` steps, or resume a run; Ctrl-C saves first."""
     if not (config.model / "config.json").is_file():
-        raise ConfigError(f"{config.model}: no checkpoint there (the pretrain stage writes it)")
+        raise ConfigError(f"{config.model}: not a checkpoint (the pretrain stage writes it)")
     faces = read_faces(config.faces)
     model = load_model(config.model, torch.float32)
     sizes: Any = model.config
@@ -189,17 +181,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     torch.manual_seed(config.seed)
     photos = photos_of_splits(faces, config)
     tower = model.model.visual
-    attend_at_once(tower)
+    use_batched_attention(tower)
     classifier = _Classifier(tower).to(config.device)
     if config.compile:
         for block in tower.blocks:
             block.compile()
-    matrices, rest = parted(classifier, tower.blocks)
+    matrices, rest = split_for_muon(classifier, tower.blocks)
     optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
-    cut = processor.image_processor
+    image_processor = processor.image_processor
 
     def logits_of(photos: Tensor) -> Tensor:
-        patches, grid = patched(photos, cut)
+        patches, grid = patchify(photos, image_processor)
         logits: Tensor = classifier(patches.to(config.device), grid.to(config.device))
         return logits
 
@@ -211,27 +203,15 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     )
     (directory.path / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
     classifier.eval()
-    taken_for = {part: looked_at(logits_of, part) for part in photos}
+    logits = [mean_logits(logits_of, part) for part in photos]
     classifier.cpu()
-    learnt, _ = photos
-    added = even_handed(taken_for[learnt], learnt.labels)
-    (directory.path / READINGS).write_text(
-        json.dumps(
-            {
-                name: FACE_CLASSES[place]
-                for part, logits in taken_for.items()
-                for name, place in zip(
-                    part.names, (logits + added).argmax(-1).tolist(), strict=True
-                )
-            },
-            indent=0,
-        ),
-        encoding="utf-8",
-    )
+    added = even_handed(logits[0], photos[0].labels)
+    readings = predicted_classes(zip(photos, (each + added for each in logits), strict=True))
+    (directory.path / READINGS).write_text(json.dumps(readings, indent=0), encoding="utf-8")
     embeddings = embeddings_of(model)
-    classifier.speak(
+    classifier.map_to_words(
         added,
-        taken_for[learnt],
+        logits[0],
         word_vectors(embeddings, processor.tokenizer),
         embeddings.norm(dim=-1).mean().item(),
     )

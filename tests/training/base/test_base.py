@@ -1,4 +1,4 @@
-"""The base from a GGUF file: the same model, the same tokens, and sentences for what does not fit."""
+"""The base from a GGUF file: equal hidden states, equal tokens, and clear errors."""
 
 import gzip
 import json
@@ -29,7 +29,13 @@ from tests.training.base.tiny_gguf import (
 )
 from training.base import build
 from training.base.gguf_file import read_gguf, sha256_of
-from training.base.vocabulary import Vocabulary, counted, cut, tokenizer_of, tokenizer_to_ship
+from training.base.vocabulary import (
+    Vocabulary,
+    build_tokenizer,
+    count_tokens,
+    cut_vocabulary,
+    shipped_tokenizer,
+)
 from training.data.corpus import Source, SourceKind
 from training.finetune.chat_tokens import VERDICT_WORDS
 
@@ -67,8 +73,8 @@ def base(config) -> Path:
     return config.output
 
 
-def test_a_block_of_four_bits_by_hand():
-    # scale 0.5 and minimum -1, weights 0 and 16 in the first byte: 3 below, 10 above
+def test_unpacks_a_q4_1_block_by_hand():
+    # scale 0.5, minimum -1; the first byte holds weights 0 (low bits, 3) and 16 (high bits, 10)
     block = np.zeros(20, dtype=np.uint8)
     block[:4] = np.array([0.5, -1], dtype=np.float16).view(np.uint8)
     block[4] = 10 * 16 + 3
@@ -80,7 +86,7 @@ def test_a_block_of_four_bits_by_hand():
 
 
 @pytest.mark.parametrize(("kind", "theirs"), [("q4_1", Kind.Q4_1), ("q8_0", Kind.Q8_0)])
-def test_blocks_are_read_as_gguf_reads_them(kind, theirs):
+def test_unpacks_blocks_as_gguf_does(kind, theirs):
     values = np.random.default_rng(0).normal(size=(5, 96)).astype(np.float32)
     blocks = gguf.quants.quantize(values, theirs)
 
@@ -90,7 +96,7 @@ def test_blocks_are_read_as_gguf_reads_them(kind, theirs):
 
 
 @given(seed=st.integers(0, 1000), scale=st.floats(1e-3, 1e3))
-def test_rows_packed_here_are_off_by_half_a_step_at_most(seed, scale):
+def test_packing_error_is_at_most_half_a_step(seed, scale):
     values = torch.randn(3, 64, generator=torch.Generator().manual_seed(seed)) * scale
     blocks = packed_rows(values)
     again = unpacked(blocks, "q8_0")
@@ -100,31 +106,31 @@ def test_rows_packed_here_are_off_by_half_a_step_at_most(seed, scale):
     assert ((again - values).view(3, 2, 32).abs() <= largest / 127 * 0.51 + largest / 1000).all()
 
 
-def test_a_block_of_zeros_stays_zero():
+def test_zero_block_stays_zero():
     assert unpacked(packed_rows(torch.zeros(1, 32)), "q8_0").eq(0).all()
 
 
-def test_bytes_that_are_no_whole_blocks_are_refused():
+def test_rejects_incomplete_blocks():
     with pytest.raises(ValueError, match="33 bytes are no whole blocks of 34"):
         unpacked(torch.zeros(2, 33, dtype=torch.uint8), "q8_0")
 
 
-def test_hidden_states_are_those_of_the_llama(llama, base, config):
+def test_hidden_states_equal_those_of_the_llama(llama, base, config):
     model = load_model(base, torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(base)
     text = "<|im_start|>user\nhello world<|im_end|>\n"
     ours = tokenizer(text, return_tensors="pt")["input_ids"]
     theirs = torch.tensor([[TOKENS.index(t) for t in tokenizer.convert_ids_to_tokens(ours[0])]])
     with torch.no_grad():
-        here = model(input_ids=ours, output_hidden_states=True).hidden_states
-        there = llama.model(input_ids=theirs, output_hidden_states=True).hidden_states
+        actual = model(input_ids=ours, output_hidden_states=True).hidden_states
+        expected = llama.model(input_ids=theirs, output_hidden_states=True).hidden_states
 
-    assert len(here) == len(there) == 3
-    for mine, his in zip(here, there, strict=True):
-        torch.testing.assert_close(mine, his, atol=1e-4, rtol=0)
+    assert len(actual) == len(expected) == 3
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
-def test_matrices_stay_the_blocks_they_came_in(llama, base):
+def test_matrices_keep_the_blocks_of_the_gguf(llama, base):
     packed = packed_weights.read_packed(base)
     name = "model.language_model.layers.1.mlp.down_proj.weight"
 
@@ -134,7 +140,7 @@ def test_matrices_stay_the_blocks_they_came_in(llama, base):
     assert name not in packed
 
 
-def test_tags_and_verdict_words_are_one_token(base):
+def test_tags_and_verdict_words_are_single_tokens(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
 
     for word in (*TAGS, *VERDICT_WORDS):
@@ -144,17 +150,17 @@ def test_tags_and_verdict_words_are_one_token(base):
     scorer.close()
 
 
-def test_no_adapter_could_raise_a_tag_above_its_pieces_if_it_were_their_mean(base):
-    """A row that is the mean of others has a logit between theirs, whatever the hidden state."""
+def test_some_hidden_state_makes_each_tag_most_likely(base):
+    """If a row were the mean of others, its logit could never exceed all of theirs."""
     rows = load_model(base, torch.float32).get_input_embeddings().weight.detach()
     tokenizer = AutoTokenizer.from_pretrained(base)
     for tag in TAGS:
         row = rows[tokenizer.convert_tokens_to_ids(tag)]
-        # The hidden state that points along the row likes no other token as much.
+        # for a hidden state along the row, no other token has a larger logit
         assert (rows @ row).argmax() == tokenizer.convert_tokens_to_ids(tag), tag
 
 
-def test_a_new_row_by_hand():
+def test_new_row_by_hand():
     row = build.new_row(torch.tensor([2.0, 0.0]), torch.tensor(3.0), torch.Generator())
 
     assert row[0].item() == pytest.approx(3 * math.sqrt(0.5))
@@ -163,7 +169,7 @@ def test_a_new_row_by_hand():
 
 @many
 @given(text=st.text(max_size=40))
-def test_every_text_survives(base, text):
+def test_tokenizer_round_trips_any_text(base, text):
     tokenizer = AutoTokenizer.from_pretrained(base)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -177,56 +183,56 @@ def test_every_byte_has_a_token(base):
     assert len({t for t in vocabulary if len(t) == 1}) == 256
 
 
-def test_a_cut_keeps_ancestors_and_the_tokens_of_its_texts():
-    full = tokenizer_of(WHOLE)
-    uses = counted(full, ["hello hello", " world"])
+def test_cut_keeps_used_tokens_and_their_ancestors():
+    full = build_tokenizer(WHOLE)
+    uses = count_tokens(full, ["hello hello", " world"])
     assert uses["hello"] == 2
-    small = cut(WHOLE, {"hello": 5, "Tr": 1}, ["True"], 256 + 7)
+    small = cut_vocabulary(WHOLE, {"hello": 5, "Tr": 1}, ["True"], 256 + 7)
 
     assert {"hello", "hell", "he", "ll", "True", "Tr", "ue"} <= {*small.tokens}
     assert len(small.tokens) == 256 + 7
     assert [m for m in small.merges if m.startswith("<")] == []
-    assert tokenizer_of(small).encode("hello").tokens == ["hello"]
+    assert build_tokenizer(small).encode("hello").tokens == ["hello"]
 
 
-def test_a_vocabulary_without_room_for_bytes_is_refused():
+def test_rejects_a_size_below_the_number_of_bytes():
     with pytest.raises(ConfigError, match="at least 259 tokens, got 100"):
-        cut(WHOLE, {}, ["True"], 100)
+        cut_vocabulary(WHOLE, {}, ["True"], 100)
 
 
-def test_special_tokens_come_first_and_steer(base):
-    tokenizer = tokenizer_to_ship(WHOLE, 99)
+def test_special_tokens_come_first(base):
+    tokenizer = shipped_tokenizer(WHOLE, 99)
 
     assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == list(SPECIAL[:3])
     assert tokenizer.eos_token == "<|im_end|>"
     assert "<repo_name>" not in AutoTokenizer.from_pretrained(base).get_vocab()
 
 
-def test_what_is_no_such_file_is_one_sentence(tmp_path, config, llama):
-    def refused(path: Path) -> str:
+def test_reports_invalid_gguf_files(tmp_path, config, llama):
+    def error_of(path: Path) -> str:
         with pytest.raises(CheckpointError) as caught:
             read_gguf(path)
         return str(caught.value)
 
-    assert "no such file" in refused(tmp_path / "none.gguf")
+    assert "no such file" in error_of(tmp_path / "none.gguf")
     cut_short = tmp_path / "cut.gguf"
     cut_short.write_bytes(llama.path.read_bytes()[:20_000])
-    assert "cut short" in refused(cut_short)
+    assert "truncated" in error_of(cut_short)
     other = tmp_path / "text.gguf"
     other.write_text("hello" * 100)
-    assert "cannot be read as GGUF" in refused(other)
-    assert "holds a gemma" in refused(
+    assert "cannot be read as GGUF" in error_of(other)
+    assert "contains a gemma" in error_of(
         write_tiny_gguf(tmp_path / "b.gguf", architecture="gemma").path
     )
-    assert "gpt2/qwen2" in refused(write_tiny_gguf(tmp_path / "c.gguf", pre="qwen2").path)
-    assert "is stored as Q5_0" in refused(
+    assert "gpt2/qwen2" in error_of(write_tiny_gguf(tmp_path / "c.gguf", pre="qwen2").path)
+    assert "is stored as Q5_0" in error_of(
         write_tiny_gguf(tmp_path / "d.gguf", matrices=Kind.Q5_0).path
     )
     with pytest.raises(CheckpointError, match=f"{sha256_of(llama.path)}, not 00"):
         build.run(config.model_copy(update={"sha256": "00"}))
 
 
-def test_a_packed_file_that_is_cut_short_is_named(base, tmp_path):
+def test_reports_a_truncated_packed_file(base, tmp_path):
     folder = tmp_path / "cut"
     folder.mkdir()
     for path in base.iterdir():

@@ -1,4 +1,4 @@
-"""A Llama of a few thousand weights as a GGUF file, as llama.cpp would write it."""
+"""A tiny Llama as a GGUF file, in llama.cpp's layout."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ WIDTH, LAYERS, HEADS, KEY_HEADS, MIDDLE = 128, 2, 2, 1, 64
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "T r", "u e", "Tr ue", "< h")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>")
 LACKING = "À"
-"""The one byte without a token: no text in UTF-8 has it."""
+"""The only byte without a token; it never occurs in UTF-8."""
 TOKENS = (
     *SPECIAL,
     *sorted({*pre_tokenizers.ByteLevel.alphabet()} - {LACKING}),
@@ -24,15 +24,15 @@ TOKENS = (
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """The file, and the model that it holds."""
+    """A GGUF file and its model."""
 
     path: Path
     model: LlamaForCausalLM
-    """With the weights as the file's blocks round them."""
+    """With weights rounded as in the file's blocks."""
 
 
-def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Return rows of queries or keys as GGUF orders them: both halves of a rotation side by side."""
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Return query or key rows in GGUF's order, with the two halves of each rotation interleaved."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1)
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
@@ -40,7 +40,7 @@ def neighbours(rows: np.ndarray, heads: int) -> np.ndarray:
 def write_tiny_gguf(
     path: Path, *, architecture: str = "llama", pre: str = "smollm", matrices: Kind = Kind.Q4_1
 ) -> TinyLlama:
-    """Write a file of random weights."""
+    """Write a file with random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(TOKENS),
@@ -77,7 +77,7 @@ def write_tiny_gguf(
         values = weight.detach().numpy()
         blocks = gguf.quants.quantize(values, kind)
         weight.data = torch.from_numpy(gguf.quants.dequantize(blocks, kind).copy())
-        writer.add_tensor(name, neighbours(blocks, heads) if heads else blocks, raw_dtype=kind)
+        writer.add_tensor(name, interleaved(blocks, heads) if heads else blocks, raw_dtype=kind)
 
     inner = model.model
     add("token_embd.weight", inner.embed_tokens.weight, Kind.Q8_0)

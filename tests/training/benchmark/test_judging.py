@@ -1,4 +1,4 @@
-"""The time study: what each way reads is counted rightly, and all ways come to the same verdicts."""
+"""The judging benchmark: correct counts, and equal verdicts from all methods."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from compeer_core.model_pool import ModelPool, load_label_scorer
 from compeer_core.registry import Registry
 from compeer_core.unifireward import Judge
 from training.benchmark import judging
-from training.benchmark.judging import Config, compare, measure, round_of, ways_to_judge
+from training.benchmark.judging import Config, compare, judging_methods, measure, synthetic_round
 from training.common import results
 
 
@@ -18,76 +18,76 @@ def scorers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("judges")
     base = build_qwen(folder / "base", max_position_embeddings=4096)
     pool = ModelPool()
-    made = [
+    scorers = [
         load_label_scorer(
             str(base), adapter=build_adapter(base, folder / name, seed=seed), pool=pool
         )
         for seed, name in enumerate(("unified", "process", "outcome"), start=1)
     ]
-    yield made
-    for scorer in made:
+    yield scorers
+    for scorer in scorers:
         scorer.close()
 
 
 CONFIG = Config(group_sizes=(1, 2), histories=(2, 3), base_group=2, base_history=3, repeats=1)
 
 
-def test_what_is_read_by_each_way_is_counted(scorers, one_thread):
+def test_counts_passes_and_tokens_of_each_method(scorers, one_thread):
     unified, process, outcome = scorers
-    ways = ways_to_judge(unified, (process, outcome))
+    methods = judging_methods(unified, (process, outcome))
 
-    found = measure(ways, 2, 3, CONFIG)
+    costs = measure(methods, 2, 3, CONFIG)
 
-    messages, held = round_of(CONFIG, 2, 3, 1)
-    # Naive: three steps and the reply in two orders, each from the beginning, for both candidates.
-    naive = found["UnifiReward, naive"]
+    messages, interviews = synthetic_round(CONFIG, 2, 3, 1)
+    # Naive: three steps and the reply in two orders, each from the beginning, for two candidates.
+    naive = costs["UnifiReward, naive"]
     assert naive.passes == [10]
-    # Asked apart, no question stands behind the others: fewer tokens, as many passes.
-    assert found["PRM + ORM, naive"].passes == [10]
-    assert found["PRM + ORM, naive"].tokens[0] < naive.tokens[0]
+    # PRM + ORM: questions are independent, so prompts are shorter, with as many passes.
+    assert costs["PRM + ORM, naive"].passes == [10]
+    assert costs["PRM + ORM, naive"].tokens[0] < naive.tokens[0]
     history = len(unified.chat.encode(list(messages), reply=False).ids)
-    ours = found["UnifiReward, ours"]
+    ours = costs["UnifiReward, ours"]
     assert 2 <= ours.passes[0] <= 5
-    # A random judge surprises often, and is read again behind each surprise.
+    # A random judge often rejects drafts, which costs another pass.
     assert history < ours.tokens[0] < 0.75 * naive.tokens[0]
-    # Two models both read the history.
-    assert found["PRM + ORM, ours"].passes == [4]
-    assert found["PRM + ORM, ours"].tokens[0] > 2 * history
-    sessions = found["UnifiReward, sessions"]
+    # Both models process the history.
+    assert costs["PRM + ORM, ours"].passes == [4]
+    assert costs["PRM + ORM, ours"].tokens[0] > 2 * history
+    sessions = costs["UnifiReward, sessions"]
     assert sessions.passes == [12]
     assert history * 2 < sessions.tokens[0] < naive.tokens[0]
-    assert all(len(one.seconds) == 1 and one.seconds[0] > 0 for one in found.values())
-    assert len(held) == 2
+    assert all(len(cost.seconds) == 1 and cost.seconds[0] > 0 for cost in costs.values())
+    assert len(interviews) == 2
 
 
-def test_all_ways_come_to_the_same_verdicts(scorers, one_thread):
+def test_all_methods_give_the_same_verdicts(scorers, one_thread):
     unified, process, outcome = scorers
-    ways = ways_to_judge(unified, (process, outcome))
+    methods = judging_methods(unified, (process, outcome))
 
-    difference = compare(ways, (round_of(CONFIG, 2, None, number) for number in range(5)))
+    difference = compare(methods, (synthetic_round(CONFIG, 2, None, number) for number in range(5)))
 
     assert difference.verdicts == 5 * 2 * 5
     assert difference.unequal == 0
     assert difference.largest < 1e-4
-    messages, held = round_of(CONFIG, 2, 3, 0)
-    answers = {way.name: way.judge(messages, held) for way in ways}
-    for one, other in zip(answers["PRM + ORM, naive"], answers["PRM + ORM, ours"], strict=True):
-        for a, b in zip((*one.chain, *one.ends), (*other.chain, *other.ends), strict=True):
+    messages, interviews = synthetic_round(CONFIG, 2, 3, 0)
+    answers = {method.name: method.judge(messages, interviews) for method in methods}
+    for naive, ours in zip(answers["PRM + ORM, naive"], answers["PRM + ORM, ours"], strict=True):
+        for a, b in zip((*naive.chain, *naive.ends), (*ours.chain, *ours.ends), strict=True):
             assert a == pytest.approx(b, abs=1e-5)
 
 
-def test_rounds_have_the_length_asked_for_and_are_drawn_by_the_seed():
-    messages, held = round_of(CONFIG, 3, 4, 7)
+def test_rounds_have_the_requested_length_and_depend_on_the_seed():
+    messages, interviews = synthetic_round(CONFIG, 3, 4, 7)
 
-    # A judged turn follows a seeker, so an even number of utterances gets one more.
+    # A judged turn follows a seeker, so an even length is increased by one.
     assert messages[-1].text.count("Seeker: ") == 3
     assert messages[-1].text.count("Supporter: ") == 2
-    assert len(held) == 3
-    assert round_of(CONFIG, 3, 4, 7) == (messages, held)
-    assert round_of(CONFIG, 3, 4, 8) != (messages, held)
+    assert len(interviews) == 3
+    assert synthetic_round(CONFIG, 3, 4, 7) == (messages, interviews)
+    assert synthetic_round(CONFIG, 3, 4, 8) != (messages, interviews)
 
 
-def test_the_stage_writes_its_results(scorers, one_thread, tmp_path, monkeypatch):
+def test_stage_writes_its_results(scorers, one_thread, tmp_path, monkeypatch):
     judges = {
         "": Judge("u", scorers[0]),
         "lone": Judge("u", scorers[0]),
@@ -119,5 +119,5 @@ def test_the_stage_writes_its_results(scorers, one_thread, tmp_path, monkeypatch
     ]
     [unequal] = [metric for metric in result.metrics if metric.name == "unequal verdicts"]
     assert (unequal.value, unequal.n) == (0, 2 * 2 * 5)
-    with pytest.raises(ConfigError, match="not a PRM and an ORM"):
+    with pytest.raises(ConfigError, match="not a local PRM with an ORM"):
         judging.run(config.model_copy(update={"judge": "", "pair": "lone"}), dry_run=True)

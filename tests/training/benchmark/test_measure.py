@@ -1,4 +1,4 @@
-"""The benchmark measures what it says, shown on an app and models that take known times."""
+"""The demo benchmark, on an app and models with known delays."""
 
 import json
 import textwrap
@@ -12,8 +12,8 @@ from compeer_core.policy import Policy
 from compeer_core.unifireward import Judge
 from training.__main__ import main
 from training.benchmark.measure import machine, summarise
-from training.benchmark.server import chat, running_app, watched_memory
-from training.benchmark.turns import timed_turns, tokens_per_second
+from training.benchmark.server import chat, running_app, sampled_memory
+from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common.results import load
 
 TURN = (
@@ -45,17 +45,20 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_app_is_timed_watched_and_ended(app):
-    with running_app(["app.py"], app) as server, watched_memory(server) as readings:
+def test_app_is_timed_sampled_and_terminated(app):
+    with (
+        running_app(["app.py"], app) as server,
+        sampled_memory(server.process.pid) as memory,
+    ):
         seconds = chat(server.url, "hello", seed=3)
 
     assert server.seconds_until_served > 0.3
     assert seconds > 0.2
-    assert max(readings) > 20_000_000  # an interpreter with gradio is larger than that
+    assert max(memory) > 20_000_000  # an interpreter with gradio uses more
     assert server.process.poll() is not None
 
 
-def test_an_app_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
+def test_reports_the_output_of_an_app_that_exits(tmp_path):
     (tmp_path / "app.py").write_text("raise SystemExit('no such model')", encoding="utf-8")
 
     with (
@@ -65,17 +68,17 @@ def test_an_app_that_ends_at_once_is_reported_with_its_last_words(tmp_path):
         pass
 
 
-def test_an_app_that_serves_no_page_is_ended(tmp_path):
+def test_terminates_an_app_that_serves_no_page(tmp_path):
     (tmp_path / "app.py").write_text("import time; time.sleep(60)", encoding="utf-8")
 
     with (
-        pytest.raises(BackendError, match=r"no page in time"),
+        pytest.raises(BackendError, match=r"no page within the limit"),
         running_app(["app.py"], tmp_path, timeout_seconds=0.2),
     ):
         pass
 
 
-def test_turns_are_timed_by_the_clock():
+def test_turns_are_timed():
     turn = ScriptedTurn(text=TURN, chunk_characters=20, delay_seconds=0.01)
     policy = Policy("slow", ScriptedBackend([turn]))
     judge = Judge("j", ScriptedScorer(["True"], delay_seconds=0.02))
@@ -85,32 +88,32 @@ def test_turns_are_timed_by_the_clock():
     assert [record.seed for record in records] == [5, 6, 7]
     for record in records:
         assert record.first_token_seconds >= 0.01
-        # a chunk takes 0.01 s, so 100 a second is the most there can be
+        # a chunk takes 0.01 s, so there can be at most 100 per second
         assert 10 < tokens_per_second(record) <= 100
 
 
-def test_a_turn_that_fails_ends_the_benchmark():
+def test_failed_turn_aborts_the_benchmark():
     policy = Policy("broken", ScriptedBackend([ScriptedTurn(text="<history>", ending="failed")]))
 
-    with pytest.raises(BackendError, match=r"turn of the benchmark failed"):
+    with pytest.raises(BackendError, match=r"a benchmark turn failed"):
         timed_turns(policy, None, ["one"], count=1, seed=0)
 
 
-def test_repeated_measurements_become_median_and_range():
+def test_summarise_returns_median_and_range():
     metric = summarise("x", [3.0, 1.0, 9.0], "s")
 
     assert (metric.value, metric.low, metric.high, metric.n) == (3.0, 1.0, 9.0, 3)
 
 
-def test_of_memory_the_peak_is_what_counts():
+def test_summarise_can_return_the_peak():
     assert summarise("x", [1.0, 4.0, 2.0], "GiB", largest=True).value == 4.0
 
 
-def test_the_machine_is_named():
+def test_machine_reports_the_cores():
     assert "cores" in machine()
 
 
-def test_the_stage_writes_a_results_file(app, capsys):
+def test_stage_writes_a_results_file(app, capsys):
     (app / "turns.json").write_text(json.dumps({"turns": [{"text": TURN}]}), encoding="utf-8")
     (app / "verdicts.toml").write_text('answers = ["True"]\n', encoding="utf-8")
     (app / "models.toml").write_text(

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first is a wish, the second an order, and neither is kept afterwards."""
+"""Ctrl-C and SIGTERM: the first requests a stop, the second acts, then handlers are restored."""
 
 import signal
 import threading
@@ -9,22 +9,22 @@ from training.common.interrupts import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_noted_and_the_second_acts_as_before(number):
-    heard: list[int] = []
-    before = signal.signal(number, lambda number, frame: heard.append(number))
+def test_first_signal_is_recorded_and_second_reaches_the_old_handler(number):
+    received: list[int] = []
+    before = signal.signal(number, lambda number, frame: received.append(number))
     try:
-        with StopRequest() as stopping:
-            assert not stopping.asked
+        with StopRequest() as stop:
+            assert not stop.requested
             signal.raise_signal(number)
-            assert stopping.asked
-            assert heard == []
+            assert stop.requested
+            assert received == []
             signal.raise_signal(number)
-            assert heard == [number]
+            assert received == [number]
     finally:
         signal.signal(number, before)
 
 
-def test_handlers_are_put_back_also_after_an_error():
+def test_handlers_are_restored_after_an_error():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     with pytest.raises(ZeroDivisionError), StopRequest():
@@ -33,15 +33,15 @@ def test_handlers_are_put_back_also_after_an_error():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_another_thread_can_work_without_hearing_signals():
-    asked: list[bool] = []
+def test_other_threads_ignore_signals():
+    states: list[bool] = []
 
     def work() -> None:
-        with StopRequest() as stopping:
-            asked.append(stopping.asked)
+        with StopRequest() as stop:
+            states.append(stop.requested)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
-    assert asked == [False]
+    assert states == [False]

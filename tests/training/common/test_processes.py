@@ -1,4 +1,4 @@
-"""Several processes train as one: the same rows a step, the same losses, one run directory."""
+"""Training in several processes: the same rows per step and losses, one run directory."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from training.sft.train import Config as SftConfig
 def train(
     repository: Path, folder: Path, name: str, count: int, *changes: str
 ) -> dict[str, torch.Tensor]:
-    """Run the reward stage in processes of its own; return the weights that it leaves."""
+    """Run the reward stage in new processes; return the resulting weights."""
     run_in_processes(
         repository,
         count,
@@ -36,14 +36,14 @@ def losses(folder: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("held", ["whole", "adapter"])
-def test_two_processes_learn_what_one_learns(
+def test_two_processes_give_the_result_of_one(
     repository: Path, small_corpora: Path, tiny_base: Path, tmp_path: Path, held: str
 ) -> None:
     from training.data.faces import read_faces
 
     faces = small_corpora / "faces"
     face = f"faces/{read_faces(faces)[0].file}"
-    # one process may have a picture in its part of a step, and the other none
+    # in some steps only one of the processes has an image
     rows = [record(number, images=(face,) if number % 3 == 0 else ()) for number in range(10)]
     write_records(tmp_path / "train.jsonl", rows)
     lora = "\n[training.lora]\nrank = 4\nalpha = 8\n" if held == "adapter" else ""
@@ -62,10 +62,10 @@ def test_two_processes_learn_what_one_learns(
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name], two[name], atol=1e-3) for name in one)
     log = (tmp_path / "two" / "log.txt").read_text(encoding="utf-8")
-    assert log.count("4 rows a step: 2 at once, 1 times, in 2 processes") == 1
+    assert log.count("4 rows per step: batch 2 x accumulation 1 x processes 2") == 1
 
 
-def test_only_the_first_process_writes_the_run_directory(tmp_path, monkeypatch):
+def test_only_rank_0_writes_the_run_directory(tmp_path, monkeypatch):
     config = SftConfig(esconv=tmp_path, faces=tmp_path, base=tmp_path, output=tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
@@ -79,8 +79,8 @@ def test_only_the_first_process_writes_the_run_directory(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_alone_nothing_is_waited_for():
-    with processes.first_goes_ahead():
+def test_collectives_work_in_a_single_process():
+    with processes.first_process_first():
         assert processes.is_first()
 
     assert processes.process_count() == 1

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, lines with rates in a log, and the items untouched."""
+"""Progress: a bar on a terminal, periodic lines in a log, items passed through unchanged."""
 
 import io
 import logging
@@ -10,7 +10,7 @@ from training.common.progress import count_lines, track
 
 
 class Clock:
-    """Time that passes only where a test says so."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,22 +32,22 @@ def slowly(count: int, clock: Clock, seconds: float):
         yield number
 
 
-def test_the_items_come_through_one_by_one_and_in_order():
-    asked = []
+def test_items_pass_through_lazily_and_in_order():
+    produced = []
 
     def items():
         for number in range(3):
-            asked.append(number)
+            produced.append(number)
             yield number
 
     tracked = track(items(), "counting")
 
     assert next(tracked) == 0
-    assert asked == [0]
+    assert produced == [0]
     assert list(tracked) == [1, 2]
 
 
-def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(clock, caplog):
+def test_log_gets_periodic_lines_with_rate_and_time_left(clock, caplog):
     caplog.set_level(logging.INFO)
 
     # an item takes 10 s, so each third one ends a period of 30 s: 0.1 per second
@@ -60,7 +60,7 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(clock, caplog):
     ]
 
 
-def test_without_a_total_nothing_is_promised(clock, caplog):
+def test_no_time_left_without_a_total(clock, caplog):
     caplog.set_level(logging.INFO)
 
     list(track(slowly(4, clock, 0.5), "dialogues", unit="dialogues"))
@@ -70,7 +70,7 @@ def test_without_a_total_nothing_is_promised(clock, caplog):
     ]
 
 
-def test_nothing_at_all_is_reported_as_well(clock, caplog):
+def test_empty_iterable_is_reported(clock, caplog):
     caplog.set_level(logging.INFO)
 
     assert list(track([], "turns", total=0)) == []
@@ -78,7 +78,7 @@ def test_nothing_at_all_is_reported_as_well(clock, caplog):
     assert [record.message for record in caplog.records] == ["turns: 0 of 0 rows, 0.0 per second"]
 
 
-def test_a_terminal_gets_a_bar(monkeypatch):
+def test_terminal_gets_a_progress_bar(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -94,7 +94,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     assert "turns/s" in shown
 
 
-def test_lines_are_counted_for_a_total(tmp_path):
+def test_count_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     assert count_lines(path) is None
 

@@ -1,4 +1,4 @@
-"""A run directory tells what was run, and refuses to mix two runs."""
+"""A run directory records what was run, and refuses to mix two runs."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_metrics_are_appended_row_by_row(tmp_path):
     assert rows[1]["note"] == "warm"
 
 
-def test_a_loss_that_is_no_number_is_written_as_null_and_logged(tmp_path):
+def test_nan_is_written_as_null_and_logged(tmp_path):
     run = RunDirectory.open(tmp_path, Config())
 
     run.metrics(step=4, loss=float("nan"), lr=0.1)
@@ -52,7 +52,7 @@ def test_a_loss_that_is_no_number_is_written_as_null_and_logged(tmp_path):
     assert "step 4: loss is nan" in (tmp_path / "log.txt").read_text(encoding="utf-8")
 
 
-def test_a_row_cut_short_by_a_crash_is_left_out(tmp_path):
+def test_truncated_row_is_ignored(tmp_path):
     run = RunDirectory.open(tmp_path, Config())
     run.metrics(step=1, loss=2.5)
     with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -61,14 +61,14 @@ def test_a_row_cut_short_by_a_crash_is_left_out(tmp_path):
     assert [row["step"] for row in run.rows()] == [1]
 
 
-def test_a_second_run_does_not_overwrite_the_first(tmp_path):
+def test_second_run_does_not_overwrite_the_first(tmp_path):
     RunDirectory.open(tmp_path, Config()).metrics(step=1, loss=2.5)
 
-    with pytest.raises(ConfigError, match=r"already there; go on with --resume"):
+    with pytest.raises(ConfigError, match=r"resume it with --resume"):
         RunDirectory.open(tmp_path, Config())
 
 
-def test_a_run_that_made_no_step_may_begin_again(tmp_path):
+def test_run_without_metrics_can_be_restarted(tmp_path):
     RunDirectory.open(tmp_path, Config(steps=1))
     RunDirectory.open(tmp_path, Config(steps=2))
 
@@ -76,7 +76,7 @@ def test_a_run_that_made_no_step_may_begin_again(tmp_path):
     assert record["config"]["steps"] == 2
 
 
-def test_resuming_under_the_same_config_goes_on(tmp_path):
+def test_resume_with_the_same_config_appends(tmp_path):
     RunDirectory.open(tmp_path, Config()).metrics(step=1, loss=2.5)
 
     run = RunDirectory.open(tmp_path, Config(), resume=True)
@@ -85,7 +85,7 @@ def test_resuming_under_the_same_config_goes_on(tmp_path):
     assert [row["step"] for row in run.rows()] == [1, 2]
 
 
-def test_resuming_under_another_config_names_the_keys(tmp_path):
+def test_resume_with_another_config_names_the_keys(tmp_path):
     RunDirectory.open(tmp_path, Config())
 
     other = Config(seed=8, optimizer=Optimizer(rate=0.2))
@@ -97,7 +97,7 @@ def test_resuming_under_another_config_names_the_keys(tmp_path):
     assert "steps" not in str(failure.value)
 
 
-def test_a_key_that_may_change_does_and_is_recorded(tmp_path):
+def test_resume_records_allowed_changes(tmp_path):
     RunDirectory.open(tmp_path, Config(steps=10))
 
     RunDirectory.open(tmp_path, Config(steps=20), resume=True, may_change={"steps"})
@@ -107,7 +107,7 @@ def test_a_key_that_may_change_does_and_is_recorded(tmp_path):
     assert len(record["resumed"]) == 1
 
 
-def test_steps_that_will_be_made_again_are_taken_back(tmp_path):
+def test_rewind_drops_later_rows(tmp_path):
     run = RunDirectory.open(tmp_path, Config())
     for step in (1, 2, 3, 4):
         run.metrics(step=step, loss=0.5 * step)
@@ -120,7 +120,7 @@ def test_steps_that_will_be_made_again_are_taken_back(tmp_path):
     assert [(row["step"], row["loss"]) for row in run.rows()] == [(1, 0.5), (2, 1.0), (3, 7.0)]
 
 
-def test_a_run_without_rows_can_be_taken_back_too(tmp_path):
+def test_rewind_without_rows(tmp_path):
     run = RunDirectory.open(tmp_path, Config())
     run.rewind(0)
 
@@ -128,10 +128,10 @@ def test_a_run_without_rows_can_be_taken_back_too(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_there_must_be_a_run_to_resume(tmp_path):
+def test_resume_needs_a_run(tmp_path):
     with pytest.raises(ConfigError, match=r"no run to resume"):
         RunDirectory.open(tmp_path / "nothing", Config(), resume=True)
 
 
-def test_versions_leave_out_what_is_not_installed():
+def test_versions_skip_missing_libraries():
     assert set(versions(["pydantic", "no-such-library"])) == {"python", "pydantic"}

@@ -1,4 +1,4 @@
-"""The models of a stage compute on as many threads as the stage, which waits for them."""
+"""The models of a stage use as many threads as the stage."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,19 +9,19 @@ import torch
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from tests.checkpoints import build_qwen
 from training.common.judge_source import JudgeSource
-from training.evaluation.answering import PolicySource, answering
+from training.evaluation.policy_answers import PolicySource, loaded_policy
 
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A stage that has so many threads."""
+    """The number of threads of the stage."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
 
 
-def test_a_judge_in_this_process_has_the_threads_of_the_stage(tmp_path: Path, threads: int):
+def test_local_judge_uses_the_threads_of_the_stage(tmp_path: Path, threads: int):
     judge = JudgeSource(source=str(build_qwen(tmp_path / "judge"))).load()
 
     assert isinstance(judge.scorer, TransformersScorer)
@@ -31,8 +31,8 @@ def test_a_judge_in_this_process_has_the_threads_of_the_stage(tmp_path: Path, th
         judge.close()
 
 
-def test_a_policy_that_answers_has_the_threads_of_the_stage(tmp_path: Path, threads: int):
+def test_policy_uses_the_threads_of_the_stage(tmp_path: Path, threads: int):
     policy = PolicySource(name="policy", source=str(build_qwen(tmp_path / "policy")))
 
-    with answering(policy, device="cpu") as answerer:
+    with loaded_policy(policy, device="cpu") as answerer:
         assert answerer._lease.chat.owner.call(torch.get_num_threads) == threads

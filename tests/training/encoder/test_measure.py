@@ -1,4 +1,4 @@
-"""Agreement with a teacher, and speed beside it."""
+"""Agreement with a teacher, and relative speed."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from training.encoder.texts import Replies
 REPLIES = Replies(tuple(f"t{n}" for n in range(60)), tuple(n // 3 for n in range(60)))
 
 
-def test_pairs_are_of_different_dialogues_or_of_one():
+def test_pairs_are_from_different_dialogues_or_from_one():
     rng = np.random.default_rng(0)
     between, within = pairs_between(REPLIES, 500, rng), pairs_within(REPLIES, 500, rng)
 
@@ -30,35 +30,35 @@ def test_agreement_by_hand():
     replies = Replies(("a", "b", "c", "d", "e"), (0, 1, 2, 3, 4))
     pairs = np.array([[0, n] for n in range(1, 5)])
 
-    found = agreement(at(10, 60, 40, 90), at(20, 50, 70, 100), pairs, replies, resamples=20)
+    estimate = agreement(at(10, 60, 40, 90), at(20, 50, 70, 100), pairs, replies, resamples=20)
 
-    assert found.value == pytest.approx(0.8)
-    assert found.n == 4
+    assert estimate.value == pytest.approx(0.8)
+    assert estimate.n == 4
 
 
-def test_the_interval_draws_dialogues():
+def test_interval_resamples_dialogues():
     rng = np.random.default_rng(0)
     theirs = rng.normal(size=(60, 5))
     ours = theirs + 0.5 * rng.normal(size=(60, 5))
     for drawn in (pairs_between, pairs_within):
         pairs = drawn(REPLIES, 400, rng)
-        found = agreement(ours, theirs, pairs, REPLIES, resamples=100)
-        assert found.low < found.value < found.high < 1
+        estimate = agreement(ours, theirs, pairs, REPLIES, resamples=100)
+        assert estimate.low < estimate.value < estimate.high < 1
 
 
-def test_a_vector_of_zeros_has_no_direction():
+def test_cosine_with_a_zero_vector_is_zero():
     assert cosines([[0.0, 0.0], [1.0, 2.0]], np.array([[0, 1]])).tolist() == [0.0]
 
 
-def test_speed_is_told_beside_the_teachers():
+def test_speed_is_relative_to_the_teacher():
     def work(times):
         def encode(texts):
             return [sum(range(times)) for _ in texts]
 
         return encode
 
-    found = speed(work(200), work(200_000), ["a"] * 20, rounds=3)
+    estimate = speed(work(200), work(200_000), ["a"] * 20, rounds=3)
 
-    assert found.times.n == 3
-    assert found.times.value > 50
-    assert found.ours.value > found.theirs.value
+    assert estimate.times.n == 3
+    assert estimate.times.value > 50
+    assert estimate.ours.value > estimate.theirs.value

@@ -1,4 +1,4 @@
-"""From pieces of words to a table that is small and compares texts as its teacher does."""
+"""The embedding table: raw distillation, mapping, training, pruning, quantisation."""
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ from compeer_core.encoder import load_encoder
 from training.encoder.table import (
     Bags,
     Training,
-    fewer_pieces,
-    ids_of,
     mapped_table,
-    quantised,
+    prune_vocabulary,
+    quantise,
     raw_table,
     save,
-    trained,
+    token_ids,
+    train_table,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,20 +33,20 @@ def word_pieces() -> Tokenizer:
     return tokenizer
 
 
-def test_frequent_pieces_weigh_less():
+def test_frequent_pieces_have_lower_weights():
     rng = np.random.default_rng(0)
     pieces = rng.normal(size=(500, 6)).astype(np.float32)
 
     raw = raw_table(pieces, 6)
 
-    # What principal components turn keeps its length; the weight is SIF / (SIF + p).
+    # a full PCA is a rotation, which keeps lengths; the weight is SIF / (SIF + p)
     share = 1 / np.arange(2, 502)
     expected = 1e-4 / (1e-4 + share / share.sum())
-    found = np.linalg.norm(raw, axis=1) / np.linalg.norm(pieces - pieces.mean(axis=0), axis=1)
-    assert found == pytest.approx(expected, rel=1e-3)
+    actual = np.linalg.norm(raw, axis=1) / np.linalg.norm(pieces - pieces.mean(axis=0), axis=1)
+    assert actual == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_linear_teacher_is_matched_by_the_map_alone():
+def test_mapping_reproduces_a_linear_teacher():
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(30, 5)).astype(np.float32)
     rows = [rng.integers(30, size=rng.integers(1, 9)).tolist() for _ in range(200)]
@@ -59,17 +59,17 @@ def test_a_linear_teacher_is_matched_by_the_map_alone():
     assert ours @ ours.T == pytest.approx(targets @ targets.T, abs=1e-2)
 
 
-def test_training_lowers_the_loss_and_the_seed_decides_it():
+def test_training_lowers_the_loss_reproducibly():
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(40, 8))
     rows = [rng.integers(40, size=rng.integers(2, 9)).tolist() for _ in range(256)]
     targets = np.stack([truth[row].mean(axis=0) for row in rows])
     targets = (targets / np.linalg.norm(targets, axis=1, keepdims=True)).astype(np.float32)
     start = rng.normal(size=(40, 8)).astype(np.float32)
-    how = Training(epochs=5, batch_size=64, lr=0.3, dropped=0.1)
+    settings = Training(epochs=5, batch_size=64, lr=0.3, dropped=0.1)
 
-    first = list(trained(start, rows, targets, how, seed=3))
-    again = list(trained(start, rows, targets, how, seed=3))
+    first = list(train_table(start, rows, targets, settings, seed=3))
+    again = list(train_table(start, rows, targets, settings, seed=3))
 
     losses = [loss for _, loss, _ in first]
     assert losses[-1] < 0.5 * losses[0]
@@ -77,35 +77,35 @@ def test_training_lowers_the_loss_and_the_seed_decides_it():
     assert [epoch for epoch, _, _ in first] == [1, 2, 3, 4, 5]
 
 
-def test_a_piece_that_no_text_has_goes_and_its_word_is_spelt():
+def test_pruned_words_are_spelt_with_letters():
     full = word_pieces()
     texts = ["sad tea", "sad seat"]
 
-    small, kept = fewer_pieces(full, ids_of(full, texts), least=2)
+    small, remaining = prune_vocabulary(full, token_ids(full, texts), least=2)
 
     assert "sad" in small.get_vocab()
     assert not {"tea", "seat", "[CLS]", "[PAD]"} & small.get_vocab().keys()
     assert small.encode("tea", add_special_tokens=False).tokens == ["t", "##e", "##a"]
     names = full.get_vocab()
-    assert kept == [
+    assert remaining == [
         names[name] for name, _ in sorted(small.get_vocab().items(), key=lambda i: i[1])
     ]
 
 
-def test_eight_bits_keep_a_row_to_a_half_step():
+def test_quantisation_error_is_at_most_half_a_step():
     table = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
 
-    small = quantised(table)
+    small = quantise(table)
 
     back = small["embeddings"].astype(np.float32) * small["weights"][:, None]
     assert (abs(back - table).max(axis=1) <= 0.5001 * abs(table).max(axis=1) / 127).all()
 
 
-def test_what_is_saved_is_read_here_and_by_sentence_transformers(tmp_path):
+def test_saved_encoder_loads_here_and_in_sentence_transformers(tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    tokenizer, kept = fewer_pieces(word_pieces(), [], least=0)
-    table = np.random.default_rng(0).normal(size=(len(kept), 4)).astype(np.float32)
+    tokenizer, remaining = prune_vocabulary(word_pieces(), [], least=0)
+    table = np.random.default_rng(0).normal(size=(len(remaining), 4)).astype(np.float32)
     texts = ["sad tea", "seated"]
 
     save(tmp_path / "encoder", tokenizer, table)
@@ -113,5 +113,5 @@ def test_what_is_saved_is_read_here_and_by_sentence_transformers(tmp_path):
     ours = load_encoder(tmp_path / "encoder").encode(texts)
     theirs = SentenceTransformer(str(tmp_path / "encoder"), device="cpu").encode(texts)
     assert ours / 2 == pytest.approx(theirs, abs=1e-5)  # sums and means of two pieces
-    expected = Bags.of(ids_of(tokenizer, texts)).mean(torch.from_numpy(table))
+    expected = Bags.of(token_ids(tokenizer, texts)).mean(torch.from_numpy(table))
     assert theirs == pytest.approx(expected.numpy(), abs=0.02)

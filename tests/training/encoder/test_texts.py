@@ -1,4 +1,4 @@
-"""What is learnt from and what is held out."""
+"""Training texts and held-out replies of the encoder."""
 
 import pytest
 
@@ -10,7 +10,7 @@ ESCONV = TextSource(path="esconv/train.txt.gz", kind=SourceKind.ESCONV)
 STORIES = TextSource(path="english/stories_llm_child.txt.gz", kind=SourceKind.PLAIN)
 
 
-def test_texts_differ_and_are_short_and_the_seed_decides_their_order(small_corpora):
+def test_texts_are_distinct_short_and_ordered_by_the_seed(small_corpora):
     first = training_texts(small_corpora, [ESCONV, STORIES], 12, frozenset(), None, 0)
     again = training_texts(small_corpora, [ESCONV, STORIES], 12, frozenset(), None, 0)
     other = training_texts(small_corpora, [ESCONV, STORIES], 12, frozenset(), None, 1)
@@ -22,7 +22,7 @@ def test_texts_differ_and_are_short_and_the_seed_decides_their_order(small_corpo
     assert not any("\n" in text or "<|" in text for text in first)
 
 
-def test_what_is_held_out_is_not_learnt_from(small_corpora):
+def test_held_out_texts_are_excluded(small_corpora):
     every = training_texts(small_corpora, [ESCONV], 60, frozenset(), None, 0)
 
     left = training_texts(small_corpora, [ESCONV], 60, frozenset(every[:5]), None, 0)
@@ -30,16 +30,16 @@ def test_what_is_held_out_is_not_learnt_from(small_corpora):
     assert left == every[5:]
 
 
-def test_a_source_and_the_whole_may_be_limited(small_corpora):
+def test_numbers_of_texts_can_be_limited(small_corpora):
     few = ESCONV.model_copy(update={"most": 4})
 
     assert len(training_texts(small_corpora, [few], 60, frozenset(), None, 0)) == 4
     assert len(training_texts(small_corpora, [few], 60, frozenset(), 3, 0)) == 3
-    with pytest.raises(ConfigError, match="no texts to learn from"):
+    with pytest.raises(ConfigError, match="no training texts"):
         training_texts(small_corpora, [few], 60, frozenset(), 1, 0)
 
 
-def test_replies_are_supporters_turns_with_their_dialogues(small_corpora):
+def test_replies_are_supporter_turns_with_their_dialogues(small_corpora):
     replies = replies_of(small_corpora, "esconv/valid.txt.gz")
 
     assert len(replies.texts) == len(replies.dialogues)

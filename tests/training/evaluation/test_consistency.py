@@ -1,4 +1,4 @@
-"""The consistency study as a stage: which turns count, what is kept, and what is written."""
+"""The consistency evaluation: selection of turns, stored verdicts, and outputs."""
 
 import csv
 import json
@@ -18,9 +18,9 @@ from training.cer.steps.generation import GeneratedTurn
 from training.common import results
 from training.data.samples import read_records, write_records
 from training.evaluation import consistency
-from training.evaluation.consistency import Config, Heard
+from training.evaluation.consistency import Config, StoredVerdicts
 from training.evaluation.strategy_signs import measure_signs
-from training.evaluation.written_turns import Rejected, Row, Turn, read_rows, sift
+from training.evaluation.turn_selection import Rejected, Row, Turn, read_rows, select
 
 ASKS, STATES = "Why is that?", "It rains."
 
@@ -78,12 +78,12 @@ def row_of(text, **case):
         (row_of(written(ASKS), language="zh"), Rejected.UNTOLD),
     ],
 )
-def test_why_a_turn_cannot_count(row, reason):
-    assert sift(row) is reason
+def test_reasons_to_reject_a_turn(row, reason):
+    assert select(row) is reason
 
 
-def test_a_turn_that_can_count_knows_whether_its_reply_follows_its_strategy():
-    asks, states = sift(row_of(written(ASKS))), sift(row_of(written(STATES, "Others")))
+def test_selected_turn_knows_whether_its_reply_follows_the_strategy():
+    asks, states = select(row_of(written(ASKS))), select(row_of(written(STATES, "Others")))
 
     assert isinstance(asks, Turn)
     assert isinstance(states, Turn)
@@ -91,7 +91,7 @@ def test_a_turn_that_can_count_knows_whether_its_reply_follows_its_strategy():
     assert (states.follows, states.has_clear_signs) == (False, False)
 
 
-def test_rows_of_cer_give_the_turn_with_reasoning_and_the_other_reply(tmp_path):
+def test_cer_rows_give_the_turn_with_reasoning_and_a_reference(tmp_path):
     model = Candidate(author="nano", reply=ASKS, turn=written(ASKS))
     corpus = Candidate(author="corpus", reply="I see.")
     rows = [
@@ -121,8 +121,8 @@ def test_rows_of_cer_give_the_turn_with_reasoning_and_the_other_reply(tmp_path):
 # --- the stage -----------------------------------------------------------------------------------
 
 
-class Praising:
-    """Calls every step right, and takes a reply for better unless its history says otherwise."""
+class LenientScorer:
+    """Judges every step correct, except for some histories, and every reply better."""
 
     reserved = ()
 
@@ -170,7 +170,9 @@ def config(tmp_path: Path, monkeypatch, calls) -> Config:
 
     class Models(Registry):
         def judge(self, name):
-            return Judge(name, Praising(name, calls, false_on=range(6) if name == "two" else ()))
+            return Judge(
+                name, LenientScorer(name, calls, false_on=range(6) if name == "two" else ())
+            )
 
     entries = [ModelEntry(name=name, kind="judge", source="none") for name in ("one", "two")]
     monkeypatch.setattr(Registry, "from_toml", lambda *_, **__: Models(entries))
@@ -185,14 +187,14 @@ def config(tmp_path: Path, monkeypatch, calls) -> Config:
 
 def measured(config):
     result = results.load(config.output / "consistency_test.json")
-    return {(one.about, one.label, one.name): one for one in result.metrics}
+    return {(metric.about, metric.label, metric.name): metric for metric in result.metrics}
 
 
-def test_the_stage_counts_turns_and_writes_table_csv_and_plot(config):
+def test_stage_writes_table_csv_and_plot(config):
     consistency.run(config)
 
     found = measured(config)
-    # 3 of 12 replies state something where a question was promised; the judge praises all 12.
+    # 3 of 12 replies make a statement although the strategy is Question; the judge accepts all 12.
     primary = found[consistency.PRIMARY, "one", "contradictions"]
     assert (primary.value, primary.n, primary.unit) == (pytest.approx(25), 12, "%")
     assert primary.low < 25 < primary.high
@@ -202,7 +204,7 @@ def test_the_stage_counts_turns_and_writes_table_csv_and_plot(config):
     assert found["steps and reply verdict disagree", "one", "contradictions"].value == 0
     assert found["verdicts", "one", "all steps True"].value == 100
     assert found["verdicts", "one", "reply carries out its strategy"].value == pytest.approx(75)
-    drawn = {of: one.value for (about, of, _), one in found.items() if about == "turns drawn"}
+    drawn = {of: each.value for (about, of, _), each in found.items() if about == "turns drawn"}
     assert drawn == {
         "counted": 12,
         "rejected: the turn is not complete": 1,
@@ -217,44 +219,42 @@ def test_the_stage_counts_turns_and_writes_table_csv_and_plot(config):
     }
 
 
-def test_a_second_judge_is_compared_with_the_first_on_the_same_turns(config):
+def test_second_judge_is_compared_with_the_first(config):
     consistency.run(config.model_copy(update={"judges": ("one", "two")}))
 
     found = measured(config)
-    # The second calls all steps of turns 0 to 5 wrong: 1 broken promise is left, of turn 8. By chance
-    # 1/3 of the 3 are praised, all are accepted.
+    # The second judges all steps of turns 0 to 5 wrong, so only turn 8 contradicts. By chance: 1/3 of
+    # the 3 have a correct strategy step, all are accepted.
     assert found[consistency.PRIMARY, "two", "contradictions"].value == pytest.approx(100 / 12)
     assert found[consistency.PRIMARY, "two", "by chance"].value == pytest.approx(100 / 12)
     difference = found[consistency.PRIMARY, "difference (two - one)", "contradictions"]
     assert difference.value == pytest.approx(-200 / 12)
     assert difference.low <= difference.value <= difference.high
-    # Six times a step is wrong and the reply better.
-    assert found[
-        "steps and reply verdict disagree", "two", "contradictions"
-    ].value == pytest.approx(50)
+    # In six turns a step is wrong and the reply better.
+    assert found["steps and reply verdict disagree", "two", "contradictions"].value == pytest.approx(50)
 
 
-def test_turns_are_drawn_until_enough_count_and_not_judged_twice(config, calls):
+def test_stored_verdicts_are_reused(config, calls):
     few = config.model_copy(update={"turns": 5})
     consistency.run(few)
     before = len(calls)
-    first = [each.id for each in read_records(config.folder / "one.jsonl", Heard)]
+    first = [each.id for each in read_records(config.folder / "one.jsonl", StoredVerdicts)]
 
     consistency.run(few)
     assert len(calls) == before
     path = config.folder / "one.jsonl"
-    path.write_bytes(path.read_bytes()[:-7])  # killed while it wrote
+    path.write_bytes(path.read_bytes()[:-7])  # killed while writing
     consistency.run(config)
 
-    again = [each.id for each in read_records(path, Heard)]
+    again = [each.id for each in read_records(path, StoredVerdicts)]
     assert again[: len(first) - 1] == first[:-1]
     assert len(again) == len(set(again)) == 13
     assert measured(config)[consistency.PRIMARY, "one", "contradictions"].n == 12
 
 
-def test_a_model_is_asked_about_the_verdicts_and_about_dealt_ones(config):
+def test_assessor_is_asked_about_original_and_permuted_verdicts(config):
     def answer(body):
-        # Inconsistent where all steps are right and the reply is not.
+        # Inconsistent if all steps are correct and the reply is not better, or vice versa.
         text = asked(body)
         right, better = "-> False" not in text, "the supporter's reply is better" in text
         return json.dumps({"consistent": right == better})
@@ -267,7 +267,7 @@ def test_a_model_is_asked_about_the_verdicts_and_about_dealt_ones(config):
         assert endpoint.requests == requests
 
     found = measured(config)
-    # Both take every reply for better, so dealing the verdicts out anew changes no question.
+    # Both judges prefer every reply, so permuting the reply verdicts changes no question.
     assert requests == 12 + 6
     assert found["says tiny", "one", "contradictions"].value == 0
     assert found["says tiny", "two", "contradictions"].value == pytest.approx(50)
@@ -277,40 +277,40 @@ def test_a_model_is_asked_about_the_verdicts_and_about_dealt_ones(config):
         assert endpoint.url not in path.read_text(encoding="utf-8")
 
 
-def test_a_dry_run_writes_nothing(config, caplog, tmp_path):
+def test_dry_run_writes_nothing(config, caplog, tmp_path):
     caplog.set_level("INFO")
 
     consistency.run(config, dry_run=True)
 
-    assert "14 turns, 13 of them fit to be judged" in caplog.text
-    assert "fewer turns are fit than the 1000" in caplog.text
+    assert "13 of 14 turns are valid" in caplog.text
+    assert "fewer valid turns than the requested 1000" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} == {"turns.jsonl"}
 
 
-def test_wrong_settings_are_told_before_anything_is_loaded(config, tmp_path):
+def test_rejects_invalid_settings_before_loading_models(config, tmp_path):
     with pytest.raises(ConfigError, match="oen"):
         consistency.run(config.model_copy(update={"judges": ("oen",)}), dry_run=True)
-    with pytest.raises(ConfigError, match="is no endpoint"):
+    with pytest.raises(ConfigError, match="is not an endpoint"):
         consistency.run(config.model_copy(update={"assessor": "hf:gpt"}), dry_run=True)
-    with pytest.raises(ConfigError, match="begin it again"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         consistency.run(config, resume=tmp_path)
-    with pytest.raises(ConfigError, match="no turn is fit"):
+    with pytest.raises(ConfigError, match="no valid turn"):
         consistency.run(config.model_copy(update={"splits": ("valid",)}))
     with pytest.raises(ValueError, match="named twice"):
         Config(judges=("one", "one"), written=(tmp_path,), folder=tmp_path)
 
 
-# --- the signs, on people's turns ----------------------------------------------------------------
+# --- accuracy of the signs -----------------------------------------------------------------------
 
 
 @pytest.mark.corpora
-def test_the_signs_of_what_people_did_are_found_in_their_replies(corpora):
+def test_signs_are_detected_in_replies_with_that_strategy(corpora):
     found = measure_signs(corpora / "esconv" / "train.txt.gz")
 
     for strategy in Strategy:
-        told = found[strategy].found.value - found[strategy].false_alarms.value
+        margin = found[strategy].found.value - found[strategy].false_alarms.value
         assert found[strategy].found.n > 500
         assert found[strategy].found.low > found[strategy].false_alarms.high
-        assert (told >= 0.4) == (strategy in CLEAR_SIGNS)
+        assert (margin >= 0.4) == (strategy in CLEAR_SIGNS)
     assert found[None].found.value == pytest.approx(0.699, abs=0.001)
     assert found[None].false_alarms.value == pytest.approx(0.319, abs=0.001)

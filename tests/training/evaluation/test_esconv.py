@@ -1,4 +1,4 @@
-"""A policy on ESConv's test split: measures by hand, and the stage end to end."""
+"""Evaluation of a policy on ESConv's test split: metrics by hand, and the stage end to end."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,10 @@ from compeer_core.model_pool import ModelPool
 from compeer_core.reasoning import parse, read
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import write_faces
-from tests.training.evaluation.test_shown_faces import sample
+from tests.training.evaluation.test_face_swap import sample
 from training.common import results
 from training.data.samples import Sample, write_records
 from training.evaluation import esconv
-from training.evaluation.answering import Answerer
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -24,7 +23,8 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
-from training.evaluation.shown_faces import Condition
+from training.evaluation.face_swap import Condition
+from training.evaluation.policy_answers import Answerer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,8 +36,8 @@ TURN = (
 
 
 def turn(**parts: str) -> str:
-    usual = {"stage": "Exploration", "sentiment": "Negative", "emotion": "Anxiety"}
-    return TURN.format(**usual | {"strategy": "Question", "reply": "Why is that so?"} | parts)
+    defaults = {"stage": "Exploration", "sentiment": "Negative", "emotion": "Anxiety"}
+    return TURN.format(**defaults | {"strategy": "Question", "reply": "Why is that so?"} | parts)
 
 
 def answer(number: int, written: str, **gold: str) -> Answer:
@@ -50,10 +50,10 @@ def answer(number: int, written: str, **gold: str) -> Answer:
 
 
 def table(metrics) -> dict[tuple[str, str, str], results.Metric]:
-    return {(one.about, one.of, one.name): one for one in metrics}
+    return {(metric.about, metric.of, metric.name): metric for metric in metrics}
 
 
-def test_labels_by_hand_beside_the_majority_class():
+def test_labels_and_majority_class_by_hand():
     answers = [
         answer(0, turn(strategy="Question"), strategy="Question"),
         answer(1, turn(strategy="Question"), strategy="Others"),
@@ -64,7 +64,7 @@ def test_labels_by_hand_beside_the_majority_class():
     found = table(label_metrics({"greedy": answers}))
 
     assert found["strategy", "policy, greedy", "accuracy"].value == 25.0
-    # Question: 1 right of 3 true, 2 given: F1 2/5; Others: none right. (3 * 0.4 + 0) / 4
+    # Question: 1 hit, 3 true, 2 predicted: F1 2/5; Others: F1 0. (3 * 0.4 + 0) / 4
     assert found["strategy", "policy, greedy", "weighted F1"].value == pytest.approx(30.0)
     assert found["strategy", "majority class", "accuracy"].value == 75.0
     # 2 * 3 / (3 + 4), weighted by 3 of 4
@@ -86,10 +86,10 @@ def test_replies_by_hand():
     found = table(reply_metrics({"sampled": answers}))
 
     who = "policy, sampled"
-    # the loop shares its point alone with "Oh no.": P 1/15, R 1/3
+    # the loop has only its full stop in common with "Oh no.": P 1/15, R 1/3
     third = 2.44 / 45 / (1 / 3 + 1.44 / 15)
     assert found["replies", who, "ROUGE-L"].value == pytest.approx(100 * (2 + third) / 3)
-    # words: why is that so / i am so sorry x3 / oh no: 9 different of 18
+    # words: why is that so / i am so sorry x3 / oh no: 9 distinct of 18
     assert found["replies", who, "distinct-1"].value == pytest.approx(100 * 9 / 18)
     assert found["whole turns", who, "complete"].value == pytest.approx(200 / 3)
     assert found["whole turns", who, "repetition rate (4-gram >= 3x)"].value == pytest.approx(
@@ -124,13 +124,13 @@ def test_photos_by_hand():
     assert found[about, "with a matching photo", "accuracy"].value == pytest.approx(200 / 3)
     assert found[about, "difference", "accuracy"].value == pytest.approx(100 / 3)
     about = "sentiment label where photo and text contradict"
-    # happy beside anxiety: Positive was not said before and is now; sad beside joy: was and is said
+    # happy for anxiety: Positive with the photo only; sad for joy: Negative in both cases
     assert found[about, "without a photo", "share"].value == pytest.approx(100 / 3)
     assert found[about, "with the photo", "share"].value == pytest.approx(200 / 3)
     assert found[about, "label changes to the photo's", "share"].value == pytest.approx(100 / 3)
 
 
-def test_what_others_published_has_neither_interval_nor_count():
+def test_published_results_have_no_interval_and_no_count():
     rows = list(published(PUBLISHED))
 
     assert {row.name for row in rows} == {
@@ -191,11 +191,11 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def test_the_stage_writes_turns_a_table_and_replies_to_be_read(config, tmp_path):
+def test_stage_writes_turns_table_and_replies(config, tmp_path):
     esconv.run(config)
 
     found = table(results.load(tmp_path / "results" / "esconv_nano.json").metrics)
-    # an untrained model writes no whole turn and names no label
+    # an untrained model writes no complete turn and no label
     assert found["whole turns", "policy, greedy", "complete"].value == 0.0
     assert found["strategy", "policy, sampled", "accuracy"].value == 0.0
     assert found["strategy", "majority class", "accuracy"].value == 100.0
@@ -206,13 +206,13 @@ def test_the_stage_writes_turns_a_table_and_replies_to_be_read(config, tmp_path)
     assert found[about, "image tower alone", "accuracy"].value == 40.0
     about = "loss on ESConv's validation dialogues"
     assert found[about, "after pre-training", "NLL, nats/token"].value == 3.2
-    kept = (tmp_path / "run" / "turns.sampled.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["id"] for line in kept] == [f"esconv/test/{n}#2" for n in range(3)]
+    lines = (tmp_path / "run" / "turns.sampled.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [f"esconv/test/{n}#2" for n in range(3)]
     printed = (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")
     assert printed.count("## esconv/test/") == 2 and "In the corpus: Why?" in printed
 
 
-def test_the_same_seed_gives_the_same_turns(config, tmp_path):
+def test_turns_are_reproducible(config, tmp_path):
     esconv.run(config)
     before = (tmp_path / "run" / "turns.sampled.jsonl").read_bytes()
     greedy = (tmp_path / "run" / "turns.greedy.jsonl").read_bytes()
@@ -223,47 +223,47 @@ def test_the_same_seed_gives_the_same_turns(config, tmp_path):
     assert greedy != before
 
 
-def test_an_evaluation_that_was_stopped_goes_on(config, tmp_path, monkeypatch):
+def test_interrupted_evaluation_resumes(config, tmp_path, monkeypatch):
     esconv.run(config)
-    whole = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
-    asked: list[int] = []
-    write = Answerer._write
+    expected = (tmp_path / "run" / "table.md").read_text(encoding="utf-8")
+    batches: list[int] = []
+    generate = Answerer._generate_batch
 
-    def stopped_at(call: int):
+    def interrupted_at(call: int):
         def counted(self, prompts, sampling):
-            if len(asked) == call:
+            if len(batches) == call:
                 raise KeyboardInterrupt
-            asked.append(len(prompts))
-            return write(self, prompts, sampling)
+            batches.append(len(prompts))
+            return generate(self, prompts, sampling)
 
         return counted
 
-    monkeypatch.setattr(Answerer, "_write", stopped_at(2))
+    monkeypatch.setattr(Answerer, "_generate_batch", interrupted_at(2))
     with pytest.raises(KeyboardInterrupt):
         esconv.run(config)
-    monkeypatch.setattr(Answerer, "_write", stopped_at(99))
+    monkeypatch.setattr(Answerer, "_generate_batch", interrupted_at(99))
     esconv.run(config)
 
-    assert (tmp_path / "run" / "table.md").read_text(encoding="utf-8") == whole
-    assert len(asked) == 5  # two ways, three kinds of photos: each was written once
+    assert (tmp_path / "run" / "table.md").read_text(encoding="utf-8") == expected
+    assert len(batches) == 5  # two sampling settings and three kinds of photos, once each
     assert not (tmp_path / "run" / "answers").exists()
 
 
-def test_a_dry_run_writes_nothing_and_nothing_is_resumed(config, tmp_path):
+def test_dry_run_writes_nothing_and_resume_is_rejected(config, tmp_path):
     esconv.run(config, dry_run=True)
 
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="begin it again"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         esconv.run(config, resume=tmp_path)
 
 
-def test_a_policy_is_loaded_once_for_all_ways_and_photos(config, monkeypatch):
+def test_policy_is_loaded_once(config, monkeypatch):
     loaded = []
     lease = ModelPool.lease
 
-    def counted(self, *wanted):
-        loaded.append(wanted[0])
-        return lease(self, *wanted)
+    def counted(self, *arguments):
+        loaded.append(arguments[0])
+        return lease(self, *arguments)
 
     monkeypatch.setattr(ModelPool, "lease", counted)
 

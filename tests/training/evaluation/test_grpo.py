@@ -1,4 +1,4 @@
-"""Policies compared on held-out histories: measures by hand, pairs, and the stage end to end."""
+"""Comparison of policies on held-out histories: measures by hand, and the stage end to end."""
 
 import json
 import math
@@ -16,13 +16,19 @@ from training.common import results
 from training.data.histories import History
 from training.data.pictures import Pictures
 from training.evaluation import grpo
-from training.evaluation.grpo import Answer, Config, compared, diversity, surprising
+from training.evaluation.grpo import (
+    Answer,
+    Config,
+    comparison_metrics,
+    diversity,
+    with_reply_nll,
+)
 from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.plots import TRAINING
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    # peft 0.21 still reads a property that transformers 5.23 renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
@@ -37,16 +43,18 @@ def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> 
     return Answer(history, seed, read(text), reward, reward / 5, 1.0, reward > 0, None)
 
 
-def found(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
-    return {(one.label, one.about, one.name): one for one in metrics}
+def by_key(metrics: list[results.Metric]) -> dict[tuple[str, str, str], results.Metric]:
+    return {(metric.label, metric.about, metric.name): metric for metric in metrics}
 
 
-def test_means_and_differences_of_pairs_by_hand():
+def test_means_and_paired_differences_by_hand():
     sft = [answer(n, reward) for n, reward in enumerate([1.0, 3.0, -5.0, math.nan])]
     urp = [answer(n, reward) for n, reward in enumerate([3.0, 5.0, -3.0, 1.0])]
 
-    table = found(
-        compared({"sft": sft, "urp": urp}, HISTORIES, WordEncoder(), {"sft": (), "urp": ("sft",)})
+    table = by_key(
+        comparison_metrics(
+            {"sft": sft, "urp": urp}, HISTORIES, WordEncoder(), {"sft": (), "urp": ("sft",)}
+        )
     )
 
     judge, people, replies = "the judge", "people's labels", "replies"
@@ -57,30 +65,30 @@ def test_means_and_differences_of_pairs_by_hand():
     assert table["sft", judge, "complete"].value == 100.0
     assert table["sft", people, "strategy"].value == 50.0
     assert table["sft", replies, "ROUGE-L"].value == pytest.approx(100 * 2 / 3)  # "a b" of three
-    # runs of one and two words: 2 of 3, and 1 of 2
+    # unigrams 2 of 3, bigrams 1 of 2
     assert table["sft", replies, "BLEU-2"].value == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
     assert table["sft", replies, "words"].value == 3
-    assert ("sft", replies, "NLL under the SFT policy, nats/token") not in table  # it was not asked
+    assert ("sft", replies, "NLL under the SFT policy, nats/token") not in table  # not computed
     assert table["urp", judge, "reward"].n == 2  # source dialogues
-    assert ("sft", people, "emotion") not in table  # nobody said
+    assert ("sft", people, "emotion") not in table  # no labels
     assert {of for of, _, _ in table} == {"sft", "urp", "difference (urp - sft)"}
 
 
-def test_a_policy_is_no_different_from_itself():
+def test_difference_of_a_policy_to_itself_is_zero():
     given = [answer(n, reward, f"word {n}") for n, reward in enumerate([1.0, 3.0, -5.0, 5.0])]
 
-    table = found(
-        compared(
+    table = by_key(
+        comparison_metrics(
             {"one": given, "other": given}, HISTORIES, WordEncoder(), {"one": (), "other": ("one",)}
         )
     )
 
     pairs = [metric for (of, _, _), metric in table.items() if of == "difference (other - one)"]
     assert len(pairs) >= 8
-    assert all(one.value == one.low == one.high == 0 for one in pairs)
+    assert all(metric.value == metric.low == metric.high == 0 for metric in pairs)
 
 
-def test_diversity_is_taken_within_a_seed_and_without_each_source_by_hand():
+def test_diversity_within_seeds_and_without_each_source_by_hand():
     answers = [
         *(answer(0, 1.0, "a b", seed=0), answer(2, 1.0, "a b", seed=0)),
         *(answer(0, 1.0, "c d", seed=1), answer(2, 1.0, "e f", seed=1)),
@@ -88,30 +96,30 @@ def test_diversity_is_taken_within_a_seed_and_without_each_source_by_hand():
 
     values = diversity(answers, ["s0", "s0", "s1", "s1"], WordEncoder())
 
-    # seed 0: one pair of two; seed 1: two of two. Alone, each reply is all different.
+    # seed 0: one of two bigrams is distinct; seed 1: both. A single reply has only distinct ones.
     assert values["distinct-2"].tolist() == pytest.approx([(0.5 + 1.0) / 2, 1.0, 1.0])
     assert values["Vendi score"].tolist() == pytest.approx([(1.0 + 2.0) / 2, 1.0, 1.0])
 
 
-def test_longer_replies_are_compared_by_as_many_pairs_of_words():
+def test_distinct_2_at_an_equal_number_of_bigrams():
     words = [f"w{n}" for n in range(120)]
-    short = " ".join(words[:103])  # 102 pairs, all different
-    long = " ".join(words + words)  # 239 pairs, of which 120 are different
+    short = " ".join(words[:103])  # 102 bigrams, all distinct
+    long = " ".join(words + words)  # 239 bigrams, 120 distinct
     given = {
         name: [answer(n, 1.0, text) for n in (0, 2)] for name, text in [("a", short), ("b", long)]
     }
 
-    table = found(compared(given, HISTORIES, WordEncoder(), {"a": (), "b": ("a",)}))
+    table = by_key(comparison_metrics(given, HISTORIES, WordEncoder(), {"a": (), "b": ("a",)}))
 
     assert table["a", "variety", "distinct-2"].value == pytest.approx(0.5)
     assert table["b", "variety", "distinct-2"].value == pytest.approx(120 / 478)
     assert table["a", "variety", "distinct-2 of 100 pairs"].n == 2
-    # each of 102 kinds is there twice among 204: missed by a draw of 100 with 104 103 / (204 203)
+    # each of 102 bigrams occurs twice among 204; probability of none in a sample of 100
     missed = 104 * 103 / (204 * 203)
     assert table["a", "variety", "distinct-2 of 100 pairs"].value == pytest.approx(
         102 * (1 - missed) / 100
     )
-    # 119 kinds are there four times among 478, and "w119 w0" twice
+    # 119 bigrams occur four times among 478, "w119 w0" twice
     of_four, of_two = (math.comb(478 - times, 100) / math.comb(478, 100) for times in (4, 2))
     assert table["b", "variety", "distinct-2 of 100 pairs"].value == pytest.approx(
         (119 * (1 - of_four) + (1 - of_two)) / 100
@@ -139,7 +147,7 @@ def config(tmp_path: Path) -> Config:
     )
 
 
-def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch):
+def test_stage_writes_turns_table_and_plot(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
 
@@ -153,8 +161,8 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     assert len(before) == 6 and len({*before}) > 3
     assert before != texts("urp")
     result = results.load(tmp_path / "results" / "grpo_nano.json")
-    table = found(list(result.metrics))
-    # an untrained model writes no whole turn
+    table = by_key(list(result.metrics))
+    # an untrained model writes no complete turn
     assert table["sft", "the judge", "reward"].value == -5.0
     assert table["sft", "the judge", "complete"].value == 0.0
     assert table["difference (urp - sft)", "the judge", "reward"].value == 0.0
@@ -168,33 +176,35 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
     assert not (tmp_path / "run" / "answers").exists()
 
 
-def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(config):
+def test_reply_nll_is_the_likelihood_under_the_first_policy(config):
     histories = [History("r0", "s0", record(0).case.history, "good", "en")]
     text = turn("a good day")
-    whole = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None)
-    broken = replace(whole, reading=read("nothing"))
+    complete = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None)
+    malformed = replace(complete, reading=read("nothing"))
 
-    found = surprising({"urp": [whole, broken]}, histories, Pictures(None, None), config)
+    first, second = with_reply_nll(
+        {"urp": [complete, malformed]}, histories, Pictures(None, None), config
+    )["urp"]
 
     model = LikelihoodModel(config.policies[0].source)
     messages = policy_messages(histories[0].dialogue(Pictures(None, None)), "trained")
-    expected = model.surprise(messages, text)
-    assert found["urp"][0].surprise == expected.reply_loss / expected.reply_tokens
-    assert found["urp"][0].surprise > 1  # an untrained model expects nothing
-    assert math.isnan(found["urp"][1].surprise)
-    assert found["urp"][0].reading is whole.reading
+    expected = model.score(messages, text)
+    assert first.reply_nll == expected.reply_loss / expected.reply_tokens
+    assert first.reply_nll > 1  # the model is untrained
+    assert math.isnan(second.reply_nll)
+    assert first.reading is complete.reading
 
 
-def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkeypatch):
+def test_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
 
     grpo.run(config, dry_run=True)
 
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="begin it again"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         grpo.run(config, resume=tmp_path)
-    with pytest.raises(ValueError, match="two policies have one name: sft, sft"):
+    with pytest.raises(ValueError, match="two policies have the same name: sft, sft"):
         Config.model_validate(
             config.model_dump() | {"policies": [config.policies[0], config.policies[0]]}
         )
@@ -205,7 +215,7 @@ def test_a_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkey
         )
 
 
-def test_training_is_drawn_beside_that_of_others(config, tmp_path, monkeypatch):
+def test_training_curves_are_plotted(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
     log = tmp_path / "metrics.jsonl"
@@ -213,20 +223,20 @@ def test_training_is_drawn_beside_that_of_others(config, tmp_path, monkeypatch):
     rows = [{"step": n, **step} for n in (1, 2, 6)]
     log.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"loss": 1}]), "utf-8")
     sft, urp = (dict(policy) for policy in config.policies)
-    drawn = Config.model_validate(
+    plotted = Config.model_validate(
         config.model_dump() | {"policies": [sft, {**urp, "metrics": log}]}
     )
 
-    grpo.run(drawn)
+    grpo.run(plotted)
 
     assert (tmp_path / "run" / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert grpo.metrics_of_training(drawn) == {"urp": [rows]}
+    assert grpo.training_metrics(plotted) == {"urp": [rows]}
     log.write_text("{}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is not there, or holds no steps"):
-        grpo.run(drawn)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is missing or has no GRPO steps"):
+        grpo.run(plotted)
 
 
-def test_runs_of_one_policy_answer_from_the_seeds_of_their_training(config, tmp_path, monkeypatch):
+def test_training_runs_answer_with_their_own_seeds(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
     sft, urp = (dict(policy) for policy in config.policies)
@@ -240,19 +250,19 @@ def test_runs_of_one_policy_answer_from_the_seeds_of_their_training(config, tmp_
     grpo.run(three)
 
     assert three.pairs == {"sft": (), "urp": ("sft",), "alone": ("sft",)}
-    together, second = rows_of(tmp_path, "urp"), rows_of(tmp_path, "alone")
-    assert together[1] == second[1]
-    assert len(together[0]) == 3 and together[0] != second[0]
+    both_runs, second_run = rows_of(tmp_path, "urp"), rows_of(tmp_path, "alone")
+    assert both_runs[1] == second_run[1]
+    assert len(both_runs[0]) == 3 and both_runs[0] != second_run[0]
     result = results.load(tmp_path / "results" / "grpo_nano.json")
-    of_runs = [one for one in result.metrics if one.about == "reward of each run"]
-    assert [(one.of, one.name, one.value) for one in of_runs] == [
+    runs = [metric for metric in result.metrics if metric.about == "reward of each run"]
+    assert [(metric.of, metric.name, metric.value) for metric in runs] == [
         ("urp", "seed 0", -5.0),
         ("urp", "seed 1", -5.0),
     ]
 
 
 def rows_of(folder: Path, name: str) -> dict[int, list[str]]:
-    """Return the turns of a policy by their seed."""
+    """Return the turns of a policy by seed."""
     path = folder / "run" / f"turns.{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return {seed: [row["text"] for row in rows if row["seed"] == seed] for seed in (0, 1)}

@@ -1,4 +1,4 @@
-"""Judges on rows of CER: what is asked, what is counted, and the table that comes of it."""
+"""Evaluation of reward models on CER rows: ratings, unscorable questions, and the table."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from training.common import results
 from training.data.pictures import Pictures
 from training.data.samples import write_records
 from training.evaluation import reward
-from training.evaluation.rating import Rated, rate, rate_file
+from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.reward import MAJORITY, Config, comparison
 
 RULE = DecidedBy(kind="rule", name="r/1")
@@ -62,10 +62,10 @@ def record(
     )
 
 
-class Knowing:
-    """A scorer that says 0.8 for what the text calls good, and fails on the word `broken`."""
+class KeywordScorer:
+    """A scorer that decides by keywords in the text, and fails on the word `broken`."""
 
-    name = "knowing"
+    name = "keywords"
     reserved = ()
 
     def check_labels(self, labels):
@@ -93,26 +93,26 @@ class Knowing:
 
 @pytest.fixture
 def judge():
-    return Judge("knowing", Knowing())
+    return Judge("keywords", KeywordScorer())
 
 
-def test_a_row_is_rated_the_same_way_round_whichever_reply_came_first(judge):
-    straight, turned = rate(
+def test_ratings_do_not_depend_on_the_order_of_replies(judge):
+    original, swapped_order = rate(
         judge,
         [record(1), record(2, swapped=True, preference=Preference.SECOND)],
         Pictures(),
     )
 
-    assert straight.steps == turned.steps == (True, True, False)
-    assert straight.step_probabilities == turned.step_probabilities == (0.8, 0.8, 0.2)
-    assert straight.preference is turned.preference is Preference.FIRST
-    assert straight.verdict is turned.verdict is Preference.FIRST
-    # both orders are averaged: First 0.7 as first, 0.7 as second
-    assert straight.preference_probabilities == pytest.approx((0.7, 0.1, 0.1, 0.1))
-    assert (straight.group, straight.decided_by) == ("s0", "rule: r/1")
+    assert original.steps == swapped_order.steps == (True, True, False)
+    assert original.step_probabilities == swapped_order.step_probabilities == (0.8, 0.8, 0.2)
+    assert original.preference is swapped_order.preference is Preference.FIRST
+    assert original.verdict is swapped_order.verdict is Preference.FIRST
+    # the mean over both orders
+    assert original.preference_probabilities == pytest.approx((0.7, 0.1, 0.1, 0.1))
+    assert (original.group, original.decided_by) == ("s0", "rule: r/1")
 
 
-def test_bare_replies_are_compared_and_steps_that_nobody_labelled_are_not_counted(judge):
+def test_bare_replies_and_unlabelled_steps(judge):
     bare = record(3).model_copy(
         update={
             "first": Candidate(author="a", reply="Why?"),
@@ -130,7 +130,7 @@ def test_bare_replies_are_compared_and_steps_that_nobody_labelled_are_not_counte
     assert first.unscorable == second.unscorable == 0
 
 
-def test_what_a_judge_cannot_be_read_on_is_counted_and_is_no_verdict(judge):
+def test_unscorable_questions_are_counted_and_have_no_verdict(judge):
     broken = record(5)
     history = (CaseUtterance(speaker=Speaker.SEEKER, text="All is broken."),)
     broken = broken.model_copy(update={"case": broken.case.model_copy(update={"history": history})})
@@ -143,11 +143,11 @@ def test_what_a_judge_cannot_be_read_on_is_counted_and_is_no_verdict(judge):
     assert fine.unscorable == 0
 
 
-def test_what_was_rated_is_not_asked_again(judge, tmp_path):
+def test_stored_ratings_are_reused(judge, tmp_path):
     path = tmp_path / "rated.jsonl"
     first = rate_file(judge, [record(1)], 1, Pictures(), path)
 
-    again = rate_file(Judge("other", Knowing()), [record(2)], 1, Pictures(), path)
+    again = rate_file(Judge("other", KeywordScorer()), [record(2)], 1, Pictures(), path)
 
     assert again == first
 
@@ -167,7 +167,7 @@ def rated(number, *, labels, probabilities, preference=Preference.FIRST, verdict
     )
 
 
-def test_the_table_by_hand():
+def test_table_by_hand():
     # Step 1: labels T T T F; judge says T T F F.  F1(T) = 2*2/(2+3) = 0.8, F1(F) = 2*1/(2+1) = 2/3.
     # Weighted (3 * 0.8 + 2/3) / 4 = 0.766667; recall of False 1; balanced (2/3 + 1) / 2 = 5/6.
     # Always True: F1(T) = 6/7, weighted 4.5/7 = 0.642857.
@@ -184,44 +184,45 @@ def test_the_table_by_hand():
         ),
     ]
 
-    found = {(one.about, one.of, one.name): one for one in comparison({"nano": rows})}
+    metrics = comparison({"nano": rows})
+    table = {(metric.about, metric.of, metric.name): metric for metric in metrics}
 
     step = "step 1, history"
-    assert found[step, "nano", "weighted F1"].value == pytest.approx(76.6667, abs=1e-3)
-    assert found[step, "nano", "recall of False"].value == pytest.approx(100)
-    assert found[step, "nano", "balanced accuracy"].value == pytest.approx(83.3333, abs=1e-3)
-    assert found[step, MAJORITY, "weighted F1"].value == pytest.approx(64.2857, abs=1e-3)
-    assert found[step, MAJORITY, "recall of False"].value == 0
-    assert found["step 3, strategy", "nano", "weighted F1"].n == 3
-    # Reply: first first first both; verdicts first first first second: 3 of 4, as the majority class.
-    assert found["reply", "nano", "accuracy"].value == pytest.approx(75)
-    assert found["reply", MAJORITY, "accuracy"].value == pytest.approx(75)
-    assert found["reply", MAJORITY, "kappa"].value == 0
+    assert table[step, "nano", "weighted F1"].value == pytest.approx(76.6667, abs=1e-3)
+    assert table[step, "nano", "recall of False"].value == pytest.approx(100)
+    assert table[step, "nano", "balanced accuracy"].value == pytest.approx(83.3333, abs=1e-3)
+    assert table[step, MAJORITY, "weighted F1"].value == pytest.approx(64.2857, abs=1e-3)
+    assert table[step, MAJORITY, "recall of False"].value == 0
+    assert table["step 3, strategy", "nano", "weighted F1"].n == 3
+    # Reply: labels first first first both; verdicts first first first second: 3 of 4.
+    assert table["reply", "nano", "accuracy"].value == pytest.approx(75)
+    assert table["reply", MAJORITY, "accuracy"].value == pytest.approx(75)
+    assert table["reply", MAJORITY, "kappa"].value == 0
 
 
-def test_judges_are_compared_with_the_first_on_the_rows_that_both_could_read():
+def test_differences_use_rows_that_both_judges_rated():
     labels = [(True, True, True), (True, True, False), (False, False, True), (False, True, None)]
-    one = [0.9, 0.8, 0.2, 0.3]
-    other = [0.9, None, 0.8, 0.3]
+    first = [0.9, 0.8, 0.2, 0.3]
+    second = [0.9, None, 0.8, 0.3]
 
-    def judged(given):
+    def ratings(probabilities):
         return [
             rated(
                 number, labels=label, probabilities=(value, 0.9, None if label[2] is None else 0.9)
             )
-            for number, (label, value) in enumerate(zip(labels, given, strict=True))
+            for number, (label, value) in enumerate(zip(labels, probabilities, strict=True))
         ]
 
-    found = {
+    table = {
         (each.about, each.label, each.name): each
-        for each in comparison({"one": judged(one), "two": judged(other)})
+        for each in comparison({"one": ratings(first), "two": ratings(second)})
     }
 
-    # rows 0, 2 and 3 of step 1: all right against T T F for T F F: balanced 1 against (1 + 1/2) / 2
-    difference = found["step 1, history", "difference (one - two)", "balanced accuracy"]
+    # rows 0, 2 and 3 of step 1, labels T F F: all correct against T T F, balanced 1 and (1 + 1/2) / 2
+    difference = table["step 1, history", "difference (one - two)", "balanced accuracy"]
     assert difference.value == pytest.approx(25)
     assert difference.n == 3
-    assert not [key for key in found if key[1] == "difference (two - one)"]
+    assert not [key for key in table if key[1] == "difference (two - one)"]
 
 
 # --- the stage -----------------------------------------------------------------------------------
@@ -239,26 +240,26 @@ def config(tmp_path: Path, monkeypatch) -> Config:
         for number in range(20)
     ]
     valid = [
-        one.model_copy(update={"case": one.case.model_copy(update={"split": "valid"})})
-        for one in test
+        row.model_copy(update={"case": row.case.model_copy(update={"split": "valid"})})
+        for row in test
     ]
     human = [
-        one.model_copy(
+        row.model_copy(
             update={
                 "first": Candidate(author="a", reply="Why?"),
                 "second": Candidate(author="b", reply="Hm."),
                 "preference_by": PERSON,
-                "case": one.case.model_copy(update={"corpus": "pair"}),
+                "case": row.case.model_copy(update={"corpus": "pair"}),
             }
         )
-        for one in test
+        for row in test
     ]
     for name, rows in {"test": test, "valid": valid, "human": human}.items():
         write_records(tmp_path / f"{name}.jsonl", rows)
 
     class Models:
         def judge(self, name):
-            return Judge(name, Knowing())
+            return Judge(name, KeywordScorer())
 
     monkeypatch.setattr(Registry, "from_toml", lambda *_, **__: Models())
     return Config(
@@ -272,7 +273,7 @@ def config(tmp_path: Path, monkeypatch) -> Config:
     )
 
 
-def test_the_stage_writes_table_csv_and_plots(config):
+def test_stage_writes_table_csv_and_plots(config):
     reward.run(config)
 
     result = results.load(config.output / "reward_test.json")
@@ -281,11 +282,9 @@ def test_the_stage_writes_table_csv_and_plots(config):
     assert head.startswith("| Question | Judge | weighted F1 | recall of False |")
     table = [line for line in lines if line.startswith("| step")]
     assert len(table) == 3 * 4  # three steps: two judges, the majority class, a difference
-    assert all(line.endswith("| 20 |") for line in table)  # validation rows are not in it
-    assert {one.about for one in result.metrics if one.name == "temperature"} == {
-        "calibration of the steps"
-    }
-    assert any(one.about == "corpus: pair" and one.name == "kappa" for one in result.metrics)
+    assert all(line.endswith("| 20 |") for line in table)  # without validation rows
+    about_by_name = {(metric.name, metric.about) for metric in result.metrics}
+    assert {("temperature", "calibration of the steps"), ("kappa", "corpus: pair")} <= about_by_name
     with (config.folder / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(result.metrics)
@@ -295,7 +294,7 @@ def test_the_stage_writes_table_csv_and_plots(config):
     assert json.loads((config.output / "reward_test.json").read_text(encoding="utf-8"))["seed"] == 0
 
 
-def test_a_dry_run_writes_nothing_and_rows_of_other_splits_do_not_count(config, caplog):
+def test_dry_run_writes_nothing_and_other_splits_are_ignored(config, caplog):
     caplog.set_level("INFO")
 
     reward.run(config, dry_run=True)
@@ -306,9 +305,7 @@ def test_a_dry_run_writes_nothing_and_rows_of_other_splits_do_not_count(config, 
         reward.run(config.model_copy(update={"test": config.validation}))
 
 
-def test_a_large_corpus_of_human_judgements_does_not_crowd_out_a_small_one(
-    config, tmp_path, caplog
-):
+def test_human_judgements_are_limited_per_corpus(config, tmp_path, caplog):
     caplog.set_level("INFO")
     small = [record(number, corpus="epitome", split="train") for number in range(40, 44)]
     write_records(tmp_path / "small.jsonl", small)
@@ -322,11 +319,12 @@ def test_a_large_corpus_of_human_judgements_does_not_crowd_out_a_small_one(
     assert "validation rows, 9 human judgements" in caplog.text  # five of pair, four of epitome
 
 
-def test_a_picture_that_cannot_be_read_is_left_out_and_named(config, tmp_path, caplog):
+def test_unreadable_image_is_omitted_and_reported(config, tmp_path, caplog):
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     broken = record(30)
-    said = broken.case.history[0].model_copy(update={"images": ("broken.jpg",)})
-    broken = broken.model_copy(update={"case": broken.case.model_copy(update={"history": (said,)})})
+    message = broken.case.history[0].model_copy(update={"images": ("broken.jpg",)})
+    case = broken.case.model_copy(update={"history": (message,)})
+    broken = broken.model_copy(update={"case": case})
     rows = [record(31, steps=(True, False, True)), record(32, steps=(False, True, False)), broken]
     write_records(tmp_path / "pictures.jsonl", rows)
 
@@ -334,5 +332,5 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_named(config, tmp_path, c
         config.model_copy(update={"test": (tmp_path / "pictures.jsonl",), "data_dir": tmp_path})
     )
 
-    assert "judged without picture broken.jpg" in caplog.text
+    assert "judged without the unreadable image broken.jpg" in caplog.text
     assert results.load(config.output / "reward_test.json").metrics

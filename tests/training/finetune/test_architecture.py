@@ -1,4 +1,4 @@
-"""COMPEER-nano has Qwen2.5-VL's shape, with its own sizes."""
+"""COMPEER-nano has the Qwen2.5-VL architecture with smaller sizes."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from training.finetune.architecture import ModelShape, build_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_rotary_sections_are_divided_as_in_qwen2_5_vl(tokenizer, tiny_shape):
+def test_rotary_sections_have_the_ratios_of_qwen2_5_vl(tokenizer, tiny_shape):
     # 384 / 6 = 64 per head, half of it is 32 = 8 + 12 + 12, and 16 : 24 : 24 is 8 : 12 : 12
     wide = tiny_shape.model_copy(
         update={"hidden_size": 384, "attention_heads": 6, "key_value_heads": 2}
@@ -19,7 +19,7 @@ def test_rotary_sections_are_divided_as_in_qwen2_5_vl(tokenizer, tiny_shape):
         assert text.rope_parameters["mrope_section"] == sections
 
 
-def test_the_default_sizes_are_those_of_the_design(tokenizer):
+def test_default_shape_has_the_expected_parameter_count(tokenizer):
     model = build_model(ModelShape(), tokenizer)
 
     # by hand: embedding 600 x 384; a layer: q 384 x 384 + 384, k and v 384 x 128 + 128 each,
@@ -31,7 +31,7 @@ def test_the_default_sizes_are_those_of_the_design(tokenizer):
     assert sum(p.numel() for p in model.parameters()) < 30_000_000
 
 
-def test_token_ids_are_the_tokenizers(tokenizer, tiny_shape):
+def test_special_token_ids_come_from_the_tokenizer(tokenizer, tiny_shape):
     model = build_model(tiny_shape, tokenizer)
     token = tokenizer.get_vocab()
 
@@ -42,13 +42,13 @@ def test_token_ids_are_the_tokenizers(tokenizer, tiny_shape):
     assert model.generation_config.pad_token_id == token["<|endoftext|>"]
 
 
-def test_input_and_output_share_their_embedding(tokenizer, tiny_shape):
+def test_input_and_output_embeddings_are_tied(tokenizer, tiny_shape):
     model = build_model(tiny_shape, tokenizer)
 
     assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
 
 
-def test_the_seed_alone_decides_the_weights(tokenizer, tiny_shape):
+def test_weights_depend_only_on_the_seed(tokenizer, tiny_shape):
     torch.manual_seed(123)
     first = build_model(tiny_shape, tokenizer, seed=5).state_dict()
     again = build_model(tiny_shape, tokenizer, seed=5).state_dict()

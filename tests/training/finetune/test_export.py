@@ -1,4 +1,4 @@
-"""What is exported says the same as its source, in bf16, in one file or in many small ones."""
+"""Exports have the weights of their source in bf16, in one file or sharded."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_qwen(tmp_path_factory.mktemp("source") / "model")
 
 
-def test_a_checkpoint_is_one_file_in_bf16(source, tmp_path):
+def test_exports_a_checkpoint_as_one_bf16_file(source, tmp_path):
     run(Config(source=source, output=tmp_path))
 
     before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path))
@@ -29,7 +29,7 @@ def test_a_checkpoint_is_one_file_in_bf16(source, tmp_path):
     assert all(torch.equal(after[name], before[name].to(torch.bfloat16)) for name in before)
 
 
-def test_small_files_load_as_they_are_and_become_one_file_again(source, tmp_path):
+def test_sharded_export_loads_and_can_be_exported_to_one_file(source, tmp_path):
     whole, small, again = (tmp_path / name for name in ("whole", "small", "again"))
     run(Config(source=source, output=whole))
     tensors = load_file(whole / "model.safetensors")
@@ -51,13 +51,13 @@ def test_small_files_load_as_they_are_and_become_one_file_again(source, tmp_path
     assert not (again / "model.safetensors.index.json").exists()
 
 
-def test_a_folder_without_weights_is_refused(tmp_path):
+def test_rejects_a_folder_without_weights(tmp_path):
     with pytest.raises(ConfigError, match=r"neither model\.safetensors nor adapter_model"):
         run(Config(source=tmp_path, output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_packed_checkpoint_is_copied_as_it_is_and_its_card_stays(source, tmp_path):
+def test_copies_a_packed_checkpoint_and_keeps_the_model_card(source, tmp_path):
     packed, output = tmp_path / "packed", tmp_path / "output"
     shutil.copytree(source, packed)
     (packed / "model.safetensors").unlink()

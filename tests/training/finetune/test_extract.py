@@ -1,4 +1,4 @@
-"""The difference of two checkpoints as an adapter: exact at full rank, the nearest below."""
+"""Extracting an adapter from two checkpoints: exact at full rank, the best approximation below."""
 
 from pathlib import Path
 
@@ -17,23 +17,23 @@ from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import ModelPool, load_label_scorer
 from tests.checkpoints import build_llava, build_qwen
 from training.finetune import extract, merge
-from training.finetune.extract import Config, extracted, factors
+from training.finetune.extract import Config, extract_adapter, low_rank_factors
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    # peft 0.21 still reads a property that transformers 5.23 renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
-    # peft's own loading, beside ours
+    # raised by peft's own loading
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`"),
 ]
 
 TOKENS = torch.arange(40, 60)[None]
 FULL = 256
-"""The longest side of a layer of the tiny model."""
+"""The largest dimension of a layer of the tiny model."""
 
 
 def tuned_from(base: Path, folder: Path, *, seed: int, only: str = "") -> Path:
-    """Write `base` with other matrices, as a training of all weights would leave it."""
+    """Write a copy of `base` with perturbed matrices, as full fine-tuning would produce."""
     model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
     torch.manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -59,14 +59,14 @@ def logits(folder: Path) -> torch.Tensor:
         return model(input_ids=TOKENS).logits
 
 
-def test_the_factors_of_a_matrix_worked_out_by_hand():
+def test_low_rank_factors_by_hand():
     matrix = torch.tensor([[4.0, 0.0], [0.0, 9.0], [0.0, 0.0]])
 
-    left, right = factors(matrix, 1)
+    left, right = low_rank_factors(matrix, 1)
 
     assert torch.allclose(left @ right, torch.tensor([[0.0, 0.0], [0.0, 9.0], [0.0, 0.0]]))
     assert left.abs().max() == pytest.approx(3) == right.abs().max()
-    wide = factors(matrix, 5)
+    wide = low_rank_factors(matrix, 5)
     assert [part.shape for part in wide] == [(3, 5), (5, 2)]
     assert torch.allclose(wide[0] @ wide[1], matrix, atol=1e-6)
 
@@ -76,16 +76,16 @@ def test_the_factors_of_a_matrix_worked_out_by_hand():
     arrays.arrays(np.float64, (5, 2), elements=st.floats(-9, 9)),
     arrays.arrays(np.float64, (2, 4), elements=st.floats(-9, 9)),
 )
-def test_no_other_factors_of_a_rank_are_nearer(matrix, other_left, other_right):
+def test_low_rank_factors_are_the_best_approximation(matrix, other_left, other_right):
     matrix = torch.from_numpy(matrix)
-    left, right = factors(matrix, 2)
+    left, right = low_rank_factors(matrix, 2)
 
     ours = (matrix - left @ right).norm()
     other = (matrix - torch.from_numpy(other_left @ other_right)).norm()
     assert ours <= other + 1e-9
 
 
-def test_at_full_rank_the_adapter_makes_the_tuned_model_of_the_base(config):
+def test_full_rank_adapter_reproduces_the_tuned_model(config):
     extract.run(config)
 
     base = AutoModelForImageTextToText.from_pretrained(config.base, dtype=torch.float32)
@@ -96,16 +96,16 @@ def test_at_full_rank_the_adapter_makes_the_tuned_model_of_the_base(config):
     assert not torch.allclose(logits(config.base), wanted, atol=0.5)
 
 
-def test_an_adapter_that_moves_shared_embeddings_is_not_merged(config, tmp_path):
+def test_merge_rejects_an_adapter_on_tied_embeddings(config, tmp_path):
     extract.run(config)
 
     merging = merge.Config(base=config.base, adapter=config.output, output=tmp_path / "merged")
-    with pytest.raises(ConfigError, match="merging would move it twice"):
+    with pytest.raises(ConfigError, match="merging would change the shared matrix twice"):
         merge.run(merging)
     assert not merging.output.exists()
 
 
-def test_a_judge_on_an_adapter_that_moves_the_words_judges_as_the_tuned_one(config, tmp_path):
+def test_judges_on_embedding_adapters_match_the_tuned_models(config, tmp_path):
     other = tuned_from(config.base, tmp_path / "other", seed=2)
     extract.run(config)
     extract.run(config.model_copy(update={"tuned": other, "output": tmp_path / "second"}))
@@ -122,34 +122,34 @@ def test_a_judge_on_an_adapter_that_moves_the_words_judges_as_the_tuned_one(conf
 
     def probability(scorer: LabelScorer) -> float:
         session = scorer.open([Message("user", ("I feel sad.",))])
-        told = session.ask("Is the step right?", ("True", "False"))[0]
+        true_probability = session.ask("Is the step right?", ("True", "False"))[0]
         session.close()
-        return told
+        return true_probability
 
-    # each asked twice, in turns: two adapters of one base must not get in each other's way
-    found = [probability(scorer) for scorer in (first, second, first, second)]
-    wanted = [probability(first_tuned), probability(second_tuned)]
+    # alternate between the two adapters of one base: they must not interfere
+    actual = [probability(scorer) for scorer in (first, second, first, second)]
+    expected = [probability(first_tuned), probability(second_tuned)]
     for scorer in scorers:
         scorer.close()
-    assert wanted[0] != pytest.approx(wanted[1], rel=0.3)
-    assert found == pytest.approx(wanted * 2, rel=1e-2)
+    assert expected[0] != pytest.approx(expected[1], rel=0.3)
+    assert actual == pytest.approx(expected * 2, rel=1e-2)
 
 
-def test_a_lower_rank_says_how_much_of_the_difference_it_has(config):
+def test_explained_share_falls_with_the_rank(config):
     base, tuned = (
         AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         for folder in (config.base, config.tuned)
     )
-    shares = [extracted(base, tuned, FULL)[1]]
+    shares = [extract_adapter(base, tuned, FULL)[1]]
     for rank in (16, 4):
         again = AutoModelForImageTextToText.from_pretrained(config.base, dtype=torch.float32)
-        shares.append(extracted(again, tuned, rank)[1])
+        shares.append(extract_adapter(again, tuned, rank)[1])
 
     assert shares[0] == pytest.approx(1, abs=1e-4)
     assert 1 > shares[1] > shares[2] > 0
 
 
-def test_only_layers_that_differ_are_in_the_adapter(tmp_path):
+def test_adapter_contains_only_layers_that_differ(tmp_path):
     base = build_llava(tmp_path / "base")
     tuned = tuned_from(base, tmp_path / "tuned", seed=1, only="lm_head")
 
@@ -160,13 +160,13 @@ def test_only_layers_that_differ_are_in_the_adapter(tmp_path):
     assert all("lm_head" in name for name in names)
 
 
-def test_what_cannot_be_extracted_is_said(config, tmp_path):
+def test_rejects_invalid_input(config, tmp_path):
     def run(**changes) -> None:
         extract.run(config.model_copy(update=changes))
 
     with pytest.raises(CheckpointError, match="no such folder"):
         run(tuned="no/where/at-all")
-    with pytest.raises(CheckpointError, match=r"not of the architecture .* first "):
+    with pytest.raises(CheckpointError, match=r"another architecture .* the first is "):
         run(tuned=build_llava(tmp_path / "llava"))
     with pytest.raises(ConfigError, match="nothing to extract"):
         run(tuned=config.base)
@@ -175,5 +175,5 @@ def test_what_cannot_be_extracted_is_said(config, tmp_path):
     extract.run(config, dry_run=True)
     assert not config.output.exists()
     run()
-    with pytest.raises(ConfigError, match="something is already there"):
+    with pytest.raises(ConfigError, match="folder is not empty"):
         run()

@@ -1,4 +1,4 @@
-"""An adapter that is merged says what base and adapter said together."""
+"""A merged checkpoint computes what base and adapter compute together."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from training.finetune.merge import Config
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    # peft 0.21 still reads a property that transformers 5.23 renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Config:
     return Config(base=base, adapter=adapter, output=tmp_path / "merged", weights="fp32")
 
 
-def test_the_checkpoint_says_what_base_and_adapter_said(config):
+def test_merged_logits_equal_those_of_base_and_adapter(config):
     tokens = torch.arange(40, 60)[None]
     base = AutoModelForImageTextToText.from_pretrained(config.base, dtype=torch.float32)
     with torch.no_grad():
@@ -48,18 +48,18 @@ def test_the_checkpoint_says_what_base_and_adapter_said(config):
     assert [path.name for path in config.output.parent.glob("tmp*")] == []
 
 
-def test_the_precision_is_as_asked(config):
+def test_weights_are_stored_in_the_requested_precision(config):
     merge.run(config.model_copy(update={"weights": "bf16"}))
 
     stored = load_file(config.output / "model.safetensors")
     assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
 
 
-def test_what_cannot_be_merged_is_said(config, tmp_path):
+def test_rejects_invalid_input(config, tmp_path):
     def run(**changes) -> None:
         merge.run(config.model_copy(update=changes))
 
-    with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
+    with pytest.raises(ConfigError, match=r"contains no adapter_config\.json"):
         run(adapter=tmp_path)
     with pytest.raises(CheckpointError, match="no such folder"):
         run(base="no/where/at-all")
@@ -68,12 +68,12 @@ def test_what_cannot_be_merged_is_said(config, tmp_path):
     merge.run(config, dry_run=True)
     assert not config.output.exists()
     run()
-    with pytest.raises(ConfigError, match="something is already there"):
+    with pytest.raises(ConfigError, match="folder is not empty"):
         run()
 
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
-def test_an_adapter_of_another_base_is_refused(config):
+def test_rejects_an_adapter_of_another_base(config):
     path = config.adapter / "adapter_model.safetensors"
     weights = load_file(path)
     first, *_ = sorted(weights)
@@ -82,6 +82,6 @@ def test_an_adapter_of_another_base_is_refused(config):
         merge.run(config)
 
     save_file({name: weight[:, :-1].contiguous() for name, weight in weights.items()}, path)
-    with pytest.raises(CheckpointError, match=r"does not fit .*name the base"):
+    with pytest.raises(CheckpointError, match=r"does not fit .*set `base` to the model"):
         merge.run(config)
     assert not config.output.exists()

@@ -1,4 +1,4 @@
-"""Fine-tuning: which tokens the loss is on, which weights move, and that a run can be resumed."""
+"""Fine-tuning: tokens with a loss, trained weights, row order, interrupts and resumption."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ from compeer_core.processing import load_processor
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import jpeg
 from training.common.run_directory import RunDirectory
-from training.finetune import sft_trainer as fine_tuning
+from training.finetune import sft_trainer
 from training.finetune.base_model import LoraShape, load_base
 from training.finetune.sft_trainer import (
     FineTuning,
@@ -45,7 +45,7 @@ from training.stages import StoppedEarly
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    # peft 0.21 still reads a property that transformers 5.23 has renamed
+    # peft 0.21 still reads a property that transformers 5.23 renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
@@ -67,15 +67,15 @@ class NoConfig(FrozenModel):
 
 
 def policy_row(number: int, *, photo: bool = False) -> Row:
-    said = f"I feel low for {number} days." + " Nothing helps." * number
-    asked: tuple[Any, ...] = (PHOTO, said) if photo else (said,)
-    prompt, images = message_rows([Message("user", asked)])
+    message = f"I feel low for {number} days." + " Nothing helps." * number
+    content: tuple[Any, ...] = (PHOTO, message) if photo else (message,)
+    prompt, images = message_rows([Message("user", content)])
     completion, _ = message_rows([Message("assistant", (COMPLETION.format(number),))])
     return {
         "prompt": prompt,
         "completion": completion,
         "images": images,
-        "length": len(said) + len(COMPLETION),
+        "length": len(message) + len(COMPLETION),
     }
 
 
@@ -91,10 +91,10 @@ def judge_row(number: int, *answers: str, photo: bool = False) -> Row:
 POLICY_ROWS = [policy_row(number, photo=number % 2 == 0) for number in range(1, 5)]
 
 
-class Watched(SFTTrainer):
-    """Keeps the trainer that `fine_tune` makes, and can end its training in the middle."""
+class RecordingTrainer(SFTTrainer):
+    """Records the trainers that `fine_tune` creates, and can call a hook at a step."""
 
-    made: "list[Watched]"
+    made: "list[RecordingTrainer]"
     at_step: int = 0
     happens: Any = None
 
@@ -102,10 +102,10 @@ class Watched(SFTTrainer):
         super().__init__(*arguments, **options)
         type(self).made.append(self)
         if self.happens is not None:
-            self.add_callback(_At(self.at_step, type(self).happens))
+            self.add_callback(_AtStep(self.at_step, type(self).happens))
 
 
-class _At(TrainerCallback):
+class _AtStep(TrainerCallback):
     def __init__(self, step: int, happens: Any) -> None:
         self.step = step
         self.happens = happens
@@ -117,14 +117,14 @@ class _At(TrainerCallback):
 
 @pytest.fixture(scope="module")
 def qwen_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of sizes that bitsandbytes takes on a CPU."""
+    """A model whose sizes bitsandbytes supports on a CPU."""
     return build_qwen(tmp_path_factory.mktemp("qwen"))
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    kind = type("Watched", (Watched,), {"made": []})
-    monkeypatch.setattr(fine_tuning, "SFTTrainer", kind)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> type[RecordingTrainer]:
+    kind = type("RecordingTrainer", (RecordingTrainer,), {"made": []})
+    monkeypatch.setattr(sft_trainer, "SFTTrainer", kind)
     return kind
 
 
@@ -164,41 +164,41 @@ def rows_of(run: Path) -> list[tuple[int, float]]:
 
 
 def trained_texts(trainer: SFTTrainer, rows: Sequence[Row]) -> list[str]:
-    """What the loss is on, for each row, in one batch of all of them."""
+    """Return the text of each row that has a loss, with all rows in one batch."""
     batch = trainer.data_collator(list(build_dataset(rows)))
     assert batch["input_ids"].shape == batch["labels"].shape
-    kept = batch["labels"] != -100
-    assert torch.equal(batch["labels"][kept], batch["input_ids"][kept])
+    is_label = batch["labels"] != -100
+    assert torch.equal(batch["labels"][is_label], batch["input_ids"][is_label])
     return [
         trainer.processing_class.tokenizer.decode(labels[labels != -100].tolist())
         for labels in batch["labels"]
     ]
 
 
-# --- which tokens --------------------------------------------------------------------------------
+# --- tokens with a loss --------------------------------------------------------------------------
 
 
-def test_a_policy_is_trained_on_its_completion_alone(tiny_base, tmp_path, watched):
+def test_policy_loss_covers_the_completion_only(tiny_base, tmp_path, recorder):
     tune(tiny_base, tmp_path / "run", max_steps=1)
 
-    assert trained_texts(watched.made[0], POLICY_ROWS) == [
+    assert trained_texts(recorder.made[0], POLICY_ROWS) == [
         f"{COMPLETION.format(number)}<|im_end|>\n" for number in range(1, 5)
     ]
 
 
-def test_a_judge_is_trained_on_its_answers_and_the_end_of_each(tiny_base, tmp_path, watched):
+def test_judge_loss_covers_each_verdict_and_its_end_token(tiny_base, tmp_path, recorder):
     answers = [("True", "False", "Second"), ("False",), ("True", "True", "True", "Neither")]
     rows = [judge_row(n, *given, photo=n != 1) for n, given in enumerate(answers)]
 
     tune(tiny_base, tmp_path / "run", rows, max_steps=1)
 
-    # the words of the questions, "True? False? First?", are not among them
-    assert trained_texts(watched.made[0], rows) == [
+    # the verdict words in the questions, "True? False? First?", have no loss
+    assert trained_texts(recorder.made[0], rows) == [
         "".join(f"{answer}<|im_end|>" for answer in given) for given in answers
     ]
 
 
-def test_the_training_template_writes_what_the_models_own_writes(tiny_base):
+def test_training_template_renders_like_the_base_template(tiny_base):
     processor = load_processor(tiny_base)
     rows = judge_row(3, "True", "First", photo=True)["messages"]
 
@@ -209,7 +209,7 @@ def test_the_training_template_writes_what_the_models_own_writes(tiny_base):
     assert "<|vision_start|><|image_pad|><|vision_end|>Step 1: x<|im_end|>" in own
 
 
-def test_images_are_named_at_their_place_and_listed_in_order():
+def test_message_rows_keep_image_positions_and_order():
     second = read_image(jpeg(48, "happy", 2))
 
     rows, images = message_rows(
@@ -236,10 +236,10 @@ def test_images_are_named_at_their_place_and_listed_in_order():
     assert [image["bytes"] for image in images] == [PHOTO.data, second.data]
 
 
-# --- which weights -------------------------------------------------------------------------------
+# --- trained weights -----------------------------------------------------------------------------
 
 
-def test_a_frozen_encoder_stays_and_the_merger_behind_it_is_trained(tiny_base, tmp_path):
+def test_freeze_vision_freezes_the_encoder_but_not_the_merger(tiny_base, tmp_path):
     frozen, free = (
         changed(
             tiny_base, tune(tiny_base, tmp_path / str(freeze), freeze_vision=freeze, max_steps=2)
@@ -253,12 +253,12 @@ def test_a_frozen_encoder_stays_and_the_merger_behind_it_is_trained(tiny_base, t
     assert len(merger) == 5
     assert {name for name in frozen if "visual." in name} == merger
     assert {name for name in free if "visual." in name} == {n for n in names if "visual." in n}
-    # a bias of the keys shifts all scores of a query alike, so it has no gradient but rounding
+    # a bias of the keys shifts all scores of a query equally, so its gradient is only rounding error
     language = {n for n in names if "visual." not in n and not n.endswith("k_proj.bias")}
     assert language and language <= frozen
 
 
-def test_weights_in_bf16_are_trained_and_written_in_bf16(tiny_base, tmp_path):
+def test_bf16_weights_are_trained_and_saved_in_bf16(tiny_base, tmp_path):
     half = tune(tiny_base, tmp_path / "half", weights="bf16", precision="bf16", max_steps=1)
     full = tune(tiny_base, tmp_path / "full", max_steps=1)
 
@@ -271,7 +271,7 @@ def test_weights_in_bf16_are_trained_and_written_in_bf16(tiny_base, tmp_path):
 
 
 @pytest.mark.parametrize("quantize", [None, "4bit"])
-def test_an_adapter_is_fp32_on_a_base_of_fewer_bits(qwen_base, tmp_path, watched, quantize):
+def test_adapter_is_fp32_on_a_bf16_or_4_bit_base(qwen_base, tmp_path, recorder, quantize):
     exact = tune(qwen_base, tmp_path / "exact", lora=LoraShape(rank=4), max_steps=2)
     output = tune(
         qwen_base,
@@ -283,7 +283,7 @@ def test_an_adapter_is_fp32_on_a_base_of_fewer_bits(qwen_base, tmp_path, watched
         max_steps=2,
     )
 
-    model = watched.made[-1].model
+    model = recorder.made[-1].model
     layer = model.base_model.model.model.language_model.layers[0].self_attn.q_proj
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     assert all("lora_" in n for n, p in model.named_parameters() if p.requires_grad)
@@ -301,12 +301,12 @@ def test_an_adapter_is_fp32_on_a_base_of_fewer_bits(qwen_base, tmp_path, watched
         load_label_scorer(
             str(qwen_base), adapter=output, quantize=held, device="cpu", pool=ModelPool()
         ).close()
-    # at the first step an adapter adds nothing yet: what differs is how the base is held
+    # at the first step the adapter is zero: the losses differ by the precision of the base only
     (_, rough), (_, true) = rows_of(tmp_path / "run")[0], rows_of(tmp_path / "exact")[0]
     assert rough == pytest.approx(true, rel=0.15 if quantize else 0.02)
 
 
-def test_a_base_of_4_bits_is_not_changed(qwen_base, tmp_path, watched):
+def test_4_bit_base_stays_unchanged(qwen_base, tmp_path, recorder):
     before = load_base(qwen_base, "bf16", "bf16", "4bit", torch.device("cpu")).state_dict()
 
     tune(
@@ -321,7 +321,7 @@ def test_a_base_of_4_bits_is_not_changed(qwen_base, tmp_path, watched):
 
     after = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): weight
-        for name, weight in watched.made[0].model.state_dict().items()
+        for name, weight in recorder.made[0].model.state_dict().items()
         if "lora_" not in name
     }
     assert before.keys() == after.keys()
@@ -329,7 +329,7 @@ def test_a_base_of_4_bits_is_not_changed(qwen_base, tmp_path, watched):
 
 
 @pytest.mark.parametrize("lora", [None, LoraShape(rank=4)], ids=["whole", "adapter"])
-def test_checkpointing_spares_memory_and_changes_nothing(tiny_base, tmp_path, watched, lora):
+def test_gradient_checkpointing_does_not_change_the_result(tiny_base, tmp_path, recorder, lora):
     plain = tune(tiny_base, tmp_path / "plain", lora=lora, max_steps=2)
     spared = tune(
         *(tiny_base, tmp_path / "spared"), lora=lora, max_steps=2, gradient_checkpointing=True
@@ -337,7 +337,7 @@ def test_checkpointing_spares_memory_and_changes_nothing(tiny_base, tmp_path, wa
 
     layers = [
         [m for m in trainer.model.modules() if getattr(m, "gradient_checkpointing", False)]
-        for trainer in watched.made
+        for trainer in recorder.made
     ]
     assert not layers[0] and len(layers[1]) > 2
     first, second = weights(plain), weights(spared)
@@ -345,7 +345,7 @@ def test_checkpointing_spares_memory_and_changes_nothing(tiny_base, tmp_path, wa
     assert all(tensor.abs().sum() > 0 for name, tensor in second.items() if "lora_B" in name)
 
 
-def test_an_adapter_reaches_the_merger_where_it_is_named(tiny_base, tmp_path):
+def test_adapter_covers_the_merger_if_target_modules_include_it(tiny_base, tmp_path):
     modules = LoraShape().target_modules + r"|.*visual\.merger\.mlp\.(0|2)"
 
     output = tune(tiny_base, tmp_path / "run", lora=LoraShape(rank=4, target_modules=modules))
@@ -359,19 +359,19 @@ def test_an_adapter_reaches_the_merger_where_it_is_named(tiny_base, tmp_path):
 @pytest.mark.parametrize(
     ("modules", "says"),
     [
-        (r".*\.no_such_layer", r"'\.\*\\\\\.no_such_layer' fits none of the \d+ linear layers"),
-        ("(", "is no regular expression"),
-        (r".*visual\.blocks\.0\..*", r"reaches into the image encoder \(model\.visual\.blocks\.0"),
+        (r".*\.no_such_layer", r"'\.\*\\\\\.no_such_layer' matches none of the \d+ linear layers"),
+        ("(", "is not a regular expression"),
+        (r".*visual\.blocks\.0\..*", r"matches model\.visual\.blocks\.0\S* in the image encoder"),
     ],
 )
-def test_target_modules_that_cannot_be_meant_are_refused(tiny_base, tmp_path, modules, says):
+def test_rejects_invalid_target_modules(tiny_base, tmp_path, modules, says):
     with pytest.raises(ConfigError, match=says):
         tune(tiny_base, tmp_path / "run", lora=LoraShape(target_modules=modules))
 
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_four_bits_without_an_adapter_are_refused_when_the_file_is_read(tmp_path):
+def test_config_rejects_4_bits_without_an_adapter(tmp_path):
     path = tmp_path / "training.toml"
     path.write_text('quantize = "4bit"\n', encoding="utf-8")
 
@@ -380,7 +380,7 @@ def test_four_bits_without_an_adapter_are_refused_when_the_file_is_read(tmp_path
     assert load_toml(path, FineTuning, ["lora.rank=8"]).quantize == "4bit"
 
 
-def test_a_base_without_a_chat_template_is_refused(tiny_base, tmp_path):
+def test_rejects_a_base_without_a_chat_template(tiny_base, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(tiny_base, base)
     for path in base.glob("*.jinja"):
@@ -390,23 +390,23 @@ def test_a_base_without_a_chat_template_is_refused(tiny_base, tmp_path):
         tune(base, tmp_path / "run")
 
 
-def test_a_base_that_lacks_weights_is_refused(tiny_base, tmp_path):
+def test_rejects_a_base_with_missing_weights(tiny_base, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(tiny_base, base)
-    kept = weights(base)
-    del kept[next(name for name in kept if "q_proj" in name)]
-    save_file(kept, base / "model.safetensors", metadata={"format": "pt"})
+    tensors = weights(base)
+    del tensors[next(name for name in tensors if "q_proj" in name)]
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(CheckpointError, match=r"weights are missing .* first .*q_proj"):
+    with pytest.raises(CheckpointError, match=r"weights are missing .* the first is .*q_proj"):
         tune(base, tmp_path / "run")
 
 
-def test_an_adapter_leaves_the_base_as_it_was(tiny_base, tmp_path, watched):
+def test_adapter_training_does_not_change_the_base(tiny_base, tmp_path, recorder):
     before = AutoModelForImageTextToText.from_pretrained(tiny_base).state_dict()
 
     output = tune(tiny_base, tmp_path / "run", lora=LoraShape(rank=4, alpha=8), freeze_vision=False)
 
-    model = watched.made[0].model
+    model = recorder.made[0].model
     in_memory = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): weight
         for name, weight in model.state_dict().items()
@@ -416,13 +416,13 @@ def test_an_adapter_leaves_the_base_as_it_was(tiny_base, tmp_path, watched):
     assert all(torch.equal(before[name], in_memory[name]) for name in before)
     adapter = weights(output)
     assert all(".language_model." in name and "lora_" in name for name in adapter)
-    # seven projections in each of two layers, A and B; B is zero only until it has been trained
+    # seven projections in each of two layers, A and B; B is zero before training
     assert len(adapter) == 2 * 2 * 7
     assert all(adapter[name].abs().sum() > 0 for name in adapter)
     assert not (output / "model.safetensors").exists()
 
 
-def test_a_whole_checkpoint_can_be_loaded_and_trained_again(tiny_base, tmp_path):
+def test_full_checkpoint_can_be_trained_again(tiny_base, tmp_path):
     output = tune(tiny_base, tmp_path / "run", max_steps=1)
     again = tune(output, tmp_path / "again", max_steps=1)
 
@@ -432,18 +432,18 @@ def test_a_whole_checkpoint_can_be_loaded_and_trained_again(tiny_base, tmp_path)
     assert template == load_processor(tiny_base).chat_template
 
 
-def test_four_rows_at_once_are_the_same_as_one_row_four_times(tiny_base, tmp_path):
+def test_gradient_accumulation_equals_a_larger_batch(tiny_base, tmp_path):
     at_once = tune(tiny_base, tmp_path / "4x1", batch_size=4, accumulation=1, max_steps=2)
     in_turn = tune(tiny_base, tmp_path / "1x4", batch_size=1, accumulation=4, max_steps=2)
 
     first, second = weights(at_once), weights(in_turn)
-    # AdamW divides by the root of a gradient's square: rounding shows most where it is near zero
+    # AdamW normalises gradients, so rounding errors of gradients near zero are amplified
     assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first)
     moved = changed(tiny_base, at_once)
     assert max((weights(tiny_base)[n] - first[n]).abs().max().item() for n in moved) > 5e-3
 
 
-def test_the_seed_alone_decides_what_is_learnt(tiny_base, tmp_path):
+def test_result_depends_only_on_the_seed(tiny_base, tmp_path):
     lora = LoraShape(rank=4)
     torch.manual_seed(1)
     first = tune(tiny_base, tmp_path / "first", lora=lora, max_steps=2)
@@ -455,15 +455,15 @@ def test_the_seed_alone_decides_what_is_learnt(tiny_base, tmp_path):
     assert changed(first, other)
 
 
-# --- the order of rows ---------------------------------------------------------------------------
+# --- row order -----------------------------------------------------------------------------------
 
 
-def test_every_pass_holds_each_row_once_and_the_last_may_be_cut_short():
+def test_each_epoch_has_every_row_once_and_the_last_may_be_partial():
     order = row_order([1] * 10, 2, 2.5, seed=0)
 
     assert len(order) == 25
     counts = Counter(order)
-    # two whole passes and half of a third
+    # two full epochs and half of a third
     assert sorted(counts.values()) == [2] * 5 + [3] * 5
     assert row_order([1] * 10, 2, 1.0, seed=0) != row_order([1] * 10, 2, 1.0, seed=1)
 
@@ -473,13 +473,13 @@ def test_every_pass_holds_each_row_once_and_the_last_may_be_cut_short():
     batch=st.integers(1, 9),
     passes=st.integers(1, 3),
 )
-def test_no_row_is_lost_whatever_the_batch(lengths, batch, passes):
+def test_row_order_keeps_every_row_for_any_batch_size(lengths, batch, passes):
     order = row_order(lengths, batch, passes, seed=3)
 
     assert sorted(order) == sorted([*range(len(lengths))] * passes)
 
 
-def test_rows_of_like_length_share_a_batch_and_the_batches_are_shuffled():
+def test_batches_have_similar_lengths_and_are_shuffled():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 1000, 800).tolist()
 
@@ -490,12 +490,12 @@ def test_rows_of_like_length_share_a_batch_and_the_batches_are_shuffled():
     # a random batch of 8 is 8/9 as long as the longest: 1.8 times its content; sorted, it is near 1
     assert padded < 1.1 * sum(lengths)
     longest = [max(batch) for batch in batches]
-    # in a shuffled order every other batch is longer than the one before: 99 / 2, give or take 3 sd
+    # in random order, half of the batches are longer than the previous one: 99 / 2, within 3 sd
     longer = sum(a < b for a, b in itertools.pairwise(longest))
     assert abs(longer - 49.5) < 15
 
 
-def test_a_row_comes_again_only_after_nearly_all_others():
+def test_epochs_hardly_overlap():
     order = row_order(list(range(800)), 8, 3.0, seed=0)
 
     for start in (0, 800, 1600):
@@ -506,7 +506,7 @@ def test_a_row_comes_again_only_after_nearly_all_others():
 
 
 class PowerCut(BaseException):
-    """Not an Exception: nothing may catch it on the way."""
+    """Not an Exception, so that no handler catches it."""
 
 
 def cut() -> None:
@@ -518,53 +518,53 @@ def cut() -> None:
     [{}, {"lora": LoraShape(rank=4)}, {"lora": LoraShape(rank=4), "quantize": "4bit"}],
     ids=["whole", "adapter", "adapter on 4 bits"],
 )
-def test_a_run_that_was_cut_goes_on_from_its_last_checkpoint(qwen_base, tmp_path, watched, held):
-    # step 3 is in the middle of the second pass over four rows
+def test_killed_run_resumes_from_its_last_checkpoint(qwen_base, tmp_path, recorder, held):
+    # step 3 is in the middle of the second epoch of four rows
     whole = tune(qwen_base, tmp_path / "whole", **held, save_steps=3)
-    watched.at_step, watched.happens = 5, staticmethod(cut)
+    recorder.at_step, recorder.happens = 5, staticmethod(cut)
     with pytest.raises(PowerCut):
         tune(qwen_base, tmp_path / "cut", **held, save_steps=3)
     assert [step for step, _ in rows_of(tmp_path / "cut")] == [1, 2, 3, 4]
-    # the next checkpoint was begun and not finished
-    half = tmp_path / "cut" / "checkpoints" / "checkpoint-5"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"half")
+    # simulate an incomplete checkpoint
+    incomplete = tmp_path / "cut" / "checkpoints" / "checkpoint-5"
+    incomplete.mkdir()
+    (incomplete / "model.safetensors").write_bytes(b"incomplete")
 
-    watched.happens = None
+    recorder.happens = None
     resumed = tune(qwen_base, tmp_path / "cut", **held, save_steps=3, resume=True)
 
-    assert watched.made[-1].state.global_step == 5
+    assert recorder.made[-1].state.global_step == 5
     assert rows_of(tmp_path / "cut") == rows_of(tmp_path / "whole")
     assert not changed(whole, resumed)
 
 
-def test_ctrl_c_saves_the_step_at_hand(tiny_base, tmp_path, watched):
+def test_ctrl_c_saves_the_current_step(tiny_base, tmp_path, recorder):
     whole = tune(tiny_base, tmp_path / "whole")
     before = signal.getsignal(signal.SIGINT)
-    watched.at_step = 3
-    watched.happens = staticmethod(lambda: signal.raise_signal(signal.SIGINT))
+    recorder.at_step = 3
+    recorder.happens = staticmethod(lambda: signal.raise_signal(signal.SIGINT))
 
-    with pytest.raises(StoppedEarly, match=f"go on with --resume {tmp_path / 'stopped'}"):
+    with pytest.raises(StoppedEarly, match=f"resume with --resume {tmp_path / 'stopped'}"):
         tune(tiny_base, tmp_path / "stopped")
 
     assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "stopped" / "checkpoints" / "checkpoint-3").is_dir()
     assert not (tmp_path / "stopped" / "model").exists()
 
-    watched.happens = None
+    recorder.happens = None
     resumed = tune(tiny_base, tmp_path / "stopped", resume=True)
     assert not changed(whole, resumed)
     assert rows_of(tmp_path / "stopped") == rows_of(tmp_path / "whole")
 
 
-def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tiny_base, tmp_path):
+def test_resuming_a_finished_run_changes_nothing(tiny_base, tmp_path):
     first = weights(tune(tiny_base, tmp_path / "run"))
     again = weights(tune(tiny_base, tmp_path / "run", resume=True))
 
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_a_new_run_does_not_go_on_from_what_lies_there(tiny_base, tmp_path):
+def test_new_run_ignores_old_checkpoints(tiny_base, tmp_path):
     tune(tiny_base, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
 
@@ -577,12 +577,12 @@ def test_a_new_run_does_not_go_on_from_what_lies_there(tiny_base, tmp_path):
     ]
 
 
-def test_a_base_that_is_not_there_is_named(tmp_path):
+def test_reports_a_missing_base(tmp_path):
     with pytest.raises(CheckpointError, match="nothing: no such folder"):
         tune(tmp_path / "nothing", tmp_path / "run")
 
 
-def test_logits_are_taken_where_labels_are_and_the_loss_is_the_same(tmp_path, monkeypatch):
+def test_logits_at_labels_only_give_the_same_loss(tmp_path, monkeypatch):
     qwen = build_qwen(tmp_path / "qwen")
     rows = [judge_row(n, "True", "False") for n in range(6)]
     taken: list[int] = []
@@ -602,18 +602,18 @@ def test_logits_are_taken_where_labels_are_and_the_loss_is_the_same(tmp_path, mo
         return [row["loss"] for row in directory.rows() if "loss" in row]
 
     few, few_taken = losses("few"), sum(taken)
-    monkeypatch.setattr(fine_tuning, "logits_where_labels_are", contextlib.nullcontext)
+    monkeypatch.setattr(sft_trainer, "logits_at_labels_only", contextlib.nullcontext)
     all_, all_taken = losses("all"), sum(taken)
 
-    # Two rows, each with two verdicts and the ends of two turns.
+    # two rows, each with two verdicts and two end tokens
     assert few_taken == 5 * 2 * 4
     assert all_taken > 5 * few_taken
     assert few == pytest.approx(all_, abs=1e-5)
 
 
-def test_a_base_that_is_neither_a_folder_nor_a_name_is_told_so(tmp_path):
+def test_reports_a_base_that_is_neither_a_path_nor_a_hub_id(tmp_path):
     for base in (tmp_path / "runs" / "sft" / "model", "runs/nano/sft/model"):
-        with pytest.raises(CheckpointError, match=r"no such folder .* OWNER/NAME"):
+        with pytest.raises(CheckpointError, match=r"no such folder.*Hub ID"):
             open_processor(base)
         with pytest.raises(CheckpointError, match="no such folder"):
             load_base(base, "fp32", "fp32", None, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""All turns of a dialogue in one row: laid out as said, and to the model the same as one by one."""
+"""Shared-prefix rows: their layout, and that the model computes the same as for separate samples."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,8 @@ from training.sft.tokenise import SampleReader
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def text(prompt: list[int], completion: list[int]) -> TokenisedSample:
-    """A sample without a picture: its positions count up."""
+def text_sample(prompt: list[int], completion: list[int]) -> TokenisedSample:
+    """A sample without images: its positions count up."""
     count = len(prompt) + len(completion)
     return TokenisedSample(tuple(prompt), tuple(completion), torch.arange(count).expand(3, count))
 
@@ -45,8 +45,10 @@ def model(base: Path) -> Qwen2_5_VLForConditionalGeneration:
     return Qwen2_5_VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
 
 
-def one_by_one(model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]) -> Tensor:
-    """The same loss, each sample in a row of its own, by transformers' own attention."""
+def separate_loss(
+    model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]
+) -> Tensor:
+    """The loss with each sample in a row of its own and transformers' own attention."""
     model.model.language_model.set_attn_implementation("sdpa")
     losses = []
     for sample in samples:
@@ -63,7 +65,9 @@ def one_by_one(model: Qwen2_5_VLForConditionalGeneration, samples: list[Tokenise
     return torch.stack(losses).sum()
 
 
-def together(model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]) -> Tensor:
+def packed_loss(
+    model: Qwen2_5_VLForConditionalGeneration, samples: list[TokenisedSample]
+) -> Tensor:
     model.model.language_model.set_attn_implementation(ATTENTION)
     return row_loss(model, shared_prefix_row(samples))
 
@@ -74,23 +78,27 @@ def gradients(model: Qwen2_5_VLForConditionalGeneration, loss: Tensor) -> dict[s
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_a_history_is_there_once_and_each_branch_begins_where_it_leaves_it():
-    # 9 begins a turn; the second history goes on behind 1 2 3
-    row = shared_prefix_row([text([1, 2, 3, 9], [4, 5]), text([1, 2, 3, 7, 6, 9], [8])])
+def test_row_has_the_history_once_and_branches_where_samples_diverge():
+    # 9 starts a turn; the second history continues after 1 2 3
+    row = shared_prefix_row(
+        [text_sample([1, 2, 3, 9], [4, 5]), text_sample([1, 2, 3, 7, 6, 9], [8])]
+    )
 
     assert row.tokens.tolist() == [[1, 2, 3, 7, 6, 9, 4, 5, 9, 8]]
     assert row.branches.trunk == 5
     assert row.branches.shared == (3, 5)
     assert row.branches.lengths == (3, 2)
     assert row.positions[0, 0].tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 5, 6]
-    # the 9 of each branch predicts its first word
+    # the 9 of each branch predicts its first target
     assert row.predicting.tolist() == [5, 6, 8]
     assert row.targets.tolist() == [4, 5, 8]
 
 
-def test_a_branch_sees_the_trunk_up_to_its_own_beginning_and_itself():
-    row = shared_prefix_row([text([1, 2, 3, 9], [4, 5]), text([1, 2, 3, 7, 6, 9], [8])])
-    first = row.branches.unseen[:3, 5 - 3 : 5 + 3]  # three of the trunk's, three of its own
+def test_branch_attends_to_its_prefix_of_the_trunk_and_to_itself():
+    row = shared_prefix_row(
+        [text_sample([1, 2, 3, 9], [4, 5]), text_sample([1, 2, 3, 7, 6, 9], [8])]
+    )
+    first = row.branches.mask[:3, 5 - 3 : 5 + 3]  # three trunk tokens, three of its own
 
     inf = float("inf")
     assert first.tolist() == [
@@ -100,8 +108,8 @@ def test_a_branch_sees_the_trunk_up_to_its_own_beginning_and_itself():
     ]
 
 
-def test_samples_that_share_nothing_are_laid_side_by_side():
-    row = shared_prefix_row([text([1, 2, 9], [3]), text([5, 9], [6])])
+def test_samples_without_a_common_prefix_share_nothing():
+    row = shared_prefix_row([text_sample([1, 2, 9], [3]), text_sample([5, 9], [6])])
 
     assert row.branches.shared == (2, 0)
     assert row.tokens.tolist() == [[1, 2, 9, 3, 5, 9, 6]]
@@ -117,15 +125,15 @@ def test_samples_that_share_nothing_are_laid_side_by_side():
     ),
     stranger=st.booleans(),
 )
-def test_a_row_has_the_loss_of_its_samples_one_by_one(model, history, turns, stranger):
-    samples = [text([*history[:end], 19], completion) for end, completion in turns]
+def test_packed_loss_equals_the_separate_losses(model, history, turns, stranger):
+    samples = [text_sample([*history[:end], 19], completion) for end, completion in turns]
     if stranger:
-        samples.append(text([*reversed(history), 19], [30, 31]))
+        samples.append(text_sample([*reversed(history), 19], [30, 31]))
 
     with torch.no_grad():
-        apart, shared = one_by_one(model, samples), together(model, samples)
+        expected, actual = separate_loss(model, samples), packed_loss(model, samples)
 
-    assert shared.item() == pytest.approx(apart.item(), rel=1e-4)
+    assert actual.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -157,29 +165,27 @@ def photos(small_corpora: Path) -> dict[str, bytes]:
     return {face.file: face.data for face in read_faces(small_corpora / "faces")}
 
 
-def test_photos_lie_in_the_branches_and_loss_and_gradients_are_those_of_one_by_one(
-    model, base, dialogues, photos
-):
+def test_gradients_with_photos_equal_those_of_separate_samples(model, base, dialogues, photos):
     reader = SampleReader(base, model, photos)
     samples = [reader.read(sample) for sample in dialogues[0]]
     assert len({sample.pixels is None for sample in samples}) == 2  # with a photo and without
     row = shared_prefix_row(samples)
-    spared = sum(len(one.prompt) + len(one.completion) for one in samples) - row.tokens.shape[1]
-    assert spared > 0
-    # the trunk holds no picture
+    total = sum(len(sample.prompt) + len(sample.completion) for sample in samples)
+    assert row.tokens.shape[1] < total
+    # the trunk contains no image
     trunk = row.tokens[0, : row.branches.trunk]
     assert not (trunk == model.config.image_token_id).any()
 
-    expected = gradients(model, one_by_one(model, samples))
-    found = gradients(model, together(model, samples))
+    expected = gradients(model, separate_loss(model, samples))
+    actual = gradients(model, packed_loss(model, samples))
 
-    assert found.keys() == expected.keys()
-    assert any(name.startswith("model.visual") for name in found)
+    assert actual.keys() == expected.keys()
+    assert any(name.startswith("model.visual") for name in actual)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_other_image_tokens_may_stand_for_those_of_the_tower(model, base, dialogues, photos):
+def test_precomputed_image_tokens_replace_the_tower(model, base, dialogues, photos):
     reader = SampleReader(base, model, photos)
     row = shared_prefix_row([reader.read(sample) for sample in dialogues[0]])
 
@@ -192,12 +198,12 @@ def test_other_image_tokens_may_stand_for_those_of_the_tower(model, base, dialog
     assert blank.item() != pytest.approx(seen.item(), rel=1e-6)
 
 
-def test_the_model_reads_what_the_page_would_give_it(model, base, dialogues, photos):
+def test_samples_are_tokenised_as_at_inference(model, base, dialogues, photos):
     reader = SampleReader(base, model, photos)
     lease = ModelPool().lease(str(base), None, None, "cpu")
     chat: ChatModel = lease.chat
     try:
-        for sample in (one for dialogue in dialogues for one in dialogue):
+        for sample in (sample for dialogue in dialogues for sample in dialogue):
             read = reader.read(sample)
             encoded = chat.encode(policy_messages(sample.dialogue(photos), "trained"))
 
@@ -211,8 +217,8 @@ def test_the_model_reads_what_the_page_would_give_it(model, base, dialogues, pho
         lease.release()
 
 
-def test_a_history_grows_from_turn_to_turn(model, base, dialogues, photos):
-    # otherwise the tests above would look at rows in which little is shared
+def test_branches_share_more_of_the_trunk_from_turn_to_turn(model, base, dialogues, photos):
+    # otherwise the rows of the tests above would share little
     reader = SampleReader(base, model, photos)
     row = shared_prefix_row([reader.read(sample) for sample in dialogues[1]])
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.training.grpo import world
 from training.__main__ import main
-from training.common.processes import process_number
+from training.common.processes import process_rank
 from training.grpo import train
 
 
@@ -26,7 +26,7 @@ def fails(step: int, rank: int, told: Path) -> type:
 
         def judged(self, *arguments: Any) -> Any:
             type(self).calls += 1
-            if self.calls == step and process_number() == rank:
+            if self.calls == step and process_rank() == rank:
                 told.write_text(str(time.time()), encoding="utf-8")
                 raise MemoryError("this process broke")
             return super().judged(*arguments)

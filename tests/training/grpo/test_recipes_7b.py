@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2_5_VLForConditi
 
 from compeer_core.config import load_toml
 from compeer_core.registry import SourceKind, parse_source
-from training.benchmark.shapes import SHAPES
+from training.benchmark.random_checkpoints import SHAPES
 from training.finetune.base_model import lora_config
 from training.grpo.train import Config
 

@@ -149,8 +149,8 @@ def test_each_process_gets_its_own_part_of_a_group_that_is_spread(monkeypatch):
     parts = [group_reward("paper", size=4).judged(texts[n : n + 2], rows[:2]) for n in (0, 2)]
     found = []
     for number in (0, 1):
-        monkeypatch.setattr(reward_module, "gathered", lambda own: parts)
-        monkeypatch.setattr(reward_module, "process_number", lambda number=number: number)
+        monkeypatch.setattr(reward_module, "gather_from_processes", lambda own: parts)
+        monkeypatch.setattr(reward_module, "process_rank", lambda number=number: number)
         one = group_reward("paper", size=4)
         found += one(completions=texts[2 * number : 2 * number + 2], row=rows[:2])
         assert len(one.everyone) == 4 and len(one.last) == 2
@@ -159,8 +159,8 @@ def test_each_process_gets_its_own_part_of_a_group_that_is_spread(monkeypatch):
 
 
 def test_alone_a_process_gathers_its_own():
-    assert processes.gathered([1, 2]) == [[1, 2]]
-    with pytest.raises(ValueError, match="mine"), processes.failing_together():
+    assert processes.gather_from_processes([1, 2]) == [[1, 2]]
+    with pytest.raises(ValueError, match="mine"), processes.fail_together():
         raise ValueError("mine")
 
 

@@ -1,4 +1,4 @@
-"""Pre-training: its schedule and its order by hand, and that an interruption changes nothing."""
+"""Pre-training: schedule and data order by hand, and resumption after interrupts at any point."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ STEPS = 6
 
 @pytest.fixture
 def config(small_corpora: Path, tokenizer_folder: Path, tiny_shape: Any, tmp_path: Path) -> Config:
-    """Six steps of two short blocks; a checkpoint at 2, 4 and 6, the validation loss at 3 and 6."""
+    """Six steps of two short blocks; checkpoints at 2, 4 and 6, validation at 3 and 6."""
     return Config(
         data_dir=small_corpora,
         tokenizer=tokenizer_folder,
@@ -60,7 +60,7 @@ def config(small_corpora: Path, tokenizer_folder: Path, tiny_shape: Any, tmp_pat
     )
 
 
-# --- the schedule and the order ------------------------------------------------------------------
+# --- schedule and data order ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,28 +69,28 @@ def config(small_corpora: Path, tokenizer_folder: Path, tiny_shape: Any, tmp_pat
         (0, 0.25),  # warm-up: (0 + 1) / 4
         (2, 0.75),
         (3, 1.0),  # plateau
-        (6, 1.0),  # (10 - 6) / 4 are left: the decay begins
+        (6, 1.0),  # (10 - 6) / 4: the decay starts
         (7, 0.75),
-        (9, 0.25),  # the last step made
+        (9, 0.25),  # the last step
         (10, 0.0),  # the end
     ],
 )
-def test_the_learning_rate_warms_up_stays_and_falls(config, step, factor):
+def test_learning_rate_warms_up_stays_and_decays(config, step, factor):
     config = config.model_copy(update={"steps": 10, "warmup_steps": 4, "decay_steps": 4})
 
     assert learning_rate_factor(step, config) == pytest.approx(factor)
 
 
-def test_warm_up_and_decay_may_overlap_or_be_left_out(config):
+def test_warm_up_and_decay_may_overlap_or_be_zero(config):
     overlap = config.model_copy(update={"steps": 4, "warmup_steps": 4, "decay_steps": 4})
     without = config.model_copy(update={"steps": 4, "warmup_steps": 0, "decay_steps": 0})
 
-    # 2/4 warm times 3/4 left; the product, so that neither limit is broken
+    # warm-up 2/4 times decay 3/4
     assert learning_rate_factor(1, overlap) == pytest.approx(0.375)
     assert [learning_rate_factor(step, without) for step in (0, 3, 4)] == [1.0, 1.0, 0.0]
 
 
-def test_every_epoch_holds_each_block_once_in_an_order_of_its_own():
+def test_each_epoch_has_every_block_once_in_a_new_order():
     order = block_order(20, seed=1)
     epochs = [list(itertools.islice(order, 20)) for _ in range(3)]
 
@@ -100,7 +100,7 @@ def test_every_epoch_holds_each_block_once_in_an_order_of_its_own():
     assert list(itertools.islice(block_order(20, seed=2), 20)) != epochs[0]
 
 
-def test_the_stream_ends_each_document_with_its_token(tokenizer):
+def test_documents_end_with_the_end_token(tokenizer):
     stream = tokenise(["one", "two"], tokenizer)
 
     end = tokenizer.get_vocab()["<|endoftext|>"]
@@ -108,8 +108,8 @@ def test_the_stream_ends_each_document_with_its_token(tokenizer):
     assert stream.tolist() == [*tokenizer("one").input_ids, end, *tokenizer("two").input_ids, end]
 
 
-def test_the_loss_is_the_models_own(tokenizer, tiny_shape):
-    # the shortcut past the image half must not change what is learnt
+def test_loss_equals_that_of_the_model(tokenizer, tiny_shape):
+    # bypassing the image tower must not change the loss
     model = build_model(tiny_shape, tokenizer)
     block = torch.randint(0, len(tokenizer) - 10, (2, 17), generator=torch.manual_seed(0))
 
@@ -118,7 +118,7 @@ def test_the_loss_is_the_models_own(tokenizer, tiny_shape):
     assert language_loss(model, block).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
-# --- who is trained by what ----------------------------------------------------------------------
+# --- optimisers ----------------------------------------------------------------------------------
 
 
 def test_every_language_parameter_has_exactly_one_optimiser(config, tokenizer, tiny_shape):
@@ -133,7 +133,7 @@ def test_every_language_parameter_has_exactly_one_optimiser(config, tokenizer, t
     language = [name for name in name_of.values() if ".visual." not in name]
     assert sorted(by_muon + by_adamw) == sorted(language)
     assert isinstance(muon, torch.optim.Muon)
-    # per layer q, k, v, o and three of the MLP; biases, norms and the embedding are no matrices of it
+    # per layer q, k, v, o and three of the MLP
     assert len(by_muon) == 2 * 7
     assert all(".layers." in name and name.endswith("_proj.weight") for name in by_muon)
     assert "model.language_model.embed_tokens.weight" in by_adamw
@@ -143,11 +143,11 @@ def test_every_language_parameter_has_exactly_one_optimiser(config, tokenizer, t
 
 
 class PowerCut(BaseException):
-    """Not an Exception: nothing may catch it on the way."""
+    """Not an Exception, so that no handler catches it."""
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """What was measured, without what depends on the clock."""
+    """Return the metrics without those that depend on time."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     clock = {"time", "tokens_per_second"}
     return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
@@ -157,13 +157,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def at_pass(number: int, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
-    """Let something happen in the middle of a forward pass, counted from 1."""
-    made = itertools.count(1)
+def at_pass(number: int, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
+    """Call `action` during a forward pass, counted from 1."""
+    passes = itertools.count(1)
 
     def loss(*arguments: Any) -> torch.Tensor:
-        if next(made) == number:
-            happens()
+        if next(passes) == number:
+            action()
         return language_loss(*arguments)
 
     monkeypatch.setattr(pretrain, "language_loss", loss)
@@ -173,7 +173,7 @@ def cut() -> None:
     raise PowerCut
 
 
-def ask_to_stop() -> None:
+def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
@@ -184,34 +184,34 @@ def uninterrupted(config: Config, tmp_path: Path) -> Path:
     return whole.output
 
 
-def test_a_run_interrupted_anywhere_ends_as_an_uninterrupted_one(
-    config, uninterrupted, monkeypatch, tmp_path
-):
+def test_resumed_run_equals_an_uninterrupted_one(config, uninterrupted, monkeypatch, tmp_path):
     expected, end = rows(uninterrupted), weights(uninterrupted)
     assert [row["step"] for row in expected] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in expected if "validation_loss" in row] == [3, 6]
 
-    # forward passes 1, 2, 3 make steps 1, 2, 3; 4 and 5 are validation; 6, 7, 8 make steps 4, 5, 6
-    for happens, error in ((cut, PowerCut), (ask_to_stop, StoppedEarly)):
+    # forward passes 1 to 3 are steps 1 to 3; 4 and 5 are validation; 6 to 8 are steps 4 to 6
+    for action, error in ((cut, PowerCut), (interrupt, StoppedEarly)):
         for number in (1, 2, 3, 4, 6, 7, 8):
             output = tmp_path / f"{error.__name__}-{number}"
             broken = config.model_copy(update={"output": output})
             with monkeypatch.context() as patch:
-                at_pass(number, patch, happens)
+                at_pass(number, patch, action)
                 with pytest.raises(error):
                     pretrain.run(broken)
             pretrain.run(broken, resume=output)
 
-            assert rows(output) == expected, (happens, number)
+            assert rows(output) == expected, (action, number)
             assert end.keys() == weights(output).keys()
             assert all(torch.equal(end[name], w) for name, w in weights(output).items())
 
 
-def test_ctrl_c_saves_the_step_and_says_how_to_go_on(config, monkeypatch):
+def test_ctrl_c_saves_the_step_and_reports_how_to_resume(config, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
-    at_pass(3, monkeypatch, ask_to_stop)
+    at_pass(3, monkeypatch, interrupt)
 
-    with pytest.raises(StoppedEarly, match=f"saved at step 3; go on with --resume {config.output}"):
+    with pytest.raises(
+        StoppedEarly, match=f"saved at step 3; resume with --resume {config.output}"
+    ):
         pretrain.run(config)
 
     assert signal.getsignal(signal.SIGINT) is before
@@ -219,13 +219,13 @@ def test_ctrl_c_saves_the_step_and_says_how_to_go_on(config, monkeypatch):
     assert not (config.output / "model").exists()
 
 
-def test_a_second_ctrl_c_is_not_held_back(config, monkeypatch):
+def test_second_ctrl_c_stops_immediately(config, monkeypatch):
     def twice() -> None:
-        ask_to_stop()
-        ask_to_stop()
+        interrupt()
+        interrupt()
 
     at_pass(2, monkeypatch, twice)
-    # A shell starts what runs in the background with Ctrl-C ignored, and tests inherit that.
+    # Background jobs of a shell ignore SIGINT, and tests inherit that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     try:
@@ -235,14 +235,14 @@ def test_a_second_ctrl_c_is_not_held_back(config, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_resumed_run_may_be_longer_and_no_different_otherwise(config):
+def test_resumed_run_may_change_only_its_length(config):
     pretrain.run(config)
     longer = config.model_copy(update={"steps": STEPS + 1, "decay_steps": 1})
     other = config.model_copy(update={"batch_size": 4, "muon_lr": 0.5})
 
     with pytest.raises(ConfigError, match=r"batch_size \(was 2, now 4\), muon_lr \(was 0.02"):
         pretrain.run(other, resume=config.output)
-    with pytest.raises(ConfigError, match="a run is already there"):
+    with pytest.raises(ConfigError, match="there is already a run"):
         pretrain.run(config)
     pretrain.run(longer, resume=config.output)
 
@@ -251,7 +251,7 @@ def test_a_resumed_run_may_be_longer_and_no_different_otherwise(config):
     assert summary == {"steps": 7, "tokens": 7 * 2 * 16}
 
 
-def test_a_start_that_made_no_step_leaves_nothing_to_the_next(config, monkeypatch, uninterrupted):
+def test_run_without_steps_leaves_no_caches_behind(config, monkeypatch, uninterrupted):
     other = config.model_copy(
         update={"sources": (Source(path="english/grimm_tales.txt.gz", kind=SourceKind.PLAIN),)}
     )
@@ -266,11 +266,11 @@ def test_a_start_that_made_no_step_leaves_nothing_to_the_next(config, monkeypatc
     assert rows(config.output) == rows(uninterrupted)
 
 
-# --- the checkpoint at any moment ----------------------------------------------------------------
+# --- atomic checkpoints --------------------------------------------------------------------------
 
 
 def state(step: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """A model whose only weight is the number of its step."""
+    """Return a model whose only weight is its step number, and an optimiser."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, step)
     return model, [torch.optim.SGD(model.parameters(), lr=1.0)]
@@ -281,7 +281,7 @@ def save(folder: Path, step: int) -> None:
 
 
 def load(folder: Path) -> int:
-    """Return the step that is found, once the weights are known to be that step's."""
+    """Return the step of the checkpoint, after checking its weights."""
     model, optimizers = state(-1)
     step = load_checkpoint(folder, model, optimizers)
     assert step == 0 or model.weight.item() == step
@@ -289,12 +289,12 @@ def load(folder: Path) -> int:
 
 
 def save_until(folder: Path, step: int, moment: int) -> bool:
-    """Save, but lose power before the operation on the disk with that number; was it reached?"""
-    done = itertools.count()
+    """Save, and simulate a power cut before a numbered disk operation; whether it was reached."""
+    operations = itertools.count()
 
     def dying(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
-            if next(done) == moment:
+            if next(operations) == moment:
                 raise PowerCut
             return operation(*arguments, **options)
 
@@ -311,32 +311,32 @@ def save_until(folder: Path, step: int, moment: int) -> bool:
     return False
 
 
-def test_a_power_cut_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(tmp_path):
+def test_power_cut_leaves_the_old_or_the_new_checkpoint(tmp_path):
     for first in range(10):
         for second in range(10):
             folder = tmp_path / f"{first}-{second}" / "checkpoint"
             save(folder, 1)
             was_cut = save_until(folder, 2, first)
-            found = load(folder)
-            assert found == 2 if not was_cut else found in {1, 2}
+            step = load(folder)
+            assert step == 2 if not was_cut else step in {1, 2}
 
-            # the run goes on from what was found, and dies in its next save, too
-            was_cut = save_until(folder, found + 1, second)
-            assert load(folder) == found + 1 if not was_cut else load(folder) in {found, found + 1}
+            # the run resumes, and is killed in its next save as well
+            was_cut = save_until(folder, step + 1, second)
+            assert load(folder) == step + 1 if not was_cut else load(folder) in {step, step + 1}
 
             save(folder, 9)
             assert load(folder) == 9
-    assert not save_until(folder, 10, 9), "ten moments are all there are"
+    assert not save_until(folder, 10, 9), "there are at most ten disk operations"
 
 
-def test_without_a_checkpoint_a_run_begins_at_its_first_step(tmp_path):
+def test_without_a_checkpoint_the_step_is_0(tmp_path):
     assert load(tmp_path / "checkpoint") == 0
 
 
-# --- what is refused before anything is trained --------------------------------------------------
+# --- checks before training ----------------------------------------------------------------------
 
 
-def test_a_dry_run_checks_the_files_and_writes_nothing(config):
+def test_dry_run_checks_the_files_and_writes_nothing(config):
     pretrain.run(config, dry_run=True)
     assert not config.output.exists()
 
@@ -345,13 +345,13 @@ def test_a_dry_run_checks_the_files_and_writes_nothing(config):
         pretrain.run(config.model_copy(update={"sources": missing}), dry_run=True)
 
 
-def test_a_missing_tokenizer_is_named(config, tmp_path):
-    with pytest.raises(ConfigError, match=r"elsewhere: no tokenizer there"):
+def test_reports_a_missing_tokenizer(config, tmp_path):
+    with pytest.raises(ConfigError, match=r"elsewhere: contains no tokenizer"):
         pretrain.run(config.model_copy(update={"tokenizer": tmp_path / "elsewhere"}))
 
 
 @pytest.mark.parametrize("part", ["sources", "validation"])
-def test_too_little_text_is_refused_before_the_first_step(config, tmp_path, part):
+def test_rejects_too_little_text_before_the_first_step(config, tmp_path, part):
     write_blocks(tmp_path / "little.txt.gz", ["A word."])
     little = config.model_copy(
         update={
@@ -369,7 +369,7 @@ def test_too_little_text_is_refused_before_the_first_step(config, tmp_path, part
     assert not (config.output / "metrics.jsonl").exists()
 
 
-# --- what is tested ------------------------------------------------------------------------------
+# --- decontamination -----------------------------------------------------------------------------
 
 TESTED = (
     ("usr", "My manager told the whole team yesterday that I had failed again."),
@@ -377,7 +377,7 @@ TESTED = (
 )
 
 
-def test_what_repeats_a_tested_dialogue_is_left_out_and_counted(config, tmp_path):
+def test_near_duplicates_of_test_documents_are_removed_and_counted(config, tmp_path):
     fresh = [
         ("usr", "Another day without a word from any one of my friends."),
         ("sys", "Oh.", "Others"),
@@ -397,15 +397,15 @@ def test_what_repeats_a_tested_dialogue_is_left_out_and_counted(config, tmp_path
 
     pretrain.run(changed)
 
-    found = json.loads((config.output / "left_out.json").read_text(encoding="utf-8"))
-    assert found == {"tested": 1, "seen": 16, "left_out": 8}
+    counts = json.loads((config.output / "left_out.json").read_text(encoding="utf-8"))
+    assert counts == {"tested": 1, "seen": 16, "left_out": 8}
     tokens = np.load(config.output / "train.uint16.npy")
     text = AutoTokenizer.from_pretrained(config.tokenizer).decode(tokens)
     assert "friends" in text and "manager" not in text
-    assert "8 of 16 documents left out" in (config.output / "log.txt").read_text(encoding="utf-8")
+    assert "8 of 16 documents removed" in (config.output / "log.txt").read_text(encoding="utf-8")
 
 
-def test_a_missing_file_of_what_is_tested_is_named(config):
+def test_reports_a_missing_held_out_file(config):
     missing = config.model_copy(
         update={"held_out": (Source(path="nowhere.txt.gz", kind=SourceKind.ESCONV),)}
     )

@@ -1,4 +1,4 @@
-"""The tokenizer of COMPEER-nano: what must be one token, and that no text is lost."""
+"""COMPEER-nano's tokenizer: single tokens, and lossless round trips."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +14,7 @@ from training.nano.tokenizer import train_tokenizer
 ONE_TOKEN = (*TAGS, *VERDICT_WORDS)
 OPENING = "<|im_start|>assistant\n"
 
-# the fixture of one session is only read
+# the session fixture is read-only
 many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 texts = st.text() | st.lists(
     st.sampled_from(
@@ -29,7 +29,7 @@ def ids(tokenizer, text):
 
 
 @pytest.mark.parametrize("word", ONE_TOKEN)
-def test_a_tag_or_verdict_is_one_token_alone_and_as_an_assistants_answer(tokenizer, word):
+def test_tags_and_verdicts_are_single_tokens_alone_and_in_a_chat(tokenizer, word):
     token = tokenizer.get_vocab()[word]
 
     assert ids(tokenizer, word) == [token]
@@ -40,28 +40,28 @@ def test_a_tag_or_verdict_is_one_token_alone_and_as_an_assistants_answer(tokeniz
     ]
 
 
-def test_the_answer_stands_right_after_the_generation_prompt(tokenizer):
-    asked = [{"role": "user", "content": "True or False?"}]
-    answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": "False"}]}]
+def test_answer_follows_the_generation_prompt(tokenizer):
+    question = [{"role": "user", "content": "True or False?"}]
+    answer = [*question, {"role": "assistant", "content": [{"type": "text", "text": "False"}]}]
 
     def rendered(messages, *, prompt):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
         return ids(tokenizer, text)
 
-    prompt = rendered(asked, prompt=True)
-    whole = rendered(answered, prompt=False)
+    prompt = rendered(question, prompt=True)
+    whole = rendered(answer, prompt=False)
     assert whole[: len(prompt)] == prompt
     assert whole[len(prompt)] == tokenizer.get_vocab()["False"]
     assert whole[len(prompt) + 1] == tokenizer.eos_token_id
 
 
-def test_a_verdict_word_inside_another_word_is_no_verdict(tokenizer):
-    # "Firstly" and "Untrue": the six words count only as whole words
+def test_verdict_words_match_whole_words_only(tokenizer):
+    # such as "First" in "Firstly"
     for text in ("Firstly", "Bothered", "xTrue"):
         assert not {tokenizer.get_vocab()[word] for word in VERDICT_WORDS} & {*ids(tokenizer, text)}
 
 
-def test_an_image_block_stands_where_it_was_put(tokenizer):
+def test_image_blocks_keep_their_position(tokenizer):
     content = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
 
     text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
@@ -71,47 +71,47 @@ def test_an_image_block_stands_where_it_was_put(tokenizer):
 
 @many
 @given(texts)
-def test_no_text_is_lost(tokenizer, text):
+def test_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
 @many
 @given(texts)
-def test_every_token_has_a_row_in_the_embedding(tokenizer, text):
+def test_token_ids_are_within_the_vocabulary(tokenizer, text):
     assert all(0 <= token < len(tokenizer) for token in ids(tokenizer, text))
 
 
-def test_the_vocabulary_keeps_to_its_size(tokenizer):
+def test_vocabulary_has_the_requested_size(tokenizer):
     assert len(tokenizer) == 600
     assert {*SPECIAL_TOKENS, *ONE_TOKEN} <= tokenizer.get_vocab().keys()
     assert max(tokenizer.get_vocab().values()) == 599
 
 
-def test_tags_survive_when_special_tokens_are_skipped(tokenizer):
-    # trl decodes so before it calls a reward function
-    written = "<history>a\nStage: Action</history>\n<reply>b</reply><|im_end|>"
+def test_tags_are_kept_when_special_tokens_are_skipped(tokenizer):
+    # as trl decodes before it calls a reward function
+    completion = "<history>a\nStage: Action</history>\n<reply>b</reply><|im_end|>"
 
-    kept = tokenizer.decode(ids(tokenizer, written), skip_special_tokens=True)
+    decoded = tokenizer.decode(ids(tokenizer, completion), skip_special_tokens=True)
 
-    assert kept == written.removesuffix("<|im_end|>")
-    assert read(kept).reply == "b"
+    assert decoded == completion.removesuffix("<|im_end|>")
+    assert read(decoded).reply == "b"
 
 
-def test_a_vocabulary_without_room_for_the_bytes_is_refused():
+def test_rejects_a_vocabulary_that_is_too_small():
     # 256 bytes, 8 tags, 6 verdict words, 7 special tokens
     with pytest.raises(ConfigError, match="at least 277, got 276"):
         train_tokenizer(["a"], 276, 64)
     assert len(train_tokenizer(["a"], 277, 64)) == 277
 
 
-def test_label_lines_hold_every_label_once():
+def test_label_lines_contain_every_label_once():
     lines = label_lines()
 
     assert len(lines) == len({*lines}) == 5 + 3 + 3 + 13 + 8
     assert {"Intensity: 5", "Stage: Action", "Strategy: Self-disclosure"} <= {*lines}
 
 
-def test_the_stage_saves_what_it_learnt(small_corpora, tmp_path):
+def test_stage_saves_the_tokenizer(small_corpora, tmp_path):
     from transformers import AutoTokenizer
 
     config = stage.Config(
@@ -133,8 +133,8 @@ def test_the_stage_saves_what_it_learnt(small_corpora, tmp_path):
     assert [ids(loaded, word) for word in ONE_TOKEN] == [
         [loaded.get_vocab()[word]] for word in ONE_TOKEN
     ]
-    asked = [{"role": "user", "content": "Hi"}]
-    assert loaded.apply_chat_template(asked, tokenize=False, add_generation_prompt=True) == (
+    question = [{"role": "user", "content": "Hi"}]
+    assert loaded.apply_chat_template(question, tokenize=False, add_generation_prompt=True) == (
         f"<|im_start|>user\nHi<|im_end|>\n{OPENING}"
     )
     assert loaded.decode(ids(loaded, "don't , stop .")) == "don't , stop ."

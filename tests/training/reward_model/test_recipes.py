@@ -9,7 +9,7 @@ from peft import get_peft_model
 from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.config import load_toml
-from training.benchmark.shapes import SHAPES
+from training.benchmark.random_checkpoints import SHAPES
 from training.cer.personality.rewriting import VARIANTS
 from training.finetune.base_model import freeze_image_encoder, lora_config
 from training.reward_model.conversations import Kind

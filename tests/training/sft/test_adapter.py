@@ -15,7 +15,7 @@ from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import load_transformers
 from compeer_core.prompts import policy_messages
 from tests.training.reward_model.test_train import record
-from tests.training.runs import run_in_processes, stopped_in_step_3
+from tests.training.runs import interrupt_at_step_3, run_in_processes
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.data.samples import write_records
@@ -284,7 +284,7 @@ def test_each_pass_takes_every_dialogue_once_in_an_order_of_its_own(config):
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = changed(config, output=tmp_path / "whole")
     adapter.run(whole)
-    with stopped_in_step_3(monkeypatch):  # in the second pass, and at no save
+    with interrupt_at_step_3(monkeypatch):  # in the second pass, and at no save
         adapter.run(config)
     assert not (config.output / "adapter").exists()
     adapter.run(config, resume=config.output)

@@ -14,11 +14,11 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.cer import Split
 from compeer_core.errors import ConfigError
-from tests.training.runs import stopped_in_step_3
+from tests.training.runs import interrupt_at_step_3
 from training.data.face_tokens import embeddings_of, sure_tokens, word_vectors
 from training.data.faces import FACE_CLASSES, read_faces, read_readings
 from training.data.samples import Sample, read_records
-from training.evaluation.shown_faces import with_face
+from training.evaluation.face_swap import with_face
 from training.sft import dialogues
 from training.sft.dialogues import Config
 from training.sft.source import drawn_samples
@@ -209,7 +209,7 @@ def test_about_the_asked_share_of_dialogues_has_sure_faces_and_the_loss_learns_f
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = config.model_copy(update={"output": tmp_path / "whole"})
     dialogues.run(whole)
-    with stopped_in_step_3(monkeypatch):  # in the second pass, and at no save
+    with interrupt_at_step_3(monkeypatch):  # in the second pass, and at no save
         dialogues.run(config)
     assert not (config.output / "model").exists()
     dialogues.run(config, resume=config.output)

@@ -1,4 +1,4 @@
-"""The recipe of COMPEER-nano goes through in one go, from corpora to the shipped folder and its numbers."""
+"""The full recipe of COMPEER-nano runs end to end, from corpora to the shipped folder and results."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from training.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "nano"
+CONFIGS = Path(__file__).parents[3] / "training" / "configs" / "nano"
 
 _FEW_STEPS = ("steps=2", "decay_steps=1", "warmup_steps=1")
 _FEW_DIALOGUES = ("dialogues_per_step=1", "validation_dialogues=1", "compile=false")
@@ -36,11 +36,11 @@ SMALL = MappingProxyType(
         "evaluate_esconv.toml": ("turns=6", "picture_turns=2", "perplexity_turns=2"),
     }
 )
-"""What makes each stage a matter of seconds; files and folders stay as the recipe has them."""
+"""Overrides that reduce each stage to seconds; files and folders are the recipe's."""
 
 
 def _small_recipe(folder: Path, name: str) -> Path:
-    """Copy the shipped configs and shorten the stages of one recipe."""
+    """Copy the shipped configs and add the overrides to one recipe."""
     shutil.copytree(CONFIGS, folder)
     path = folder / name
     recipe = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def _small_recipe(folder: Path, name: str) -> Path:
     return path
 
 
-def test_one_command_leads_from_corpora_to_the_shipped_folder_and_its_numbers(
+def test_one_command_produces_the_shipped_folder_and_its_results(
     small_corpora, tmp_path, monkeypatch, caplog
 ):
     recipe = _small_recipe(tmp_path / "configs", "full.toml")
@@ -86,4 +86,4 @@ def test_one_command_leads_from_corpora_to_the_shipped_folder_and_its_numbers(
     caplog.clear()
     with caplog.at_level(logging.INFO):
         assert main(command) == 0
-    assert caplog.text.count("done before") == len(SMALL)
+    assert caplog.text.count("already done") == len(SMALL)

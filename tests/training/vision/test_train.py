@@ -1,4 +1,4 @@
-"""The image tower learns faces, and nothing else learns with it."""
+"""Training of the image tower on faces: only the tower changes."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from training.finetune.architecture import ModelShape
 from training.stages import StoppedEarly
 from training.vision import teacher as vision_teacher
 from training.vision import train as vision
-from training.vision.photo_batches import PhotoBatches, patched
+from training.vision.photo_batches import PhotoBatches, patchify
 from training.vision.train import Config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,18 +52,18 @@ def trained(one_thread: None, config: Config) -> Path:
     return config.output / "model"
 
 
-def _stopping_after(steps: int, wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Press Ctrl-C in the last of some steps; nothing else of a run is patched."""
-    made = 0
+def interrupting_after(steps: int, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Send SIGINT during a step."""
+    calls = 0
 
-    def patched(*arguments: Any) -> Any:
-        nonlocal made
-        made += 1
-        if made == steps + 1:  # validation after step 2 is one more
+    def interrupting(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == steps + 1:  # the validation after step 2 is one more call
             os.kill(os.getpid(), signal.SIGINT)
         return wrapped(*arguments)
 
-    return patched
+    return interrupting
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def report_of(run: Path) -> dict[str, Any]:
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_the_report_says_how_good_the_tower_is(trained, config):
+def test_report_contains_the_accuracy_of_the_tower(trained, config):
     report = report_of(config.output)
 
     assert report.keys() == {
@@ -88,37 +88,35 @@ def test_the_report_says_how_good_the_tower_is(trained, config):
     assert 0 <= report["validation_accuracy"] <= 1
 
 
-def test_the_tokens_lie_along_the_words_and_what_each_photo_is_taken_for_is_written(
-    trained, config
-):
-    read_as = json.loads((config.output / vision.READINGS).read_text(encoding="utf-8"))
+def test_tokens_are_mapped_to_words_and_predictions_are_saved(trained, config):
+    predictions = json.loads((config.output / vision.READINGS).read_text(encoding="utf-8"))
     faces = {face.file: face for face in read_faces(config.faces)}
-    assert read_as.keys() == faces.keys()
-    assert {*read_as.values()} <= {*FACE_CLASSES}
+    assert predictions.keys() == faces.keys()
+    assert {*predictions.values()} <= {*FACE_CLASSES}
     model = AutoModelForImageTextToText.from_pretrained(trained)
     processor = load_processor(trained)
     embeddings = embeddings_of(model)
     words = word_vectors(embeddings, processor.tokenizer)
 
-    names = sorted(read_as)
+    names = sorted(predictions)
     photos = PhotoBatches([faces[name] for name in names], config.image_side)
-    patches, grid = patched(photos.batch(range(len(names))), processor.image_processor)
+    patches, grid = patchify(photos.batch(range(len(names))), processor.image_processor)
     with torch.no_grad():
         tokens = model.model.visual(patches, grid_thw=grid).pooler_output
     means = tokens.view(len(names), -1, tokens.shape[-1]).mean(1)
 
-    apart = torch.nn.functional.normalize(words - words.mean(0), dim=-1)
-    off = means - words.mean(0)
-    along = off @ torch.linalg.pinv(apart) @ apart
-    assert torch.allclose(along, off, atol=1e-4)
-    assert along.norm() > 1
+    directions = torch.nn.functional.normalize(words - words.mean(0), dim=-1)
+    offsets = means - words.mean(0)
+    projected = offsets @ torch.linalg.pinv(directions) @ directions
+    assert torch.allclose(projected, offsets, atol=1e-4)
+    assert projected.norm() > 1
     length = embeddings.norm(dim=-1).mean().item()
-    learnt = [place for place, name in enumerate(names) if faces[name].split == "train"]
-    assert off[learnt].norm(dim=-1).mean().item() == pytest.approx(length, rel=0.05)
-    assert off[learnt].mean(0).norm() < 0.05 * length
+    training = [place for place, name in enumerate(names) if faces[name].split == "train"]
+    assert offsets[training].norm(dim=-1).mean().item() == pytest.approx(length, rel=0.05)
+    assert offsets[training].mean(0).norm() < 0.05 * length
 
 
-def test_the_tower_changes_and_the_language_model_does_not(trained, tiny_base):
+def test_only_the_tower_changes(trained, tiny_base):
     before, after = weights(tiny_base), weights(trained)
 
     assert before.keys() == after.keys()
@@ -129,7 +127,7 @@ def test_the_tower_changes_and_the_language_model_does_not(trained, tiny_base):
     assert not frozen
 
 
-def test_the_checkpoint_reads_a_photo_as_few_tokens(trained):
+def test_photo_becomes_few_tokens(trained):
     processor = load_processor(trained)
     photo = read_image(jpeg(48, "sad", 1)).to_pil()
     message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}
@@ -144,9 +142,7 @@ def test_the_checkpoint_reads_a_photo_as_few_tokens(trained):
 
 
 @pytest.mark.parametrize("pixels", [20, 48, 112, 640])
-def test_a_photo_of_any_size_reaches_the_tower_at_the_size_that_it_was_trained_with(
-    tiny_base, pixels
-):
+def test_photos_of_any_size_are_scaled_to_the_training_size(tiny_base, pixels):
     processor = vision.build_processor(tiny_base, ModelShape(), 112)
     photo = read_image(jpeg(pixels, "sad", 1)).to_pil()
 
@@ -155,24 +151,24 @@ def test_a_photo_of_any_size_reaches_the_tower_at_the_size_that_it_was_trained_w
     assert patches.tolist() == [[1, 8, 8]]  # 112 pixels in patches of 14
 
 
-def test_a_class_without_photos_has_no_accuracy(config, tmp_path):
+def test_class_without_photos_has_no_accuracy(config, tmp_path):
     few = config.model_copy(
         update={
             "faces": write_faces(tmp_path / "faces", train=1, valid=0, muxspace=1),
             "output": tmp_path / "out",
-            "batch_size": 64,  # more than there are photos: a pass is one step
+            "batch_size": 64,  # more than there are photos: an epoch has one step
         }
     )
 
     vision.run(few)
 
-    # FER2013 then has no validation part, so that every 10th of either pack becomes one
+    # without a validation split in FER2013, every 10th photo of either data set becomes one
     report = report_of(few.output)
     assert 0 < len(report["by_class"]) < len(FACE_CLASSES)
     assert report["passes"] == 4
 
 
-def test_the_number_of_photos_can_be_limited(config, tmp_path):
+def test_number_of_photos_can_be_limited(config, tmp_path):
     limited = config.model_copy(
         update={"output": tmp_path / "out", "max_photos": 5, "steps": 1, "batch_size": 4}
     )
@@ -182,7 +178,7 @@ def test_the_number_of_photos_can_be_limited(config, tmp_path):
     assert report_of(limited.output)["validation_photos"] == 5
 
 
-def test_the_seed_alone_decides_what_is_learnt(config, trained, tmp_path):
+def test_result_depends_only_on_the_seed(config, trained, tmp_path):
     again = config.model_copy(update={"output": tmp_path / "again"})
 
     vision.run(again)
@@ -191,27 +187,27 @@ def test_the_seed_alone_decides_what_is_learnt(config, trained, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(config, trained, tmp_path, monkeypatch):
-    begun = config.model_copy(update={"output": tmp_path / "begun"})
-    with monkeypatch.context() as patched:
-        patched.setattr(vision, "patched", _stopping_after(3, vision.patched))
+def test_interrupted_run_resumes_to_the_same_weights(config, trained, tmp_path, monkeypatch):
+    interrupted = config.model_copy(update={"output": tmp_path / "interrupted"})
+    with monkeypatch.context() as patch:
+        patch.setattr(vision, "patchify", interrupting_after(3, vision.patchify))
         with pytest.raises(StoppedEarly, match="saved at step 3"):
-            vision.run(begun)
+            vision.run(interrupted)
 
-    vision.run(begun, resume=begun.output)
+    vision.run(interrupted, resume=interrupted.output)
 
-    first, second = weights(trained), weights(begun.output / "model")
+    first, second = weights(trained), weights(interrupted.output / "model")
     assert all(torch.equal(first[name], second[name]) for name in first)
-    rows = (begun.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (interrupted.output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2, 3, 4]
 
 
-def test_what_is_missing_is_said_and_a_dry_run_writes_nothing(config, tmp_path):
+def test_reports_invalid_input_and_dry_run_writes_nothing(config, tmp_path):
     fresh = config.model_copy(update={"output": tmp_path / "out"})
 
     vision.run(fresh, dry_run=True)
     assert not fresh.output.exists()
-    with pytest.raises(ConfigError, match="elsewhere: no checkpoint there"):
+    with pytest.raises(ConfigError, match="elsewhere: not a checkpoint"):
         vision.run(fresh.model_copy(update={"model": tmp_path / "elsewhere"}), dry_run=True)
     with pytest.raises(ConfigError, match=r"emotion_map\.csv: no such file"):
         vision.run(fresh.model_copy(update={"faces": tmp_path}), dry_run=True)
@@ -223,9 +219,9 @@ def test_what_is_missing_is_said_and_a_dry_run_writes_nothing(config, tmp_path):
         vision.run(fresh, resume=tmp_path)
 
 
-def test_what_is_learnt_lies_between_the_labels_and_what_the_teacher_says(config):
+def test_targets_mix_labels_and_teacher_probabilities(config):
     class Sure(torch.nn.Module):
-        """Says the third class, in logits that a temperature of 2 makes three times as probable as the rest."""
+        """At temperature 2, predicts the third class with three times the probability of others."""
 
         def forward(self, photos: torch.Tensor) -> torch.Tensor:
             assert photos.shape == (2, 3, 56, 56)
@@ -237,29 +233,29 @@ def test_what_is_learnt_lies_between_the_labels_and_what_the_teacher_says(config
     by_label = vision._targets(photos, labels, None, settings)
     with_teacher = vision._targets(photos, labels, Sure(), settings)
 
-    # 0.1 of smoothing over 7 classes; the teacher's: 1 / 9 each, and 3 / 9
+    # smoothing 0.1 over 7 classes; the teacher's probabilities are 1 / 9 and 3 / 9
     assert by_label[0].tolist() == pytest.approx([0.1 / 7] * 2 + [0.9 + 0.1 / 7] + [0.1 / 7] * 4)
-    said = torch.tensor([1, 1, 3, 1, 1, 1, 1]) / 9
-    assert torch.allclose(with_teacher, (by_label + said) / 2, atol=1e-6)
+    teacher_probabilities = torch.tensor([1, 1, 3, 1, 1, 1, 1]) / 9
+    assert torch.allclose(with_teacher, (by_label + teacher_probabilities) / 2, atol=1e-6)
 
 
-def test_the_tower_learns_from_a_teacher_and_the_teacher_stays(config, trained, tmp_path):
+def test_tower_is_distilled_from_an_unchanged_teacher(config, trained, tmp_path):
     taught = vision_teacher.Config(
         faces=config.faces, output=tmp_path / "teacher", steps=2, batch_size=8
     )
     vision_teacher.run(taught)
     before = load_file(taught.output / vision_teacher.WEIGHTS)
-    pupil = config.model_copy(update={"output": tmp_path / "pupil", "teacher": taught.output})
+    student = config.model_copy(update={"output": tmp_path / "student", "teacher": taught.output})
 
-    vision.run(pupil)
+    vision.run(student)
 
-    ours, theirs = weights(pupil.output / "model"), weights(trained)
+    ours, theirs = weights(student.output / "model"), weights(trained)
     assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
     after = load_file(taught.output / vision_teacher.WEIGHTS)
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_pictures_of_a_batch_are_attended_to_as_one_by_one(tiny_base):
+def test_batched_attention_equals_the_default(tiny_base):
     model = AutoModelForImageTextToText.from_pretrained(tiny_base, dtype=torch.float32)
     tower = model.model.visual
     torch.manual_seed(0)
@@ -267,9 +263,9 @@ def test_pictures_of_a_batch_are_attended_to_as_one_by_one(tiny_base):
     grid = torch.tensor([[1, 4, 4]] * 3)
 
     with torch.no_grad():
-        one_by_one = tower(patches, grid_thw=grid).pooler_output
-        vision.attend_at_once(tower)
-        at_once = tower(patches, grid_thw=grid).pooler_output
+        expected = tower(patches, grid_thw=grid).pooler_output
+        vision.use_batched_attention(tower)
+        batched = tower(patches, grid_thw=grid).pooler_output
 
-    assert torch.allclose(at_once, one_by_one, atol=1e-5)
-    assert one_by_one.abs().max() > 1e-3
+    assert torch.allclose(batched, expected, atol=1e-5)
+    assert expected.abs().max() > 1e-3

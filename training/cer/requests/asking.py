@@ -198,7 +198,7 @@ class Asker:
                 meter=self._meter,
                 save=store.add,
                 generator=self._open,
-                is_stopping=lambda: self._stopping is not None and self._stopping.asked,
+                is_stopping=lambda: self._stopping is not None and self._stopping.requested,
             )
             tasks = (self._task(store, label, question) for question in questions)
             if isinstance(self._engine, RayEngine):

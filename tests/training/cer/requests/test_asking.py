@@ -374,7 +374,7 @@ def test_a_request_to_stop_waits_for_requests_in_flight(endpoint: Endpoint, tmp_
         asker = Asker(settings(endpoint.source, in_flight=2), tmp_path, stopping=stopping)
         answers = asker.ask(questions(50), usable, label="test")
         next(answers)
-        stopping.asked = True
+        stopping.requested = True
         with pytest.raises(StoppedEarly, match="answers so far are stored"):
             list(answers)
     assert endpoint.requests == len(stored_attempts(tmp_path)) < 10

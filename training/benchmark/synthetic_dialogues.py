@@ -1,7 +1,4 @@
-"""Dialogues and turns put together from a few sentences: for benchmarks, which need no corpora.
-
-How long they are is what matters; what they say, to a model that is timed, does not.
-"""
+"""Synthetic dialogues and turns, so that benchmarks need no corpora: only lengths affect timings."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,8 +24,8 @@ SUPPORTER = (
 )
 
 
-def made_up_utterances(rng: np.random.Generator, length: int) -> list[Utterance]:
-    """Return a dialogue that a seeker begins and ends: one more utterance if the length is even."""
+def synthetic_utterances(rng: np.random.Generator, length: int) -> list[Utterance]:
+    """Return a dialogue that starts and ends with the seeker; an even length is increased by one."""
     speakers = itertools.cycle((Speaker.SEEKER, Speaker.SUPPORTER))
     return [
         Utterance(speaker, str(rng.choice(SEEKER if speaker is Speaker.SEEKER else SUPPORTER)))
@@ -36,18 +33,18 @@ def made_up_utterances(rng: np.random.Generator, length: int) -> list[Utterance]
     ]
 
 
-def made_up_turn(rng: np.random.Generator) -> SupportTurn:
+def synthetic_turn(rng: np.random.Generator) -> SupportTurn:
     """Return a complete turn."""
 
     def any_of(values: Sequence[str]) -> str:
         return str(rng.choice(list(values)))
 
-    told, felt = any_of(SEEKER), any_of(SEEKER)
+    issue, feeling = any_of(SEEKER), any_of(SEEKER)
     return SupportTurn(
         Reasoning(
-            HistoryStep(f"The seeker says: {told}", Stage(any_of(list(Stage)))),
+            HistoryStep(f"The seeker says: {issue}", Stage(any_of(list(Stage)))),
             EmotionStep(
-                f"They seem to be under strain. {felt}",
+                f"They seem to be under strain. {feeling}",
                 Sentiment.NEGATIVE,
                 Emotion(any_of(list(Emotion))),
                 int(rng.integers(1, 6)),
@@ -58,6 +55,6 @@ def made_up_turn(rng: np.random.Generator) -> SupportTurn:
     )
 
 
-def made_up_reference(rng: np.random.Generator) -> str:
-    """Return a reply to compare with."""
+def synthetic_reference(rng: np.random.Generator) -> str:
+    """Return a reference reply."""
     return str(rng.choice(SUPPORTER))

@@ -1,8 +1,7 @@
-"""What judges say about rows of CER, kept beside the labels, one JSON line for a row.
+"""Judges' verdicts on CER rows, stored with the labels as JSON lines.
 
-A row is put to a judge as the page would put it: the turn with reasoning is the candidate and the
-other reply the reference, in both orders. Labels are turned the same way round, so a preference of
-`first` always means the candidate.
+As in the demo, the turn with reasoning is the candidate and the other reply the reference, in both
+orders. Labels are oriented the same way: `first` always means the candidate.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,50 +17,50 @@ from training.data.samples import read_records, write_records
 
 
 class Rated(FrozenModel):
-    """A row's labels, and what one judge made of it."""
+    """The labels of a row, and the verdicts of one judge."""
 
     id: str
     group: str
-    """The source dialogue: rows of one are not independent."""
+    """The source dialogue: rows of the same dialogue are not independent."""
     corpus: str
     decided_by: str
-    """Of the steps where they were judged, else of the preference."""
+    """Source of the step labels, or of the preference if there are none."""
     steps: StepLabels
     step_probabilities: tuple[float | None, float | None, float | None]
-    """Of True; None where nobody labelled the step or the judge could not be read."""
+    """Probabilities of True; None if the step has no label or is unscorable."""
     preference: Preference | None
-    """`first` is the candidate."""
+    """The label; `first` is the candidate."""
     verdict: Preference | None
-    """The judge's."""
+    """The judge's preference."""
     preference_probabilities: tuple[float, float, float, float] | None
     """In the order of `Preference`."""
     unscorable: int
-    """Labelled questions that the judge could not be read on."""
+    """Number of labelled questions without a verdict."""
 
 
 def rate(judge: Judge, records: Iterable[CerRecord], pictures: Pictures) -> Iterator[Rated]:
-    """Yield a row for each record, in order."""
+    """Yield the ratings of records, in order."""
     for record in records:
-        yield _rated(judge, record, pictures)
+        yield _rate_record(judge, record, pictures)
 
 
 def rate_file(
     judge: Judge, records: Iterable[CerRecord], total: int, pictures: Pictures, path: Path
 ) -> list[Rated]:
-    """Rate all records and keep the result in a file; what is there already is read instead.
+    """Rate all records and store the ratings in a file; an existing file is read instead.
 
     Raises:
-        ConfigError: The file there holds something else.
+        ConfigError: The existing file contains something else.
     """
     if not path.exists():
-        rated = track(rate(judge, records, pictures), f"{judge.name} rates", total=total)
-        write_records(path, rated)
+        ratings = track(rate(judge, records, pictures), f"{judge.name} rates", total=total)
+        write_records(path, ratings)
     return list(read_records(path, Rated))
 
 
-def _rated(judge: Judge, record: CerRecord, pictures: Pictures) -> Rated:
-    judged_second = record.second is not None and record.second.steps is not None
-    is_second = judged_second and record.first.steps is None
+def _rate_record(judge: Judge, record: CerRecord, pictures: Pictures) -> Rated:
+    second_has_steps = record.second is not None and record.second.steps is not None
+    is_second = second_has_steps and record.first.steps is None
     candidate = record.second if is_second and record.second is not None else record.first
     other = record.first if is_second else record.second
     reference = other.reply if other is not None and record.preference is not None else None
@@ -76,7 +75,7 @@ def _rated(judge: Judge, record: CerRecord, pictures: Pictures) -> Rated:
     probabilities = _step_probabilities(steps, judgement)
     response = judgement.response
     verdict = response if isinstance(response, ResponseVerdict) else None
-    unread = sum(
+    unscorable = sum(
         label is not None and probability is None
         for label, probability in zip(steps, probabilities, strict=True)
     )
@@ -90,8 +89,8 @@ def _rated(judge: Judge, record: CerRecord, pictures: Pictures) -> Rated:
         step_probabilities=probabilities,
         preference=label,
         verdict=None if verdict is None else verdict.preference,
-        preference_probabilities=None if verdict is None else _four(verdict),
-        unscorable=unread + (label is not None and verdict is None),
+        preference_probabilities=None if verdict is None else _preference_probabilities(verdict),
+        unscorable=unscorable + (label is not None and verdict is None),
     )
 
 
@@ -108,6 +107,6 @@ def _step_probabilities(
     return first, second, third
 
 
-def _four(verdict: ResponseVerdict) -> tuple[float, float, float, float]:
+def _preference_probabilities(verdict: ResponseVerdict) -> tuple[float, float, float, float]:
     first, second, both, neither = (verdict.probabilities[name] for name in Preference)
     return first, second, both, neither

@@ -1,6 +1,6 @@
-"""A judge as it is asked without any care: the whole conversation is read anew for every verdict.
+"""The benchmark baseline: a judge that processes the whole conversation again for every verdict.
 
-So works a reward function that calls a chat model for each question, and what benchmarks compare with.
+This is how a reward function works that calls a chat model once per question.
 """
 
 from collections.abc import Sequence
@@ -12,33 +12,33 @@ from compeer_core.backends.transformers_.sequence_state import SequenceState
 from compeer_core.errors import BackendError
 
 
-def read_anew(
+def score_without_cache(
     scorer: TransformersScorer, messages: Sequence[Message], question: Question, work: Work
 ) -> tuple[float, ...]:
-    """Return how probable each label of a question is, the conversation read from its beginning.
+    """Return the probability of each label of a question, without reusing any cache.
 
     Args:
         scorer: The judge.
-        messages: The conversation, the question included.
-        question: Whose labels are looked at.
-        work: Counts the pass and its tokens.
+        messages: The conversation, including the question.
+        question: The question, with its labels.
+        work: Counter of forward passes and tokens, updated in place.
     """
 
-    def read() -> tuple[float, ...]:
+    def score() -> tuple[float, ...]:
         encoded = scorer.chat.encode(messages)
         scorer.check_length(encoded, question.text)
         work.passes += 1
         work.tokens += len(encoded.ids)
         return scorer.probabilities(SequenceState(encoded, scorer.adapter), question.labels)
 
-    return scorer.chat.owner.call(read)
+    return scorer.chat.owner.call(score)
 
 
 class NaiveScorer:
-    """A judge in this process that shares nothing. It says what the one it stands on says.
+    """Wraps a local judge: the same probabilities, without shared computation.
 
     Attributes:
-        work: What it has read so far.
+        work: Forward passes and tokens so far.
     """
 
     def __init__(self, scorer: TransformersScorer) -> None:
@@ -51,13 +51,13 @@ class NaiveScorer:
         self._scorer.check_labels(labels)
 
     def open(self, messages: Sequence[Message]) -> ScoringSession:
-        return _Talk(self._scorer, messages, self.work)
+        return _Session(self._scorer, messages, self.work)
 
     def close(self) -> None:
-        """Nothing: the model belongs to the scorer that was given."""
+        """Do nothing: the wrapped scorer owns the model."""
 
 
-class _Talk:
+class _Session:
     """See `compeer_core.backends.protocol.ScoringSession`."""
 
     def __init__(self, scorer: TransformersScorer, messages: Sequence[Message], work: Work) -> None:
@@ -68,11 +68,13 @@ class _Talk:
 
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         self._asked = with_question(self._messages, text)
-        return read_anew(self._scorer, self._asked, Question(text, tuple(labels)), self._work)
+        return score_without_cache(
+            self._scorer, self._asked, Question(text, tuple(labels)), self._work
+        )
 
     def answer(self, label: str) -> None:
         if self._asked is None:
-            raise BackendError(f"{self._scorer.name}: nothing was asked")
+            raise BackendError(f"{self._scorer.name}: answer() was called before ask()")
         self._messages = [*self._asked, Message("assistant", (label,))]
         self._asked = None
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a known shape with random weights: how fast a model is does not depend on them."""
+"""Checkpoints with random weights in the architecture of a larger model, for timings."""
 
 import shutil
 from collections.abc import Mapping
@@ -10,13 +10,14 @@ import torch
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import ConfigError
+from training.finetune.chat_tokens import SPECIAL_TOKENS, image_token_ids
 from training.finetune.trl_common import open_processor
 
 ShapeName = Literal["qwen2.5-vl-7b", "tiny"]
 
 SHAPES: Mapping[ShapeName, Mapping[str, Any]] = MappingProxyType(
     {
-        "qwen2.5-vl-7b": {  # the numbers of its config.json
+        "qwen2.5-vl-7b": {  # from its config.json
             "text_config": {
                 "vocab_size": 152064,
                 "hidden_size": 3584,
@@ -43,7 +44,7 @@ SHAPES: Mapping[ShapeName, Mapping[str, Any]] = MappingProxyType(
             },
             "tie_word_embeddings": False,
         },
-        # To try the same code anywhere. Multiples of 64: 4 bits need them on a CPU.
+        # Runs the same code on any machine. Multiples of 64, which 4-bit weights need on a CPU.
         "tiny": {
             "text_config": {
                 "vocab_size": 8192,
@@ -75,43 +76,35 @@ SHAPES: Mapping[ShapeName, Mapping[str, Any]] = MappingProxyType(
 )
 
 _BYTES = 2
-"""Of a weight in bf16."""
+"""Bytes per bf16 weight."""
 
 
 def write_random_checkpoint(folder: Path, shape: ShapeName, like: Path, seed: int = 0) -> Path:
-    """Write a Qwen2.5-VL of a shape, in bf16, and return its folder.
+    """Write a randomly initialised Qwen2.5-VL in bf16 and return its folder.
 
     Args:
-        folder: Is made.
+        folder: Output folder; created.
         shape: One of `SHAPES`.
-        like: A checkpoint whose tokenizer, chat template and picture settings it gets. Its tokens
-            must be Qwen2.5-VL's, of which the vocabulary of the shape may have more.
-        seed: Of the weights.
+        like: Checkpoint to copy tokenizer, chat template and image processor from. The tokenizer must
+            have Qwen2.5-VL's special tokens and may have fewer tokens than the shape's vocabulary.
+        seed: Seed of the weights.
 
     Raises:
-        ConfigError: The disk has no room for it, or the tokenizer does not fit.
+        ConfigError: There is not enough disk space, or the tokenizer does not fit.
     """
     processor = open_processor(like)
     token = processor.tokenizer.get_vocab()
-    ids = {
-        "image_token_id": "<|image_pad|>",
-        "video_token_id": "<|video_pad|>",
-        "vision_start_token_id": "<|vision_start|>",
-        "vision_end_token_id": "<|vision_end|>",
-        "eos_token_id": "<|im_end|>",
-        "pad_token_id": "<|endoftext|>",
-    }
-    lacking = [name for name in ids.values() if name not in token]
-    known = SHAPES[shape]
-    if lacking or len(token) > known["text_config"]["vocab_size"]:
+    missing = [name for name in SPECIAL_TOKENS if name not in token]
+    sizes = SHAPES[shape]
+    if missing or len(token) > sizes["text_config"]["vocab_size"]:
         raise ConfigError(
             f"{like}: its tokenizer does not fit the shape {shape}: "
-            + (f"it lacks {lacking[0]}" if lacking else f"it has {len(token)} tokens")
+            + (f"it has no token {missing[0]}" if missing else f"it has {len(token)} tokens")
         )
-    of_tokens = {name: token[text] for name, text in ids.items()}
-    of_text = {name: of_tokens.pop(name) for name in ("eos_token_id", "pad_token_id")}
+    text_ids = {"eos_token_id": token["<|im_end|>"], "pad_token_id": token["<|endoftext|>"]}
     config = Qwen2_5_VLConfig(
-        **{**known, "text_config": {**known["text_config"], **of_text}}, **of_tokens
+        **{**sizes, "text_config": {**sizes["text_config"], **text_ids}},
+        **image_token_ids(processor.tokenizer),
     )
     with torch.device("meta"):
         size = _BYTES * sum(
@@ -121,15 +114,15 @@ def write_random_checkpoint(folder: Path, shape: ShapeName, like: Path, seed: in
     free = shutil.disk_usage(folder).free
     if free < size:
         raise ConfigError(
-            f"{folder}: weights of the shape {shape} take {size / 1e9:.1f} GB and the disk has "
-            f"{free / 1e9:.1f} GB left; TMPDIR names another place"
+            f"{folder}: a random {shape} needs {size / 1e9:.1f} GB of disk space, only "
+            f"{free / 1e9:.1f} GB are free; set TMPDIR to another disk"
         )
     torch.manual_seed(seed)
-    # A GPU draws thousands of millions of numbers in seconds, a processor in minutes.
+    # A GPU draws billions of random numbers in seconds, a CPU in minutes.
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model: Any = Qwen2_5_VLForConditionalGeneration._from_config(config, dtype=torch.bfloat16)
-    model.generation_config.eos_token_id = [of_text["eos_token_id"]]
-    model.generation_config.pad_token_id = of_text["pad_token_id"]
+    model.generation_config.eos_token_id = [text_ids["eos_token_id"]]
+    model.generation_config.pad_token_id = text_ids["pad_token_id"]
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder

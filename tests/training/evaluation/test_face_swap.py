@@ -1,4 +1,4 @@
-"""The same turns with another photo: which photo, whose, and nothing else changed."""
+"""Turns with swapped photos: the right photo at the last message, and nothing else changed."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
 from training.data.samples import Sample, SampleUtterance
-from training.evaluation.shown_faces import Condition, shown, with_face
+from training.evaluation.face_swap import Condition, with_face, with_swapped_faces
 
 FACES = {"happy": ["h1.jpg", "h2.jpg"], "sad": ["s1.jpg", "s2.jpg"], "fear": ["f1.jpg"]}
 CLASS_OF = dict.fromkeys(Emotion, "sad") | {Emotion.ANXIETY: "fear", Emotion.JOY: "happy"}
@@ -35,27 +35,27 @@ def faces_of(rows: list[Sample]) -> list[list[str | None]]:
     return [[turn.face for turn in row.history] for row in rows]
 
 
-def test_each_condition_has_its_photo_at_the_last_message_alone():
+def test_each_condition_has_its_photo_at_the_last_message_only():
     rows = [sample("Anxiety", "Negative"), sample("Joy", "Positive")]
 
-    found = shown(rows, FACES, CLASS_OF, seed=0)
+    swapped = with_swapped_faces(rows, FACES, CLASS_OF, seed=0)
 
-    assert faces_of(found[Condition.NONE]) == [[None, None, None]] * 2
-    assert faces_of(found[Condition.FITS])[0] == [None, None, "f1.jpg"]
-    assert faces_of(found[Condition.FITS])[1][2] in FACES["happy"]
-    assert faces_of(found[Condition.CONTRADICTS])[0][2] in FACES["happy"]
-    assert faces_of(found[Condition.CONTRADICTS])[1][2] in FACES["sad"]
-    for rows_shown in found.values():
-        assert [row.completion for row in rows_shown] == [row.completion for row in rows]
-    assert shown(rows, FACES, CLASS_OF, seed=0) == found
+    assert faces_of(swapped[Condition.NONE]) == [[None, None, None]] * 2
+    assert faces_of(swapped[Condition.FITS])[0] == [None, None, "f1.jpg"]
+    assert faces_of(swapped[Condition.FITS])[1][2] in FACES["happy"]
+    assert faces_of(swapped[Condition.CONTRADICTS])[0][2] in FACES["happy"]
+    assert faces_of(swapped[Condition.CONTRADICTS])[1][2] in FACES["sad"]
+    for swapped_rows in swapped.values():
+        assert [row.completion for row in swapped_rows] == [row.completion for row in rows]
+    assert with_swapped_faces(rows, FACES, CLASS_OF, seed=0) == swapped
 
 
-def test_a_class_without_a_photo_is_named():
+def test_reports_a_class_without_photos():
     with pytest.raises(ConfigError, match="no photo of class 'fear'"):
-        shown([sample("Anxiety", "Negative")], {**FACES, "fear": []}, CLASS_OF, seed=0)
+        with_swapped_faces([sample("Anxiety", "Negative")], {**FACES, "fear": []}, CLASS_OF, seed=0)
 
 
-def test_the_text_stays_as_it_was():
+def test_text_is_unchanged():
     row = sample("Joy", "Positive")
 
     assert [turn.text for turn in with_face(row, "x.jpg").history] == [

@@ -1,11 +1,12 @@
-"""Replies judged by a careful reader who does not know whose they are: `python -m training evaluate reading`.
+"""Blind rating of replies: `python -m training evaluate reading <config.toml>`.
 
-Every policy answers the same contexts once. The first run writes two files and stops: `sheet.jsonl` for the reader,
-one context a line with the replies in an order drawn for it, and `key.json`, which tells whose they are and is
-not for the reader. The reader writes `judgements.jsonl` by the rubric in `rubric.md`; a second run counts.
+All policies answer the same contexts once. The first run writes two files and stops: `sheet.jsonl` for the
+reader, with one context per line and its replies in random order, and `key.json`, which maps replies to
+policies and must be hidden from the reader. The reader writes `judgements.jsonl` according to `rubric.md`;
+the second run computes the metrics.
 
-The reader may be a person or a large language model, and the result says which. What can be counted without a
-reader (complete turns, loops, quotations that nobody said) stands beside, of all turns that were written.
+The reader is a person or an LLM, which the result states. Rule-based measures of all turns (completeness,
+repetition, invented quotations) are reported as well.
 """
 
 import datetime
@@ -35,30 +36,35 @@ from training.data.histories import History, drawn_histories, read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
 from training.data.samples import read_records, write_records
-from training.evaluation.answering import Asked, PolicySource, answering, seed_of
-from training.evaluation.kept_answers import forget, kept_file
-from training.stages import WaitingForPeople
+from training.evaluation.answer_store import clear_stores, store_path
+from training.evaluation.policy_answers import (
+    AnswerRequest,
+    PolicySource,
+    loaded_policy,
+    seed_of,
+)
+from training.stages import WaitingForPeople, refuse_resume
 
 _log = logging.getLogger(__name__)
 
 SHEET, KEY, JUDGEMENTS, TURNS = "sheet.jsonl", "key.json", "judgements.jsonl", "turns.jsonl"
 REPLIES = "replies.md"
 OWN = ("", "written")
-"""Corpora whose words may be printed."""
+"""Corpora whose text may be published."""
 RUBRIC = Path(__file__).with_name("rubric.md")
 
 
 class Contexts(FrozenModel):
-    """Some contexts of a file."""
+    """A sample of the contexts in a file."""
 
     path: Path
-    """Rows of CER, or samples of the SFT stage; or a text file (`.txt`) with one first message a line."""
+    """CER rows, or samples of the SFT stage; or a text file (`.txt`) with a first message per line."""
     count: int = Field(gt=0)
-    """So many are drawn, or all if there are fewer."""
+    """Number of contexts; all if there are fewer."""
 
 
 class Config(FrozenModel):
-    """`[evaluate reading]`: who answers what, and who reads."""
+    """`[evaluate reading]`: policies, contexts and reader."""
 
     policies: tuple[PolicySource, ...] = Field(min_length=1)
     """The first is compared with each of the others."""
@@ -66,10 +72,10 @@ class Config(FrozenModel):
     output: Path
     """Folder of the run."""
     name: str = Field(pattern=r"^reading_[\w-]+$")
-    """Of the file in `results`."""
+    """Name of the results file."""
     results: Path = results.FOLDER
     reader: str
-    """Who reads, in words for the result, such as the name of a large language model."""
+    """Description of the reader for the result, such as the name of an LLM."""
     label_source: Literal["person", "llm"]
     faces: Path | None = None
     """Folder of the packed faces, for contexts that show one."""
@@ -80,22 +86,22 @@ class Config(FrozenModel):
     command: str = (
         "python -m training evaluate reading training/configs/small/evaluate_reading.toml"
     )
-    """The command that makes the result again."""
+    """The command that reproduces the result."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> "Config":
         names = [policy.name for policy in self.policies]
         if len(names) != len({*names}):
-            raise ValueError("two policies have one name")
+            raise ValueError("two policies have the same name")
         return self
 
 
 class ReplyJudgement(FrozenModel):
-    """What the reader says of one reply; see `rubric.md`."""
+    """The reader's ratings of a reply; see `rubric.md`."""
 
     grammatical: bool
     answers: bool
-    """It answers what was said."""
+    """It responds to what was said."""
     may_hurt: bool
     claims_human: bool
     rank: int = Field(ge=1)
@@ -103,7 +109,7 @@ class ReplyJudgement(FrozenModel):
 
 
 class Judgement(FrozenModel):
-    """What the reader says of one context."""
+    """The reader's ratings of the replies to a context."""
 
     id: str
     replies: tuple[ReplyJudgement, ...] = Field(min_length=1)
@@ -111,72 +117,66 @@ class Judgement(FrozenModel):
 
 
 class SheetLine(FrozenModel):
-    """What the reader sees of one context."""
+    """A context and its replies, as shown to the reader."""
 
     id: str
-    conversation: tuple[str, ...]
+    conversation: tuple[str, ...] = Field(min_length=1)
     replies: tuple[str, ...]
-
-    @model_validator(mode="after")
-    def _has_words(self) -> "SheetLine":
-        if not self.conversation:
-            raise ValueError(f"{self.id}: no conversation")
-        return self
 
 
 class WrittenTurn(FrozenModel):
-    """What a policy wrote for a context."""
+    """A policy's turn for a context."""
 
     policy: str
     context: str
     source: str
-    """The dialogue that the context comes from: intervals draw whole sources."""
+    """Source dialogue of the context, the unit of resampling."""
     corpus: str
     """Empty for a first message."""
     conversation: tuple[str, ...]
     messages: tuple[str, ...]
-    """The seeker's."""
+    """The seeker's messages."""
     text: str
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Let the policies answer, or count what the reader has said.
+    """Write the sheet, or compute the metrics once the reader's judgements exist.
 
     Raises:
-        WaitingForPeople: The sheet is written and nobody has read it yet.
+        WaitingForPeople: The sheet is written, the judgements are missing.
     """
-    if resume is not None and resume != config.output:
-        raise ConfigError("evaluate reading goes on by itself: leave --resume out")
-    histories = list(_drawn(config))
+    if resume != config.output:
+        refuse_resume(resume, "evaluate reading resumes by itself")
+    histories = list(_contexts(config))
     _log.info("%d contexts, %d policies", len(histories), len(config.policies))
     if dry_run:
         return
     judgements = config.output / JUDGEMENTS
-    asked = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
+    settings = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
     if not (config.output / KEY).is_file():
         if judgements.exists():
-            raise ConfigError(f"{judgements} belongs to an earlier sheet; move it away")
-        _write_sheet(config, _written(config, histories), asked)
-        forget(config.output)
-    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != asked:
+            raise ConfigError(f"{judgements} belongs to an earlier sheet; move it elsewhere")
+        _write_sheet(config, _generate_turns(config, histories), settings)
+        clear_stores(config.output)
+    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != settings:
         raise ConfigError(
-            f"{config.output}: its sheet was made with other settings; choose another output"
+            f"{config.output}: the sheet was written with other settings; choose another output"
         )
     if not judgements.is_file():
         raise WaitingForPeople(
-            f"{config.output / SHEET} is to be read by {config.output / 'rubric.md'}; write the "
-            f"judgements into {judgements} and run this again"
+            f"rate {config.output / SHEET} according to {config.output / 'rubric.md'}, write the "
+            f"judgements to {judgements} and run this command again"
         )
     _publish(config, list(read_records(judgements, Judgement)))
 
 
-def _drawn(config: Config) -> Iterator[History]:
+def _contexts(config: Config) -> Iterator[History]:
     for contexts in config.contexts:
         if contexts.path.suffix == ".txt":
             yield from _first_messages(contexts.path)[: contexts.count]
             continue
-        found, _ = read_histories([contexts.path], "test")
-        yield from drawn_histories(found, contexts.count, config.seed)
+        histories, _ = read_histories([contexts.path], "test")
+        yield from drawn_histories(histories, contexts.count, config.seed)
 
 
 def _first_messages(path: Path) -> list[History]:
@@ -195,20 +195,20 @@ def _first_messages(path: Path) -> list[History]:
     ]
 
 
-def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
+def _generate_turns(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
     pictures = Pictures(None, config.faces)
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
     )
     turns = []
     for policy in config.policies:
-        asked = (
-            Asked(history.dialogue(pictures), (seed_of(number, config.seed),))
+        requests = (
+            AnswerRequest(history.dialogue(pictures), (seed_of(number, config.seed),))
             for number, history in enumerate(histories)
         )
-        with answering(policy) as answerer:
-            kept = kept_file(config.output, policy.name)
-            answers = answerer.answers(asked, sampling, len(histories), kept)
+        with loaded_policy(policy) as answerer:
+            stored = store_path(config.output, policy.name)
+            answers = answerer.answers(requests, sampling, len(histories), stored)
             for history, (answer,) in zip(histories, answers, strict=True):
                 turns.append(
                     WrittenTurn(
@@ -216,11 +216,11 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
                         context=history.id,
                         source=history.source,
                         corpus=history.corpus,
-                        conversation=tuple(_shown(said) for said in history.utterances),
+                        conversation=tuple(map(_as_line, history.utterances)),
                         messages=tuple(
-                            said.text
-                            for said in history.utterances
-                            if said.speaker is Speaker.SEEKER
+                            utterance.text
+                            for utterance in history.utterances
+                            if utterance.speaker is Speaker.SEEKER
                         ),
                         text=answer.text,
                     )
@@ -228,20 +228,20 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
     return turns
 
 
-def _shown(said: CaseUtterance) -> str:
-    photo = " [with a photo of a face]" if said.images else ""
-    return f"{said.speaker.value}{photo}: {said.text}"
+def _as_line(utterance: CaseUtterance) -> str:
+    photo = " [with a photo of a face]" if utterance.images else ""
+    return f"{utterance.speaker.value}{photo}: {utterance.text}"
 
 
 def _reply_of(text: str) -> str:
-    """Return the reply; of a policy that ignores the form altogether, all that it wrote."""
+    """Return the reply, or the whole text of a policy that does not use the output format."""
     reply = read(text).reply
     is_plain = not any(tag in text for tag in TAGS)
     return reply or (text.strip() if is_plain else "") or "(no reply)"
 
 
-def _write_sheet(config: Config, turns: Sequence[WrittenTurn], asked: str) -> None:
-    """Write turns, sheet and key; the key comes last, so that a run cut short begins again."""
+def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) -> None:
+    """Write turns, sheet and key. The key is last, so that an interrupted run starts again."""
     by_context: dict[str, list[WrittenTurn]] = {}
     for turn in turns:
         by_context.setdefault(turn.context, []).append(turn)
@@ -249,30 +249,30 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn], asked: str) -> No
     lines: list[SheetLine] = []
     key: dict[str, dict[str, Any]] = {}
     for place in rng.permutation(len(by_context)).tolist():
-        together = [*by_context.values()][place]
-        order = rng.permutation(len(together)).tolist()
+        candidates = [*by_context.values()][place]
+        order = rng.permutation(len(candidates)).tolist()
         name = f"c{len(lines) + 1:03}"
-        replies = tuple(_reply_of(together[number].text) for number in order)
-        lines.append(SheetLine(id=name, conversation=together[0].conversation, replies=replies))
+        replies = tuple(_reply_of(candidates[number].text) for number in order)
+        lines.append(SheetLine(id=name, conversation=candidates[0].conversation, replies=replies))
         key[name] = {
-            "context": together[0].context,
-            "source": together[0].source,
-            "policies": [together[number].policy for number in order],
+            "context": candidates[0].context,
+            "source": candidates[0].source,
+            "policies": [candidates[number].policy for number in order],
         }
     config.output.mkdir(parents=True, exist_ok=True)
     write_records(config.output / TURNS, turns)
     write_records(config.output / SHEET, lines)
     shutil.copy(RUBRIC, config.output / "rubric.md")
-    fresh = config.output / f"{KEY}.new"
-    fresh.write_text(json.dumps({"asked": asked, "lines": key}, indent=1), encoding="utf-8")
-    fresh.replace(config.output / KEY)
+    temporary = config.output / f"{KEY}.new"
+    temporary.write_text(json.dumps({"asked": settings, "lines": key}, indent=1), encoding="utf-8")
+    temporary.replace(config.output / KEY)
 
 
 def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
     key = json.loads((config.output / KEY).read_text(encoding="utf-8"))["lines"]
     turns = list(read_records(config.output / TURNS, WrittenTurn))
     names = [policy.name for policy in config.policies]
-    metrics = [*reader_metrics(names, key, judgements), *counted_metrics(turns)]
+    metrics = [*reader_metrics(names, key, judgements), *rule_metrics(turns)]
     result = results.Result(
         name=config.name,
         title=f"Replies rated blind by {config.reader}",
@@ -287,105 +287,106 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
         metrics=tuple(metrics),
     )
     results.publish(result, config.results, config.output)
-    (config.output / REPLIES).write_text(printed(key, turns, judgements), encoding="utf-8")
+    (config.output / REPLIES).write_text(rated_replies(key, turns, judgements), encoding="utf-8")
 
 
-def printed(
+def rated_replies(
     key: Mapping[str, Mapping[str, Any]],
     turns: Sequence[WrittenTurn],
     judgements: Sequence[Judgement],
 ) -> str:
-    """Return all replies with what was said of them, as Markdown.
+    """Return all replies with their ratings, as Markdown.
 
-    Only first messages and this project's own dialogues are printed. Of every other corpus the name of the
-    context stands for people's words.
+    Conversations are included for first messages and this project's own dialogues only. For other corpora
+    just the name of the context is given.
     """
-    by_place = {(turn.context, turn.policy): turn for turn in turns}
-    lines = ["# All replies that were read", ""]
+    by_context = {(turn.context, turn.policy): turn for turn in turns}
+    lines = ["# All rated replies", ""]
     for judgement in sorted(judgements, key=lambda judgement: judgement.id):
         entry = key[judgement.id]
         context = entry["context"]
         lines += [f"## {judgement.id}: {context}", ""]
-        first = by_place[context, entry["policies"][0]]
+        first = by_context[context, entry["policies"][0]]
         if first.corpus in OWN:
-            lines += [f"> {_in_a_line(said)}  " for said in first.conversation] + [""]
-        for policy, judged in zip(entry["policies"], judgement.replies, strict=True):
-            reply = _in_a_line(_reply_of(by_place[context, policy].text))
-            lines.append(f"- {policy} ({_said_of(judged)}): {reply}")
+            lines += [f"> {_single_line(line)}  " for line in first.conversation] + [""]
+        for policy, rating in zip(entry["policies"], judgement.replies, strict=True):
+            reply = _single_line(_reply_of(by_context[context, policy].text))
+            lines.append(f"- {policy} ({_summary(rating)}): {reply}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _in_a_line(text: str) -> str:
+def _single_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _said_of(judged: ReplyJudgement) -> str:
+def _summary(rating: ReplyJudgement) -> str:
     faults = [
-        words
-        for words, is_fault in (
-            ("not grammatical", not judged.grammatical),
-            ("does not answer", not judged.answers),
-            ("may hurt", judged.may_hurt),
-            ("claims to be human", judged.claims_human),
+        name
+        for name, is_fault in (
+            ("not grammatical", not rating.grammatical),
+            ("does not answer", not rating.answers),
+            ("may hurt", rating.may_hurt),
+            ("claims to be human", rating.claims_human),
         )
         if is_fault
     ]
-    return f"rank {judged.rank}; {', '.join(faults) or 'no fault'}"
+    return f"rank {rating.rank}; {', '.join(faults) or 'no fault'}"
 
 
 def reader_metrics(
     policies: Sequence[str], key: Mapping[str, Mapping[str, Any]], judgements: Sequence[Judgement]
 ) -> Iterator[results.Metric]:
-    """Yield the shares of replies that pass each question, and how often the first policy is preferred.
+    """Yield the share of replies for each question, and how often the first policy is preferred.
 
     Args:
         policies: Their names; the first is compared with each of the others.
-        key: Of each line of the sheet, the policies in its order, and the source of its context.
+        key: For each line of the sheet, the policies in order and the source of the context.
         judgements: One for each line.
 
     Raises:
-        ConfigError: A line has no judgement, two, or one with another number of replies.
+        ConfigError: A line has no judgement, several, or one with another number of replies.
     """
     by_line = {judgement.id: judgement for judgement in judgements}
     if by_line.keys() != key.keys() or len(by_line) != len(judgements):
-        odd = sorted(by_line.keys() ^ key.keys())[:3] or ["some twice"]
-        raise ConfigError(f"judgements and sheet do not belong together: {', '.join(odd)}")
-    said: dict[str, list[ReplyJudgement]] = {}
+        mismatched = sorted(by_line.keys() ^ key.keys())[:3] or ["duplicates"]
+        raise ConfigError(f"judgements do not match the sheet: {', '.join(mismatched)}")
+    ratings: dict[str, list[ReplyJudgement]] = {}
     for line, entry in key.items():
-        if len(by_line[line].replies) != len(entry["policies"]):
-            raise ConfigError(f"{line}: {len(entry['policies'])} replies were to be judged")
-        for policy, judged in zip(entry["policies"], by_line[line].replies, strict=True):
-            said.setdefault(policy, []).append(judged)
+        count, expected = len(by_line[line].replies), len(entry["policies"])
+        if count != expected:
+            raise ConfigError(f"{line}: {count} replies are judged, {expected} are expected")
+        for policy, rating in zip(entry["policies"], by_line[line].replies, strict=True):
+            ratings.setdefault(policy, []).append(rating)
     weights = bootstrap_weights([entry["source"] for entry in key.values()])
     questions = ("grammatical", "answers", "may_hurt", "claims_human")
     titles = ("grammatical", "answers the message", "may hurt", "claims to be human")
     for question, title in zip(questions, titles, strict=True):
         for policy in policies:
-            passed = [float(getattr(judged, question)) for judged in said[policy]]
+            passed = [float(getattr(rating, question)) for rating in ratings[policy]]
             yield _share(title, passed, weights, "LLM rater", policy)
     first, *others = policies
     for other in others:
-        ranks = zip(said[first], said[other], strict=True)
-        wins = [(mine.rank < its.rank) + (mine.rank == its.rank) / 2 for mine, its in ranks]
+        pairs = zip(ratings[first], ratings[other], strict=True)
+        wins = [(a.rank < b.rank) + (a.rank == b.rank) / 2 for a, b in pairs]
         yield _share(f"preferred over {other} (ties count half)", wins, weights, "pairwise", first)
 
 
-def counted_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
-    """Yield what can be counted by rule: complete turns, loops, steps with invented quotations."""
+def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
+    """Yield rule-based measures: completeness, repetition, invented quotations."""
     for policy in sorted({turn.policy for turn in turns}):
-        mine = [turn for turn in turns if turn.policy == policy]
-        readings = [read(turn.text) for turn in mine]
-        weights = bootstrap_weights([turn.source for turn in mine])
+        own = [turn for turn in turns if turn.policy == policy]
+        readings = [read(turn.text) for turn in own]
+        weights = bootstrap_weights([turn.source for turn in own])
         complete = [float(reading.is_complete) for reading in readings]
         yield _share("complete", complete, weights, "by rule", policy)
-        looping = [float(loops(turn.text)) for turn in mine]
+        looping = [float(loops(turn.text)) for turn in own]
         yield _share("repetition rate (4-gram >= 3x)", looping, weights, "by rule", policy)
         exact = [
             float(not any(invented(turn.text.partition("<reply>")[0], turn.messages)))
             if reading.is_complete
             else math.nan
-            for turn, reading in zip(mine, readings, strict=True)
+            for turn, reading in zip(own, readings, strict=True)
         ]
         if any(complete):
             name = "complete turns without an invented quotation"

@@ -1,4 +1,4 @@
-"""Turns whose verdicts are to be compared: which there are, and which of them can count."""
+"""Reads turns for the consistency evaluation, and selects those that can be evaluated."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from training.data.samples import read_records
 
 
 class Rejected(StrEnum):
-    """Why a turn does not count."""
+    """Reasons why a turn cannot be evaluated."""
 
     BARE = "no reasoning"
     INCOMPLETE = "the turn is not complete"
@@ -29,7 +29,7 @@ class Rejected(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """A written turn and the reply that it is compared with."""
+    """A generated turn and a reference reply."""
 
     id: str
     case: Case
@@ -40,22 +40,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that is fit to be judged."""
+    """A turn that can be evaluated."""
 
     row: Row
     reading: Reading
-    said: SupportTurn
+    parsed: SupportTurn
     reference: str
     follows: bool
-    """The reply carries out the strategy, by its signs."""
+    """The reply carries out the strategy, according to its signs."""
 
     @property
     def has_clear_signs(self) -> bool:
-        return self.said.reasoning.strategy.strategy in CLEAR_SIGNS
+        return self.parsed.reasoning.strategy.strategy in CLEAR_SIGNS
 
 
-def sift(row: Row) -> Turn | Rejected:
-    """Return the turn, or why it cannot count whatever judges say."""
+def select(row: Row) -> Turn | Rejected:
+    """Return the turn, or the reason why it cannot be evaluated."""
     if row.text is None:
         return Rejected.BARE
     reading = read(row.text)
@@ -79,7 +79,7 @@ def _plain(text: str) -> str:
 
 
 class _WrittenTurn(FrozenModel):
-    """What is needed of a turn that a generator wrote for a case."""
+    """The relevant fields of a generated turn (`steps/turns.jsonl`)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -89,7 +89,7 @@ class _WrittenTurn(FrozenModel):
 
 
 class _AnyRow(FrozenModel):
-    """Tells the two kinds of rows apart."""
+    """Distinguishes CER rows, which have `first`, from generated turns."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -97,27 +97,27 @@ class _AnyRow(FrozenModel):
 
 
 def read_rows(paths: Iterable[Path], splits: Collection[str]) -> Iterator[Row]:
-    """Yield the turns of some splits.
+    """Yield the turns of the given splits.
 
     Raises:
-        ConfigError: A file is missing or holds something else.
+        ConfigError: A file is missing or has another format.
     """
     for path in paths:
-        kinds = {each.first is not None for each in islice(read_records(path, _AnyRow), 1)}
-        if kinds == {True}:
-            found = (_of_record(record) for record in read_records(path, CerRecord))
+        is_cer = any(each.first is not None for each in islice(read_records(path, _AnyRow), 1))
+        if is_cer:
+            rows = (_row_of_record(record) for record in read_records(path, CerRecord))
         else:
-            found = (
+            rows = (
                 Row(each.id, each.case, each.text, each.case.original)
                 for each in read_records(path, _WrittenTurn)
             )
-        yield from (row for row in found if row.case.split in splits)
+        yield from (row for row in rows if row.case.split in splits)
 
 
-def _of_record(record: CerRecord) -> Row:
-    def row(one: Candidate, other: Candidate | None) -> Row:
+def _row_of_record(record: CerRecord) -> Row:
+    def row(candidate: Candidate, other: Candidate | None) -> Row:
         reference = record.case.original if other is None else other.reply
-        return Row(record.id, record.case, one.turn, reference)
+        return Row(record.id, record.case, candidate.turn, reference)
 
     if record.first.turn is None and record.second is not None:
         return row(record.second, record.first)

@@ -1,4 +1,4 @@
-"""Times single turns in this process."""
+"""Times single turns in this process, where every token is observed as it is generated."""
 
 import threading
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from compeer_core.unifireward import Judge
 def timed_turns(
     policy: Policy, judge: Judge | None, messages: Sequence[str], count: int, seed: int
 ) -> list[TurnRecord]:
-    """Take `count` first turns and return their records.
+    """Generate `count` first turns and return their records.
 
-    Messages are taken in rotation, and turn number i samples with `seed + i`. One more turn is taken
-    before them and not counted: it loads what is loaded on first use.
+    Messages are used in rotation; turn i samples with `seed + i`. An extra turn is generated first,
+    as a warm-up.
 
     Raises:
         BackendError: A turn failed.
@@ -27,10 +27,7 @@ def timed_turns(
 
 
 def tokens_per_second(record: TurnRecord) -> float:
-    """Return the speed of a turn from Send to its last token.
-
-    The judge takes its steps between the parts, so the time of those counts.
-    """
+    """Return the speed of a turn from Send to its last token, including the judging of its steps."""
     return record.tokens / record.seconds
 
 
@@ -40,6 +37,6 @@ def _turn(policy: Policy, judge: Judge | None, message: str, seed: int) -> TurnR
     for event in take_turn(policy, judge, dialogue, controls, threading.Event()):
         if isinstance(event, TurnDone):
             if event.record.status != "finished":
-                raise BackendError(f"a turn of the benchmark failed: {event.record.error}")
+                raise BackendError(f"a benchmark turn failed: {event.record.error}")
             return event.record
-    raise BackendError("a turn of the benchmark had no end")
+    raise BackendError("a benchmark turn did not finish")

@@ -1,4 +1,4 @@
-"""Replies read without names: the sheet hides who wrote what, and shares are counted by hand."""
+"""Blind rating of replies: the sheet hides the policies, metrics by hand."""
 
 import json
 
@@ -6,14 +6,14 @@ import pytest
 
 from compeer_core.errors import ConfigError
 from training.data.quotations import invented
-from training.evaluation import reading
-from training.evaluation.reading import (
+from training.evaluation import blind_reading
+from training.evaluation.blind_reading import (
     Config,
     Judgement,
     ReplyJudgement,
     WrittenTurn,
-    counted_metrics,
     reader_metrics,
+    rule_metrics,
 )
 from training.stages import WaitingForPeople
 
@@ -36,7 +36,7 @@ def turn(policy: str, context: str, reply: str = "Why?", quoted: str = '"my boss
     )
 
 
-def judged(answers: bool, rank: int) -> ReplyJudgement:
+def rating(answers: bool, rank: int) -> ReplyJudgement:
     return ReplyJudgement(
         grammatical=True, answers=answers, may_hurt=False, claims_human=False, rank=rank
     )
@@ -60,29 +60,29 @@ def config(tmp_path) -> Config:
     )
 
 
-def test_shares_and_pairs_by_hand():
+def test_reader_metrics_by_hand():
     key = {
         "c001": {"context": "x", "source": "x", "policies": ["a", "b"]},
         "c002": {"context": "y", "source": "y", "policies": ["b", "a"]},
     }
-    said = [
-        Judgement(id="c001", replies=(judged(True, 1), judged(False, 2))),
-        Judgement(id="c002", replies=(judged(True, 1), judged(True, 1))),
+    judgements = [
+        Judgement(id="c001", replies=(rating(True, 1), rating(False, 2))),
+        Judgement(id="c002", replies=(rating(True, 1), rating(True, 1))),
     ]
-    metrics = list(reader_metrics(["a", "b"], key, said))
+    metrics = list(reader_metrics(["a", "b"], key, judgements))
 
     assert values(metrics, "answers the message") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "preferred over b (ties count half)") == {"a": 75.0}  # a win and a tie
 
 
-def test_what_is_counted_without_a_reader_by_hand():
+def test_rule_metrics_by_hand():
     turns = [
         turn("a", "x"),
         turn("a", "y", quoted='"my job"'),
         turn("b", "x", reply="go on and on now " * 4),
         turn("b", "y").model_copy(update={"text": "Hello"}),
     ]
-    metrics = list(counted_metrics(turns))
+    metrics = list(rule_metrics(turns))
 
     assert values(metrics, "complete turns without an invented quotation") == {
         "a": 50.0,
@@ -101,18 +101,18 @@ def test_what_is_counted_without_a_reader_by_hand():
         ('"hate my boss."', ["hate my boss."]),
     ],
 )
-def test_a_quotation_is_letter_for_letter(text, odd):
+def test_quotations_must_match_exactly(text, odd):
     assert list(invented(text, ["I hate my boss"])) == odd
 
 
-def test_the_sheet_hides_who_wrote_what_and_the_second_run_counts(config, monkeypatch):
+def test_first_run_writes_a_blind_sheet_and_second_run_publishes(config, monkeypatch):
     replies = {"a": "Why do you?", "b": "Oh."}
     written = [
         turn(name, f"first-{number}", reply=replies[name]) for name in "ab" for number in (1, 2)
     ]
-    monkeypatch.setattr(reading, "_written", lambda *_: written)
-    with pytest.raises(WaitingForPeople, match="is to be read by"):
-        reading.run(config)
+    monkeypatch.setattr(blind_reading, "_generate_turns", lambda *_: written)
+    with pytest.raises(WaitingForPeople, match=r"according to .* and run this command again"):
+        blind_reading.run(config)
 
     sheet = (config.output / "sheet.jsonl").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in sheet.splitlines()]
@@ -121,48 +121,49 @@ def test_the_sheet_hides_who_wrote_what_and_the_second_run_counts(config, monkey
     for line in lines:
         policies = key[line["id"]]["policies"]
         assert line["replies"] == [replies[policy] for policy in policies]
-    said = "".join(
-        Judgement(id=line["id"], replies=(judged(True, 1), judged(True, 2))).model_dump_json()
+    judgements = "".join(
+        Judgement(id=line["id"], replies=(rating(True, 1), rating(True, 2))).model_dump_json()
         + "\n"
         for line in lines
     )
-    (config.output / "judgements.jsonl").write_text(said, encoding="utf-8")
-    reading.run(config)
+    (config.output / "judgements.jsonl").write_text(judgements, encoding="utf-8")
+    blind_reading.run(config)
 
     (file,) = config.results.iterdir()
     result = json.loads(file.read_text(encoding="utf-8"))
     assert result["name"] == "reading_test"
     assert result["label_source"].startswith("llm")
-    told = (config.output / "replies.md").read_text(encoding="utf-8")
-    assert told.count("> seeker: I hate my boss") == 2
-    assert told.count("- a (rank ") == told.count("- b (rank ") == 2
-    assert "rank 2; no fault): Oh." in told or "rank 1; no fault): Oh." in told
+    text = (config.output / "replies.md").read_text(encoding="utf-8")
+    assert text.count("> seeker: I hate my boss") == 2
+    assert text.count("- a (rank ") == text.count("- b (rank ") == 2
+    assert "rank 2; no fault): Oh." in text or "rank 1; no fault): Oh." in text
 
 
-def test_a_sheet_is_not_counted_under_other_settings(config, monkeypatch):
-    monkeypatch.setattr(reading, "_written", lambda *_: [turn("a", "x"), turn("b", "x")])
+def test_rejects_a_sheet_of_other_settings(config, monkeypatch):
+    turns = [turn("a", "x"), turn("b", "x")]
+    monkeypatch.setattr(blind_reading, "_generate_turns", lambda *_: turns)
     with pytest.raises(WaitingForPeople):
-        reading.run(config)
-    with pytest.raises(ConfigError, match="made with other settings"):
-        reading.run(config.model_copy(update={"seed": 1}))
+        blind_reading.run(config)
+    with pytest.raises(ConfigError, match="written with other settings"):
+        blind_reading.run(config.model_copy(update={"seed": 1}))
     (config.output / "key.json").unlink()
     (config.output / "judgements.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="belongs to an earlier sheet"):
-        reading.run(config)
+        blind_reading.run(config)
 
 
-def test_words_of_other_corpora_are_not_printed():
+def test_text_of_other_corpora_is_not_published():
     key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
-    said = [Judgement(id="c001", replies=(judged(True, 1),))]
-    theirs = turn("a", "x").model_copy(update={"corpus": "esconv"})
+    judgements = [Judgement(id="c001", replies=(rating(True, 1),))]
+    esconv = turn("a", "x").model_copy(update={"corpus": "esconv"})
 
-    assert "I hate my boss" in reading.printed(key, [turn("a", "x")], said)
-    assert "I hate my boss" not in reading.printed(key, [theirs], said)
+    assert "I hate my boss" in blind_reading.rated_replies(key, [turn("a", "x")], judgements)
+    assert "I hate my boss" not in blind_reading.rated_replies(key, [esconv], judgements)
 
 
-def test_judgements_of_another_sheet_are_refused():
+def test_rejects_judgements_of_another_sheet():
     key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
-    with pytest.raises(ConfigError, match="do not belong together: c001"):
+    with pytest.raises(ConfigError, match="do not match the sheet: c001"):
         list(reader_metrics(["a"], key, []))
-    with pytest.raises(ConfigError, match="c001: 1 replies were to be judged"):
-        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(judged(True, 1),) * 2)]))
+    with pytest.raises(ConfigError, match="c001: 2 replies are judged, 1 are expected"):
+        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)]))

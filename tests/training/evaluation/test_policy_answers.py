@@ -1,0 +1,114 @@
+"""Answers of policies: stored answers are reused if, and only if, nothing they depend on changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compeer_core.backends.protocol import Sampling
+from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from tests.checkpoints import build_adapter, build_qwen
+from training.evaluation.policy_answers import (
+    Answerer,
+    AnswerRequest,
+    PolicySource,
+    loaded_policy,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SAMPLING = Sampling(temperature=0.7, max_new_tokens=6)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> PolicySource:
+    return PolicySource(name="policy", source=str(build_qwen(tmp_path / "policy")))
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of prompts of each generated batch."""
+    calls: list[int] = []
+    generate = Answerer._generate_batch
+
+    def counted(self: Answerer, prompts: Any, sampling: Sampling) -> Any:
+        calls.append(len(prompts))
+        return generate(self, prompts, sampling)
+
+    monkeypatch.setattr(Answerer, "_generate_batch", counted)
+    return calls
+
+
+def requests(count: int, last: str = "Hello") -> list[AnswerRequest]:
+    dialogues = [
+        Dialogue((Utterance(Speaker.SEEKER, f"{last} {number}"),)) for number in range(count)
+    ]
+    return [AnswerRequest(dialogue, (2 * n, 2 * n + 1)) for n, dialogue in enumerate(dialogues)]
+
+
+def answers(
+    policy: PolicySource, to_answer: list[AnswerRequest], stored: Path | None, **changes: Any
+) -> Any:
+    sampling = Sampling(**{"temperature": 0.7, "max_new_tokens": 6} | changes)
+    with loaded_policy(policy, at_once=4, device="cpu") as answerer:
+        return list(answerer.answers(to_answer, sampling, stored=stored))
+
+
+def test_answers_from_before_a_kill_are_reused(policy, generated, tmp_path):
+    stored = tmp_path / "answers" / "policy.jsonl"
+    without = answers(policy, requests(5), None)
+    assert generated == [2, 2, 1]
+    with loaded_policy(policy, at_once=4, device="cpu") as answerer:
+        begun = answerer.answers(requests(5), SAMPLING, stored=stored)
+        first = [next(begun) for _ in range(3)]  # two batches are generated
+        begun.close()
+    with stored.open("a", encoding="utf-8") as file:
+        file.write('{"place": 2, "dig')  # truncated by the kill
+    generated.clear()
+
+    assert answers(policy, requests(5), stored) == without
+
+    assert first == without[:3]
+    assert generated == [1]
+    assert [json.loads(line)["place"] for line in stored.read_text().splitlines()] == [0, 1, 2]
+    generated.clear()
+    assert answers(policy, requests(5), stored) == without
+    assert generated == []
+
+
+@pytest.mark.parametrize("change", ["question", "seed", "sampling", "weights", "adapter", "order"])
+def test_answers_are_generated_again_after_a_change(policy, generated, tmp_path, change):
+    stored, to_answer, sampling = tmp_path / "stored.jsonl", requests(4), {}
+    answers(policy, to_answer, stored)
+    match change:
+        case "question":
+            to_answer[3] = requests(4, "Goodbye")[3]
+        case "seed":
+            to_answer[3] = AnswerRequest(to_answer[3].dialogue, (6, 8))
+        case "sampling":
+            sampling = {"temperature": 0.6}
+        case "weights":
+            build_qwen(Path(policy.source), seed=1)
+        case "adapter":
+            build_adapter(Path(policy.source), tmp_path / "adapter")
+            policy = policy.model_copy(update={"adapter": tmp_path / "adapter"})
+        case "order":
+            to_answer.reverse()
+    generated.clear()
+
+    again = answers(policy, to_answer, stored, **sampling)
+
+    assert generated == ([2] if change in {"question", "seed"} else [2, 2])
+    assert again == answers(policy, to_answer, None, **sampling)
+    assert len(stored.read_text().splitlines()) == 2
+
+
+def test_fewer_requests_do_not_truncate_the_file(policy, generated, tmp_path):
+    stored = tmp_path / "stored.jsonl"
+    whole = answers(policy, requests(4), stored)
+    generated.clear()
+
+    assert answers(policy, requests(2), stored) == whole[:2]
+    assert answers(policy, requests(4), stored) == whole
+    assert generated == []
