@@ -70,7 +70,6 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "encoder": Stage(
             "training.encoder.distil", "teach the sentence encoder of the redundancy terms"
         ),
-        "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
         "sft dialogues": Stage(
             "training.sft.dialogues",
             "fine-tune a small policy on whole dialogues, each read once",
@@ -78,7 +77,7 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "sft adapter": Stage(
             "training.sft.adapter", "train a LoRA adapter on a small base, dialogue by dialogue"
         ),
-        "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER without a fault"),
+        "sft cer": Stage("training.sft.cer", "fine-tune a policy on turns of CER rows"),
         "merge": Stage(
             "training.finetune.merge", "merge a LoRA adapter into the weights it was trained on"
         ),

@@ -41,6 +41,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
+from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
@@ -56,7 +57,7 @@ from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import process_count
 from training.common.run_directory import RunDirectory, versions
-from training.data.samples import Sample, SampleUtterance, write_records
+from training.data.samples import write_records
 from training.grpo import train
 from training.grpo.reward import GroupReward
 from training.grpo.settings import GRPOSettings, RewardSettings
@@ -228,7 +229,7 @@ def measured(config: Config, folder: Path, *, dry_run: bool) -> tuple[list[Step]
                 other,
                 ready.encoder,
                 config.reweighting,
-                ready.book.histories,
+                ready.book.records,
                 ready.book.pictures,
                 config.training.group_size,
                 config.reward,
@@ -284,21 +285,28 @@ def run_config(config: Config, folder: Path) -> train.Config:
 def made_up_prompts(path: Path, count: int, config: Config) -> Path:
     """Write histories, each of a dialogue of its own."""
 
-    def sample(number: int) -> Sample:
+    def row(number: int) -> CerRecord:
         rng = np.random.default_rng([config.training.seed, number])
-        said = made_up_utterances(rng, config.utterances[number % len(config.utterances)])
-        turn = made_up_turn(rng)
-        return Sample(
-            id=f"made-up/{number}#0",
-            dialogue_id=f"made-up/{number}",
-            problem="",
-            strategy=str(turn.reasoning.strategy.strategy),
-            history=tuple(SampleUtterance(speaker=one.speaker, text=one.text) for one in said),
-            completion=render(turn.__class__(turn.reasoning, made_up_reference(rng))),
+        utterances = made_up_utterances(rng, config.utterances[number % len(config.utterances)])
+        reference = made_up_reference(rng)
+        name = f"made-up/{number}"
+        case = Case(
+            id=f"{name}#0",
+            dialogue_id=name,
+            source_id=name,
+            corpus="made-up",
+            language="en",
+            split="train",
+            licence="",
+            round=0,
+            rounds=1,
+            history=tuple(CaseUtterance(speaker=u.speaker, text=u.text) for u in utterances),
+            original=reference,
         )
+        return CerRecord(id=case.id, case=case, first=Candidate(author="rule", reply=reference))
 
     # The same words may be drawn twice, and a history counts once.
-    write_records(path, (sample(number) for number in range(2 * count)))
+    write_records(path, (row(number) for number in range(2 * count)))
     return path
 
 
@@ -446,8 +454,8 @@ class _TimedTrainer(GroupTrainer):
 
         bare: Any = self.accelerator.unwrap_model(self.model)
         readers = [bare.get_base_model() if hasattr(bare, "get_base_model") else bare]
-        if self._writer is not None:
-            readers.append(self._writer.model)
+        if self._rollout_model is not None:
+            readers.append(self._rollout_model.model)
         hooks = [one.register_forward_pre_hook(count, with_kwargs=True) for one in readers]
         try:
             yield read

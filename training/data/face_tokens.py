@@ -63,16 +63,6 @@ def _directions(words: Tensor) -> Tensor:
     return nn.functional.normalize(apart, dim=-1)
 
 
-def sure_tokens(words: Tensor, length: float) -> Tensor:
-    """Return the token of each class that `speaking_layer` would come to, were it sure; shape (classes, width).
-
-    Args:
-        words: Vectors of the classes' words, shape (classes, width).
-        length: How long a word is.
-    """
-    return words.mean(0) + _directions(words) * length
-
-
 def speaking_layer(
     head: nn.Linear, added: Tensor, logits: Tensor, words: Tensor, length: float
 ) -> tuple[Tensor, Tensor]:

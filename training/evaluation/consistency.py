@@ -93,7 +93,7 @@ class Config(FrozenModel):
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     esconv: Path | None = None
-    """ESConv's train split: how good the signs are is measured on it. None leaves that out."""
+    """CER rows of ESConv (`cer rules`), on whose train split to measure how good the signs are. None skips it."""
     assessor: str | None = None
     """`openai:URL#MODEL`: a language model that is asked too. The key comes from the environment."""
     assessor_in_flight: int = Field(default=8, ge=1)

@@ -25,6 +25,7 @@ from pathlib import Path
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.prompts import policy_messages
@@ -33,7 +34,8 @@ from compeer_core.registry import SamplingOverrides
 from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
-from training.data.samples import Sample, drawn, read_records, write_records
+from training.data.pictures import Pictures
+from training.data.samples import drawn, read_records, write_records
 from training.evaluation.answering import Answerer, Asked, PolicySource, answering, seed_of
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -55,7 +57,7 @@ class Config(FrozenModel):
     """What is measured, on what."""
 
     samples: Path
-    """`samples.test.jsonl` of the SFT run."""
+    """CER rows (`cer rules`), of which those of the test split are used."""
     faces: Path
     """Folder of the packed faces."""
     policy: PolicySource
@@ -88,7 +90,7 @@ class Config(FrozenModel):
     """Recorded with the numbers."""
     label_source: str = (
         "ESConv's workers (strategy; emotion of the dialogue); stage, and Neutral or Joy of single "
-        "turns, by rule (training/sft/dataset.py)"
+        "turns, by rule (training/cer/rule_reasoning.py)"
     )
     seed: int = 0
 
@@ -97,9 +99,13 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """Measure and write the results file; a dry run reads the rows."""
     if resume is not None:
         raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
-    samples = list(read_records(config.samples, Sample))
+    samples = [
+        record
+        for record in read_records(config.samples, CerRecord)
+        if record.case.split == "test" and record.first.turn
+    ]
     faces = read_faces(config.faces)
-    photos = {face.file: face.data for face in faces}
+    photos = Pictures(None, config.faces)
     if dry_run:
         return
     chosen = samples if config.turns is None else drawn(samples, config.turns, config.seed)
@@ -133,7 +139,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def _measured(
-    answerer: Answerer, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
+    answerer: Answerer, samples: Sequence[CerRecord], photos: Pictures, config: Config
 ) -> Iterator[results.Metric]:
     """Yield what the answers are worth, as they are written greedily and with the card's sampling."""
     found: dict[str, list[Answer]] = {}
@@ -147,9 +153,9 @@ def _measured(
 
 def _seen(
     answerer: Answerer,
-    samples: Sequence[Sample],
+    samples: Sequence[CerRecord],
     faces: Sequence[Face],
-    photos: dict[str, bytes],
+    photos: Pictures,
     config: Config,
 ) -> Iterator[results.Metric]:
     """Yield what photos change, in greedy answers to some of the turns."""
@@ -180,21 +186,21 @@ def _ways(config: Config) -> dict[str, Sampling]:
 
 def answers_to(
     answerer: Answerer,
-    samples: Sequence[Sample],
-    photos: dict[str, bytes],
+    samples: Sequence[CerRecord],
+    photos: Pictures,
     sampling: Sampling,
     seed: int,
     kept: Path,
 ) -> list[Answer]:
     """Let the policy answer; the same seed for the same place in every call, kept in a file."""
     asked = (
-        Asked(sample.dialogue(photos), (seed_of(number, seed),))
+        Asked(photos.dialogue(sample.case), (seed_of(number, seed),))
         for number, sample in enumerate(samples)
     )
     turns = answerer.answers(asked, sampling, len(samples), kept)
     found = []
     for sample, (turn,) in zip(samples, turns, strict=True):
-        gold = parse(sample.completion)
+        gold = parse(sample.first.turn or "")
         found.append(Answer(sample, read(turn.text), gold.reasoning, gold.reply))
     return found
 
@@ -203,14 +209,14 @@ def answers_to(
 
 
 def perplexity_metrics(
-    policy: PolicySource, samples: Sequence[Sample], photos: dict[str, bytes]
+    policy: PolicySource, samples: Sequence[CerRecord], photos: Pictures
 ) -> Iterator[results.Metric]:
     """Yield the perplexity of the corpus's turns, and of their replies alone."""
     if not samples:
         return
     model = LikelihoodModel(policy.source, policy.adapter)
     seen = [
-        model.surprise(policy_messages(s.dialogue(photos), policy.style), s.completion)
+        model.surprise(policy_messages(photos.dialogue(s.case), policy.style), s.first.turn or "")
         for s in samples
     ]
     for of, found in (
@@ -267,7 +273,7 @@ def _print_some(path: Path, answers: Sequence[Answer]) -> None:
     """Write what was asked, what was answered and what the corpus says, one turn after another."""
     with path.open("w", encoding="utf-8") as file:
         for one in answers:
-            last = one.sample.history[-1]
+            last = one.sample.case.history[-1]
             file.write(f"## {one.sample.id}\n\nSeeker: {last.text}\n")
             file.write(f"Photo: {last.face}\n" if last.face else "")
             file.write(f"\n```text\n{one.reading.raw.strip()}\n```\n\n")

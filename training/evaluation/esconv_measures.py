@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Reading, Reasoning
 from training.common import results
 from training.common.diversity import distinct_without, loops
-from training.data.samples import Sample
 from training.evaluation.metrics import (
     Estimate,
     Floats,
@@ -39,7 +39,7 @@ COMMONEST = "always the commonest"
 class Answer:
     """What a policy wrote, and what the corpus says."""
 
-    sample: Sample
+    sample: CerRecord
     reading: Reading
     gold: Reasoning
     reference: str
@@ -135,7 +135,7 @@ def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
 
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
     """Return distinct-n of all replies; the interval leaves each dialogue out in turn."""
-    sources = [answer.sample.dialogue_id for answer in answers]
+    sources = [answer.sample.case.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
     return replace(jackknife(values, len(values) - 1), n=len(answers))
 
@@ -224,4 +224,4 @@ def _turned(pairs: Sequence[tuple[Answer, Answer]], about: str) -> Iterator[resu
 
 
 def _weights(answers: Sequence[Answer]) -> Floats:
-    return drawn_weights([answer.sample.dialogue_id for answer in answers])
+    return drawn_weights([answer.sample.case.dialogue_id for answer in answers])

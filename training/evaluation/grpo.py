@@ -34,6 +34,7 @@ from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_generation import Turn
+from compeer_core.cer import CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import ConfigError
@@ -41,7 +42,6 @@ from compeer_core.judgement import Form
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
 from compeer_core.reweighting import reply_length
-from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.diversity import distinct_without, fewest_runs, vendi_score
@@ -49,8 +49,9 @@ from training.common.jsonl import whole_rows
 from training.common.judge_source import JudgeSource
 from training.common.progress import track
 from training.common.run_directory import versions
-from training.data.histories import History, drawn_histories, read_histories
+from training.data.histories import read_histories, shortened
 from training.data.pictures import Pictures
+from training.data.samples import drawn
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.likelihood import LikelihoodModel
@@ -102,8 +103,8 @@ class Config(FrozenModel):
     form: Form = "hard"
     """Of the reward; `hard` is the paper's, from -5 to 5."""
     histories: tuple[Path, ...] = Field(min_length=1)
-    """`samples.test.jsonl` of the SFT run, or rows of CER."""
-    split: str = "test"
+    """Files of CER rows."""
+    split: Split = "test"
     """Which split of rows of CER."""
     limit: int | None = Field(default=None, gt=0)
     """At most so many histories, drawn by the seed 0."""
@@ -180,10 +181,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume is not None:
         raise ConfigError("an evaluation goes on by itself where it stopped: begin it again")
     found, left_out = read_histories(config.histories, config.split)
-    histories = drawn_histories(found, config.limit, 0)
+    histories = drawn(found, config.limit, 0)
     _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
-    if config.history_characters is not None:
-        histories = [history.shortened(config.history_characters) for history in histories]
+    histories = [shortened(history, config.history_characters) for history in histories]
     pictures = Pictures(config.data_dir, config.faces)
     trained = metrics_of_training(config)
     encoder = load_encoder(config.encoder)
@@ -260,7 +260,7 @@ def metrics_of_training(config: Config) -> dict[str, list[list[dict[str, Any]]]]
 def written(
     policy: PolicySource,
     seeds: Sequence[int],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     config: Config,
 ) -> list[tuple[Turn, ...]]:
@@ -274,9 +274,9 @@ def written(
     )
     asked = (
         Asked(
-            history.dialogue(pictures),
+            pictures.dialogue(history.case),
             tuple(seed_of(number, seed) for seed in seeds),
-            history.language,
+            history.case.language,
         )
         for number, history in enumerate(histories)
     )
@@ -288,7 +288,7 @@ def written(
 def scored(
     turns: Sequence[Sequence[Turn]],
     seeds: Sequence[int],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     judge: Judge,
     form: Form,
@@ -298,7 +298,9 @@ def scored(
     for number, (history, of_history) in enumerate(zip(histories, turns, strict=True)):
         readings = [read(turn.text) for turn in of_history]
         judgements = judge.judge(
-            history.dialogue(pictures), readings, [history.reference] * len(readings)
+            pictures.dialogue(history.case),
+            readings,
+            [history.case.original or ""] * len(readings),
         )
         for seed, reading, judgement in zip(seeds, readings, judgements, strict=True):
             reward = judgement.reward(form)
@@ -320,7 +322,7 @@ def scored(
 
 def surprising(
     answers: Mapping[str, list[Answer]],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     config: Config,
 ) -> dict[str, list[Answer]]:
@@ -332,7 +334,9 @@ def surprising(
         if not answer.reading.is_complete:
             return math.nan
         history = histories[answer.history]
-        messages = policy_messages(history.dialogue(pictures), first.style, history.language)
+        messages = policy_messages(
+            pictures.dialogue(history.case), first.style, history.case.language
+        )
         found = model.surprise(messages, answer.reading.raw)
         return found.reply_loss / found.reply_tokens
 
@@ -346,20 +350,23 @@ def _known(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _names_strategy(reading: Reading, history: History) -> bool | None:
-    if not history.strategies:
+def _names_strategy(reading: Reading, history: CerRecord) -> bool | None:
+    strategies = history.case.labels.strategies
+    if not strategies:
         return None
-    return reading.strategy is not None and reading.strategy.strategy in history.strategies
+    return reading.strategy is not None and reading.strategy.strategy in strategies
 
 
-def _names_emotion(reading: Reading, history: History) -> bool | None:
-    if history.emotion is None:
+def _names_emotion(reading: Reading, history: CerRecord) -> bool | None:
+    if history.case.labels.emotion is None:
         return None
     named = None if reading.emotion is None else reading.emotion.emotion
-    return isinstance(named, Emotion) and named.value == history.emotion
+    return named == history.case.labels.emotion
 
 
-def _keep(folder: Path, name: str, histories: Sequence[History], answers: Sequence[Answer]) -> None:
+def _keep(
+    folder: Path, name: str, histories: Sequence[CerRecord], answers: Sequence[Answer]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"turns.{name}.jsonl").open("w", encoding="utf-8") as file:
         for one in answers:
@@ -415,12 +422,12 @@ class _Measure:
 
 def compared(
     answers: Mapping[str, list[Answer]],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     encoder: SentenceEncoder,
     pairs: Mapping[str, Sequence[str]],
 ) -> list[results.Metric]:
     """Return the measures of each policy, and how it differs from those it is compared with."""
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     weights = drawn_weights(sources)
     count = len({*sources})
     amount = _amount(answers.values(), sources)
@@ -448,7 +455,7 @@ def compared(
 def _measures(
     answers: Sequence[Answer],
     weights: Floats,
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     encoder: SentenceEncoder,
     amount: int,
 ) -> list[_Measure]:
@@ -460,14 +467,14 @@ def _measures(
     ]
     in_common = overlap(
         [one.reading.reply or "" for one in answers],
-        [histories[one.history].reference for one in answers],
+        [histories[one.history].case.original or "" for one in answers],
     )
     rouge = weighted_mean(weights, in_common.rouge_l)
     found += [
         _Measure(_REPLIES, "ROUGE-L", "%", rouge, False),
         _Measure(_REPLIES, "BLEU-2", "%", in_common.bleu(weights, 2), False),
     ]
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     found += [
         _Measure(_VARIETY, name, "", values, True)
         for name, values in diversity(answers, sources, encoder, amount).items()
@@ -476,10 +483,10 @@ def _measures(
 
 
 def of_runs(
-    answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[History]
+    answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[CerRecord]
 ) -> list[results.Metric]:
     """Return the reward of each run of the policies that have several."""
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     weights = drawn_weights(sources)
     metrics = []
     for policy in config.policies:

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.cer import CaseUtterance
+from compeer_core.cer import Case, CaseUtterance
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
@@ -30,10 +30,10 @@ from training.common import results
 from training.common.diversity import loops
 from training.common.fingerprints import digest
 from training.common.run_directory import versions
-from training.data.histories import History, drawn_histories, read_histories
+from training.data.histories import read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
-from training.data.samples import read_records, write_records
+from training.data.samples import drawn, read_records, write_records
 from training.evaluation.answering import Asked, PolicySource, answering, seed_of
 from training.evaluation.kept_answers import forget, kept_file
 from training.evaluation.metrics import Floats, drawn_weights, estimate, weighted_mean
@@ -170,32 +170,39 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _publish(config, list(read_records(judgements, Judgement)))
 
 
-def _drawn(config: Config) -> Iterator[History]:
+def _drawn(config: Config) -> Iterator[Case]:
     for contexts in config.contexts:
         if contexts.path.suffix == ".txt":
             yield from _first_messages(contexts.path)[: contexts.count]
             continue
         found, _ = read_histories([contexts.path], "test")
-        yield from drawn_histories(found, contexts.count, config.seed)
+        yield from (row.case for row in drawn(found, contexts.count, config.seed))
 
 
-def _first_messages(path: Path) -> list[History]:
+def _first_messages(path: Path) -> list[Case]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     return [
-        History(
-            f"{path.stem}-{number}",
-            f"{path.stem}-{number}",
-            (CaseUtterance(speaker=Speaker.SEEKER, text=line),),
-            "",
+        Case(
+            id=f"{path.stem}-{number}",
+            dialogue_id=f"{path.stem}-{number}",
+            source_id=f"{path.stem}-{number}",
+            corpus="",
+            language="en",
+            split="test",
+            licence="",
+            round=0,
+            rounds=1,
+            history=(CaseUtterance(speaker=Speaker.SEEKER, text=line),),
+            original=None,
         )
         for number, line in enumerate(filter(None, map(str.strip, lines)), start=1)
     ]
 
 
-def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
+def _written(config: Config, histories: Sequence[Case]) -> list[WrittenTurn]:
     pictures = Pictures(None, config.faces)
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
@@ -203,7 +210,7 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
     turns = []
     for policy in config.policies:
         asked = (
-            Asked(history.dialogue(pictures), (seed_of(number, config.seed),))
+            Asked(pictures.dialogue(history), (seed_of(number, config.seed),))
             for number, history in enumerate(histories)
         )
         with answering(policy) as answerer:
@@ -214,13 +221,11 @@ def _written(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
                     WrittenTurn(
                         policy=policy.name,
                         context=history.id,
-                        source=history.source,
+                        source=history.source_id,
                         corpus=history.corpus,
-                        conversation=tuple(_shown(said) for said in history.utterances),
+                        conversation=tuple(_shown(said) for said in history.history),
                         messages=tuple(
-                            said.text
-                            for said in history.utterances
-                            if said.speaker is Speaker.SEEKER
+                            said.text for said in history.history if said.speaker is Speaker.SEEKER
                         ),
                         text=answer.text,
                     )

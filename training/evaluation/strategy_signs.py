@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.consistency import Followed, carries_out
-from compeer_core.dialogue import Speaker
 from compeer_core.taxonomy import Strategy
 from training.common import results
-from training.data.esconv import read_esconv
+from training.data.samples import read_records
 from training.evaluation.metrics import Estimate, drawn_weights, estimate
 
 
@@ -36,26 +36,25 @@ def measure_signs(path: Path) -> Mapping[Strategy | None, Found]:
     the expectation of drawing one at random.
 
     Args:
-        path: A split of ESConv.
+        path: CER rows of ESConv (`cer rules`); the train split is measured.
 
     Raises:
-        ConfigError: It is missing, or not in ESConv's layout.
+        ConfigError: The file is missing, or holds anything but CER rows.
     """
     groups: list[str] = []
     labels: list[int] = []
     shown: list[list[bool]] = []
     strategies = tuple(Strategy)
-    for talk in read_esconv(path, "train"):
-        utterances = talk.dialogue.utterances
-        for place, (said, used) in enumerate(zip(utterances, talk.every_strategy, strict=True)):
-            history = utterances[:place]
-            if len(used) != 1 or not any(each.speaker is Speaker.SEEKER for each in history):
-                continue
-            groups.append(talk.dialogue.id)
-            labels.append(strategies.index(used[0]))
-            shown.append(
-                [carries_out(history, said.text, each, "en") is Followed.YES for each in strategies]
-            )
+    for record in read_records(path, CerRecord):
+        case = record.case
+        if case.split != "train" or len(case.labels.strategies) != 1:
+            continue
+        history, reply = case.dialogue().utterances, case.original or ""
+        groups.append(case.dialogue_id)
+        labels.append(strategies.index(case.labels.strategies[0]))
+        shown.append(
+            [carries_out(history, reply, each, "en") is Followed.YES for each in strategies]
+        )
     signs, label = np.array(shown), np.array(labels)
     is_label = label[:, None] == np.arange(len(strategies))
     weights = drawn_weights(groups)

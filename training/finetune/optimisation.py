@@ -100,22 +100,15 @@ class Optimisers:
         model: Qwen2_5_VLForConditionalGeneration,
         schedule: Schedule,
         vision_lr: float | None = None,
-        *,
-        freeze_language: bool = False,
     ) -> Self:
         """Take the language model, and the image tower where `vision_lr` is given.
 
         Args:
-            model: Whose weights are moved; those of a frozen language model ask for no gradients any more.
+            model: Whose weights are moved.
             schedule: How far.
             vision_lr: Learning rate of the image tower, by AdamW; None leaves the tower.
-            freeze_language: Leave the language model; `vision_lr` is given then.
         """
         tower = [] if vision_lr is None else [(list(model.model.visual.parameters()), vision_lr)]
-        if freeze_language:
-            model.requires_grad_(False)
-            model.model.visual.requires_grad_(True)
-            return cls([], tower, schedule)
         language = model.model.language_model
         matrices, rest = parted(language, language.layers)
         return cls(matrices, [(rest, schedule.adamw_lr), *tower], schedule)

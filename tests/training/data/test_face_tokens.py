@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from training.face_tokens import (
+from training.data.face_tokens import (
     WORDS,
     even_handed,
     speaking_layer,
     sure_tokens,
     word_vectors,
 )
-from training.faces import FACE_CLASSES
+from training.data.faces import FACE_CLASSES
 
 
 def test_each_class_has_its_word():

@@ -8,9 +8,9 @@ from compeer_core.cer import Variant
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from tests.training.grpo.world import record, turn, write_rows
-from training.histories import drawn_histories, first_kept, read_histories
-from training.pictures import Pictures
-from training.samples import Sample, SampleUtterance, write_records
+from training.data.histories import drawn_histories, first_kept, read_histories
+from training.data.pictures import Pictures
+from training.data.samples import Sample, SampleUtterance, write_records
 
 
 def sample(number: int, completion: str = turn("Why?"), face: str | None = None) -> Sample:

@@ -13,8 +13,8 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
 from tests.training.corpora_fixture import write_faces
-from training import pictures as module
-from training.pictures import Pictures
+from training.data import pictures as module
+from training.data.pictures import Pictures
 
 
 def png(width=3, height=2):

@@ -5,7 +5,7 @@ import pytest
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from tests.training.corpora_fixture import jpeg
-from training.samples import Sample, SampleUtterance, drawn, read_records, write_records
+from training.data.samples import Sample, SampleUtterance, drawn, read_records, write_records
 
 SAMPLE = Sample(
     id="esconv/train/0#2",

@@ -1,8 +1,7 @@
 """Turns put together from what people labelled: right by construction, in the words of the first SFT.
 
-The reply is the corpus's own. The sentences are those of ``training/sft/wording.toml``, read as a
-file (stages do not import each other), so that such a turn does not differ in manner from a policy
-that learnt from them. The labels follow the silver rule's idea of what is right.
+The reply is the corpus's own. The sentences are those of ``training/cer/rule_wording.toml``, so that
+such a turn does not differ in manner from a policy that learnt from them. The labels follow the silver rule's idea of what is right.
 """
 
 import re
@@ -32,7 +31,7 @@ from training.cer.silver.steps import (
 )
 from training.cer.silver.words import Heard, Words
 
-WORDING = Path(__file__).parents[2] / "sft" / "wording.toml"
+WORDING = Path(__file__).parents[1] / "rule_wording.toml"
 _MARKUP = re.compile(r"[<>\[\]{}\"“”]")
 _TAG_SIGNS = re.compile(r"[<>]")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
