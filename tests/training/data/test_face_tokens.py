@@ -10,7 +10,6 @@ from training.data.face_tokens import (
     WORDS,
     even_handed,
     speaking_layer,
-    sure_tokens,
     word_vectors,
 )
 from training.data.faces import FACE_CLASSES
@@ -60,7 +59,6 @@ def test_a_token_leans_as_the_logits_do():
 
     # each photo is one length from the mean word, towards the word of the class it leans to
     assert torch.allclose(values @ weight.T + bias, torch.tensor([[5.0, 0.0], [-3.0, 0.0]]))
-    assert torch.allclose(sure_tokens(WORD_VECTORS, 4.0), torch.tensor([[5.0, 0.0], [-3.0, 0.0]]))
 
 
 def test_the_mean_photo_is_the_mean_word_whatever_is_added():
