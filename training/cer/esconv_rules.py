@@ -9,6 +9,7 @@ the train split never appear in the others.
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -90,7 +91,9 @@ def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
         _log.info("%s: %s", path, ", ".join(f"{n} x {r}" for r, n in dropped.reasons.items()))
     if not dialogues:
         raise ConfigError(f"{path}: no dialogue in ESConv's layout (one JSON object per line)")
-    writer = _RowWriter(config, split)
+    photos = {} if config.faces is None else read_photos(config.faces, config.readings)
+    class_of = {} if config.faces is None else face_class_of(config.faces)
+    writer = RowWriter(split, photos, class_of, config.face_share, config.history_characters)
     for draw in range(config.draws if split == "train" else 1):
         rng = np.random.default_rng(config.seed + draw)
         for dialogue in dialogues:
@@ -105,17 +108,16 @@ def _is_labelled(dialogue: SourceDialogue, path: Path, dropped: Dropped) -> bool
     return None not in labels
 
 
-class _RowWriter:
+@dataclass(frozen=True)
+class RowWriter:
     """Writes the rows of dialogues of one split."""
 
-    def __init__(self, config: Config, split: Split) -> None:
-        self._config = config
-        self._split: Split = split
-        self._photos: Photos = {}
-        self._class_of: Mapping[Emotion, str] = {}
-        if config.faces is not None:
-            self._photos = read_photos(config.faces, config.readings)
-            self._class_of = face_class_of(config.faces)
+    split: Split
+    photos: Photos
+    class_of: Mapping[Emotion, str]
+    """Class of the photo beside each emotion."""
+    face_share: float
+    history_characters: int
 
     def rows(
         self, dialogue: SourceDialogue, name: str, rng: np.random.Generator
@@ -160,14 +162,14 @@ class _RowWriter:
             place,
         )
         face_class, photo = self._photo_for(labels.emotion, rng)
-        history = _history(before, photo, self._config.history_characters)
+        history = _history(before, photo, self.history_characters)
         case = Case(
             id=f"{name}#{number}",
             dialogue_id=name,
             source_id=dialogue.source_id,
             corpus=dialogue.corpus,
             language=dialogue.language,
-            split=self._split,
+            split=self.split,
             licence=dialogue.licence,
             round=number,
             rounds=rounds,
@@ -194,10 +196,10 @@ class _RowWriter:
         self, emotion: Emotion, rng: np.random.Generator
     ) -> tuple[str | None, str | None]:
         """Draw the class and the name of a photo; None twice where none is shown."""
-        part = "train" if self._split == "train" else "valid"
-        face_class = self._class_of.get(emotion, "")
-        names = self._photos.get((part, face_class))
-        if not names or rng.random() >= self._config.face_share:
+        part = "train" if self.split == "train" else "valid"
+        face_class = self.class_of.get(emotion, "")
+        names = self.photos.get((part, face_class))
+        if not names or rng.random() >= self.face_share:
             return None, None
         return face_class, str(rng.choice(names))
 

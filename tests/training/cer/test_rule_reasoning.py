@@ -1,59 +1,89 @@
-"""Supporter turns in the output grammar: labels by hand, and what holds for every sample."""
+"""Supporter turns with reasoning by rule: labels by hand, and properties of every row."""
 
 import re
 from collections import Counter
-from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compeer_core.dialogue import Dialogue, Speaker, Utterance
-from compeer_core.errors import ConfigError
+from compeer_core.cer import CerRecord
+from compeer_core.dialogue import Speaker
 from compeer_core.reasoning import Part, parse, read
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage, Strategy
 from tests.training.corpora_fixture import esconv_rows, write_esconv
-from training.data.esconv import AnnotatedDialogue, read_esconv
-from training.data.faces import FACE_CLASSES, face_class_of
-from training.data.samples import Sample
-from training.sft.dataset import (
-    TOLD_BY_FACE,
-    TurnLabels,
-    build_samples,
-    exact_quote,
-    label_turn,
-    stage_at,
-)
+from training.cer.esconv_rules import Config, RowWriter, rule_rows
+from training.cer.records import SourceDialogue, SourceUtterance
+from training.cer.rule_reasoning import TurnLabels, exact_quote, label_turn, stage_at
+from training.data.faces import FACE_CLASSES
 
 FACE_OF = dict.fromkeys(Emotion, "sad") | {Emotion.JOY: "happy", Emotion.NEUTRAL: "neutral"}
-PHOTOS = {name: [f"{name}-{number}" for number in range(3)] for name in FACE_CLASSES}
+PHOTOS = {("train", name): [f"{name}-{number}" for number in range(3)] for name in FACE_CLASSES}
 
 
 def talk(
-    *said: str,
+    *texts: str,
     emotion: Emotion = Emotion.ANXIETY,
     initial: int = 5,
     final: int = 2,
     strategy: Strategy = Strategy.QUESTION,
     problem: str = "job crisis",
-) -> AnnotatedDialogue:
-    """Seeker and supporter in turn, the seeker first."""
+    begins: Speaker = Speaker.SEEKER,
+) -> SourceDialogue:
+    """Seeker and supporter in turn."""
     speakers = [Speaker.SEEKER, Speaker.SUPPORTER]
-    utterances = tuple(Utterance(speakers[i % 2], text) for i, text in enumerate(said))
-    return AnnotatedDialogue(
-        dialogue=Dialogue(utterances, id="esconv/train/0"),
-        strategies=tuple(strategy if i % 2 else None for i in range(len(said))),
-        every_strategy=tuple((strategy,) if i % 2 else () for i in range(len(said))),
+    if begins is Speaker.SUPPORTER:
+        speakers.reverse()
+    return SourceDialogue(
+        id="esconv/lines/train/1",
+        source_id="esconv/a",
+        corpus="esconv",
+        language="en",
+        split="train",
+        licence="CC BY-NC 4.0",
+        utterances=tuple(
+            SourceUtterance(
+                speaker=(speaker := speakers[number % 2]),
+                text=text,
+                strategy=strategy if speaker is Speaker.SUPPORTER else None,
+            )
+            for number, text in enumerate(texts)
+        ),
         emotion=emotion,
         problem=problem,
-        initial_intensity=initial,
-        final_intensity=final,
+        intensity_before=initial,
+        intensity_after=final,
     )
 
 
-def samples_of(*talks: AnnotatedDialogue, share: float = 0.0, limit: int = 1200) -> list[Sample]:
-    return list(
-        build_samples(talks, PHOTOS, FACE_OF, face_share=share, history_characters=limit, seed=0)
+def rows_of(
+    dialogue: SourceDialogue, share: float = 0.0, limit: int = 1200, seed: int = 0, photos=PHOTOS
+) -> list[CerRecord]:
+    writer = RowWriter("train", photos, FACE_OF, share, limit)
+    return list(writer.rows(dialogue, dialogue.id, np.random.default_rng(seed)))
+
+
+def turn_of(row: CerRecord):
+    return parse(row.first.turn)
+
+
+def photo_of(row: CerRecord) -> str | None:
+    assert not any(utterance.images for utterance in row.case.history[:-1])
+    return next(iter(row.case.history[-1].images), None)
+
+
+def labels_of(dialogue: SourceDialogue, position: int) -> TurnLabels:
+    """Labels of the turn at a position of a dialogue in which the speakers alternate."""
+    utterances = dialogue.utterances
+    texts = [u.text for u in utterances[:position] if u.speaker is Speaker.SEEKER]
+    supporter = [n for n, u in enumerate(utterances) if u.speaker is Speaker.SUPPORTER]
+    return label_turn(
+        dialogue.emotion,
+        dialogue.intensity_before,
+        dialogue.intensity_after,
+        texts,
+        supporter.index(position) / len(supporter),
     )
 
 
@@ -86,25 +116,25 @@ SIX = talk(
     ],
 )
 def test_labels_follow_the_place_of_the_turn(turn, labels):
-    assert label_turn(SIX, turn) == labels
+    assert labels_of(SIX, turn) == labels
 
 
 def test_thanks_are_joy_only_where_the_talk_helped_and_only_near_its_end():
-    said = [u.text for u in SIX.dialogue]
-    in_vain = talk(*said, initial=4, final=4)
-    early = talk("Thanks for asking, I lost my work and my home in one week.", "Oh.", *said)
+    texts = [utterance.text for utterance in SIX.utterances]
+    in_vain = talk(*texts, initial=4, final=4)
+    early = talk("Thanks for asking, I lost my work and my home in one week.", "Oh.", *texts)
 
-    assert label_turn(in_vain, 11) == TurnLabels(Stage.ACTION, Emotion.ANXIETY, 4)
-    assert label_turn(early, 1) == TurnLabels(Stage.EXPLORATION, Emotion.ANXIETY, 5)
+    assert labels_of(in_vain, 11) == TurnLabels(Stage.ACTION, Emotion.ANXIETY, 4)
+    assert labels_of(early, 1) == TurnLabels(Stage.EXPLORATION, Emotion.ANXIETY, 5)
 
 
-def test_an_intensity_can_rise_but_keeps_to_its_scale():
-    said = [u.text for u in SIX.dialogue]
+def test_an_intensity_can_rise_but_stays_on_its_scale():
+    texts = [utterance.text for utterance in SIX.utterances]
 
     # 3 + 2 * 4/6 = 4.33
-    assert label_turn(talk(*said, initial=3, final=5), 9).intensity == 4
-    # 0 - nobody rates so, but a label outside the scale would stop the whole stage
-    assert label_turn(talk(*said, initial=9, final=9), 5).intensity == 5
+    assert labels_of(talk(*texts, initial=3, final=5), 9).intensity == 4
+    # nobody rates 9, but a label off the scale would stop the whole stage
+    assert label_turn(Emotion.ANXIETY, 9, 9, texts[:5:2], 0.3).intensity == 5
 
 
 def test_stages_are_thirds():
@@ -115,23 +145,24 @@ def test_stages_are_thirds():
     ]
 
 
-# --- one sample by hand --------------------------------------------------------------------------
+# --- one row by hand -----------------------------------------------------------------------------
 
 
 def test_a_turn_holds_its_labels_a_quote_and_the_corpus_reply():
     first = talk(
         "I am so worried. My boss said that the whole team has to go by the end of this very month.",
         'Who said "go"?',
-        emotion=Emotion.ANXIETY,
-        strategy=Strategy.QUESTION,
     )
 
-    (sample,) = samples_of(first)
-    turn = parse(sample.completion)
+    (row,) = rows_of(first)
+    turn = turn_of(row)
 
-    assert (sample.id, sample.dialogue_id) == ("esconv/train/0#1", "esconv/train/0")
-    assert (sample.problem, sample.strategy) == ("job crisis", "Question")
-    assert turn.reply == 'Who said "go"?'
+    assert (row.id, row.case.dialogue_id) == ("esconv/lines/train/1#0", "esconv/lines/train/1")
+    labels = row.case.labels
+    assert (labels.problem, labels.strategies) == ("job crisis", (Strategy.QUESTION,))
+    assert (labels.emotion, labels.emotion_of) == (Emotion.ANXIETY, "dialogue")
+    assert (labels.intensity_before, labels.intensity_after) == (5, 2)
+    assert turn.reply == row.case.original == 'Who said "go"?'
     history, emotion, strategy = turn.reasoning
     assert history.stage is Stage.EXPLORATION
     # the second sentence has 18 words, so the first is quoted
@@ -145,29 +176,33 @@ def test_a_turn_holds_its_labels_a_quote_and_the_corpus_reply():
     assert strategy.strategy == "Question"
 
 
-def test_turns_that_answer_no_seeker_are_no_samples():
+def test_the_label_of_the_dialogue_stays_where_a_rule_departs_from_it():
+    greeted, *_, thanked = rows_of(SIX)
+
+    for row, by_rule in ((greeted, Emotion.NEUTRAL), (thanked, Emotion.JOY)):
+        assert turn_of(row).reasoning.emotion.emotion is by_rule
+        assert row.case.labels.emotion is Emotion.ANXIETY
+
+
+def test_an_opening_of_the_supporter_answers_nobody():
     # more than half of ESConv begins with the supporter
-    opened = Utterance(Speaker.SUPPORTER, "What brings you here?")
-    begun = replace(
-        SIX,
-        dialogue=replace(SIX.dialogue, utterances=(opened, *SIX.dialogue.utterances)),
-        strategies=(Strategy.OTHERS, *SIX.strategies),
-    )
+    texts = [utterance.text for utterance in SIX.utterances]
 
-    built = samples_of(begun)
+    rows = rows_of(talk("What brings you here?", *texts, begins=Speaker.SUPPORTER))
 
-    assert [sample.id.partition("#")[2] for sample in built] == ["2", "4", "6", "8", "10", "12"]
-    assert built[0].history[0].text == opened.text
+    assert [row.case.round for row in rows] == [*range(6)]
+    assert {row.case.rounds for row in rows} == {6}
+    assert rows[0].case.history[0].text == "What brings you here?"
 
 
-def test_a_reply_of_nothing_but_markup_is_no_sample():
-    said = "I lost my job and do not know what to do."
+def test_a_reply_of_nothing_but_markup_is_skipped():
+    text = "I lost my job and do not know what to do."
 
-    assert samples_of(talk(said, "<>")) == []
-    assert parse(samples_of(talk(said, "> I hear you <"))[0].completion).reply == "I hear you"
+    assert rows_of(talk(text, "<>")) == []
+    assert turn_of(rows_of(talk(text, "> I hear you <"))[0]).reply == "I hear you"
 
 
-# --- what holds for every sample -----------------------------------------------------------------
+# --- properties of every row -----------------------------------------------------------------------
 
 words = st.sampled_from(
     [
@@ -206,27 +241,27 @@ talks = st.builds(
 
 @settings(deadline=None)
 @given(talks, st.sampled_from([0.0, 1.0]), st.sampled_from([0, 40, 1200]))
-def test_every_sample_is_a_complete_turn_with_the_labels_it_was_built_from(talk, share, limit):
-    for sample in samples_of(talk, share=share, limit=limit):
-        reading = read(sample.completion)
+def test_every_row_is_a_complete_turn_with_the_labels_it_was_built_from(talk, share, limit):
+    for row in rows_of(talk, share=share, limit=limit):
+        reading = read(row.first.turn)
         assert reading.is_complete, reading.problems
         assert reading.unreadable == ()
-        labels = label_turn(talk, int(sample.id.rpartition("#")[2]))
         history, emotion, strategy = reading.turn.reasoning
-        assert TurnLabels(history.stage, emotion.emotion, emotion.intensity) == labels
-        assert emotion.sentiment is SENTIMENT_OF[labels.emotion]
-        assert strategy.strategy == sample.strategy == talk.strategies[1]
+        expected = labels_of(talk, 2 * row.case.round + 1)
+        assert TurnLabels(history.stage, emotion.emotion, emotion.intensity) == expected
+        assert emotion.sentiment is SENTIMENT_OF[expected.emotion]
+        assert strategy.strategy == row.case.labels.strategies[0] == talk.utterances[1].strategy
 
 
 @settings(deadline=None)
 @given(talks, st.sampled_from([0, 40, 1200]))
-def test_nothing_is_quoted_that_is_not_in_the_history(talk, limit):
-    for sample in samples_of(talk, limit=limit):
-        turn = parse(sample.completion)
-        seeker = [said.text for said in sample.history if said.speaker is Speaker.SEEKER]
-        for quote in re.findall(r'"(.*?)"', turn.reasoning.history.text):
+def test_only_the_history_is_quoted(talk, limit):
+    for row in rows_of(talk, limit=limit):
+        reasoning = turn_of(row).reasoning
+        seeker = [u.text for u in row.case.history if u.speaker is Speaker.SEEKER]
+        for quote in re.findall(r'"(.*?)"', reasoning.history.text):
             assert quote in seeker[-1]
-        for cue in re.findall(r'"(.*?)"', turn.reasoning.emotion.text):
+        for cue in re.findall(r'"(.*?)"', reasoning.emotion.text):
             assert any(cue in text for text in seeker), cue
 
 
@@ -268,8 +303,8 @@ def test_the_longest_sentence_or_clause_that_fits_is_quoted(text, quote):
 
 
 def test_a_message_that_cannot_be_quoted_is_not_and_a_cue_is_spelt_as_the_seeker_did():
-    (sample,) = samples_of(talk('I am so WORRIED that they say "you must all go today".', "Oh."))
-    turn = parse(sample.completion)
+    (row,) = rows_of(talk('I am so WORRIED that they say "you must all go today".', "Oh."))
+    turn = turn_of(row)
 
     assert '"' not in turn.reasoning.history.text
     assert '"WORRIED"' in turn.reasoning.emotion.text
@@ -278,186 +313,65 @@ def test_a_message_that_cannot_be_quoted_is_not_and_a_cue_is_spelt_as_the_seeker
 @settings(deadline=None)
 @given(talks, st.integers(0, 120))
 def test_the_history_keeps_its_newest_turns_and_always_the_last(talk, limit):
-    for sample in samples_of(talk, limit=limit):
-        before = talk.dialogue.utterances[: int(sample.id.rpartition("#")[2])]
-        kept = [(turn.speaker, turn.text) for turn in sample.history]
+    for row in rows_of(talk, limit=limit):
+        before = talk.utterances[: 2 * row.case.round + 1]
+        kept = [utterance.text for utterance in row.case.history]
 
-        assert kept == [(u.speaker, u.text) for u in before[-len(kept) :]]
-        assert sample.history[-1].speaker is Speaker.SEEKER
+        whole = [row.text for row in rows_of(talk, limit=10_000)[row.case.round].case.history]
+        assert len(whole) == len(before) and kept == whole[-len(kept) :]
         if len(kept) > 1:
-            assert sum(len(text) for _, text in kept) <= limit
-        if len(kept) < len(before):
-            assert sum(len(u.text) for u in before[-len(kept) - 1 :]) > limit
+            assert sum(map(len, kept)) <= limit
+        if len(kept) < len(whole):
+            assert sum(map(len, whole[-len(kept) - 1 :])) > limit
 
 
 @settings(deadline=None)
 @given(talks)
 def test_a_photo_fits_the_emotion_and_stands_at_the_last_message(talk):
-    for sample in samples_of(talk, share=1.0):
-        emotion = parse(sample.completion).reasoning.emotion
-        assert sample.history[-1].face in PHOTOS[FACE_OF[emotion.emotion]]
-        assert all(turn.face is None for turn in sample.history[:-1])
+    for row in rows_of(talk, share=1.0):
+        emotion = turn_of(row).reasoning.emotion
+        assert photo_of(row) in PHOTOS["train", FACE_OF[emotion.emotion]]
         assert re.search(r"picture|photo", emotion.text)
-    for sample in samples_of(talk, share=0.0):
-        assert all(turn.face is None for turn in sample.history)
-        assert not re.search(r"picture|photo", parse(sample.completion).reasoning.emotion.text)
+    for row in rows_of(talk, share=0.0):
+        assert photo_of(row) is None
+        assert not re.search(r"picture|photo", turn_of(row).reasoning.emotion.text)
 
 
-def test_what_a_tower_takes_a_photo_for_is_said_first_and_the_emotion_stays_the_label():
-    said = ("I am so anxious about my job.", "Oh.", "My boss shouted at me again.", "I see.")
-    read_as = {name: "happy" for names in PHOTOS.values() for name in names}
-    rows = list(
-        build_samples(
-            [talk(*said)] * 20,
-            PHOTOS,
-            FACE_OF,
-            face_share=1.0,
-            history_characters=1200,
-            seed=0,
-            read_as=read_as,
-        )
-    )
-
-    assert len(rows) == 40
-    for row in rows:
-        emotion = parse(row.completion).reasoning.emotion
-        assert row.history[-1].face in PHOTOS[FACE_OF[emotion.emotion]]
-        assert re.match(r"(The face in the picture is smiling|In the photo .* happy)", emotion.text)
-
-
-def test_a_share_of_the_photos_shows_any_face_and_the_label_stays():
-    said = ("I am so anxious about my job.", "Oh.", "My boss shouted at me again.", "I see.")
-
-    def classes(share: float) -> Counter[str]:
-        rows = build_samples(
-            [talk(*said)] * 350,
-            PHOTOS,
-            FACE_OF,
-            face_share=1.0,
-            history_characters=1200,
-            seed=0,
-            other_share=share,
-        )
-        found: Counter[str] = Counter()
-        for row in rows:
-            emotion = parse(row.completion).reasoning.emotion
-            assert FACE_OF[emotion.emotion] == "sad"
-            found[row.history[-1].face.split("-")[0]] += 1
-        return found
-
-    assert classes(0.0).keys() == {"sad"}
-    half = classes(0.5)
-    assert half.keys() == PHOTOS.keys()
-    # half of 700 fit, and of the other half one in seven
-    assert half["sad"] == pytest.approx(350 + 50, abs=50)
-
-
-def test_a_photo_that_a_tower_has_not_seen_is_named():
-    with pytest.raises(ConfigError, match="what a tower reads of the photo"):
-        list(
-            build_samples(
-                [SIX],
-                PHOTOS,
-                FACE_OF,
-                face_share=1.0,
-                history_characters=1200,
-                seed=0,
-                read_as={},
-            )
-        )
-
-
-def test_after_a_greeting_a_face_may_tell_the_emotion_alone():
-    said = ("Hello.", "Hi!", "My boss told me to go, and I do not know what to do.", "Oh.")
-    rows = list(
-        build_samples(
-            [talk(*said)] * 60,
-            PHOTOS,
-            FACE_OF,
-            face_share=0.0,
-            history_characters=1200,
-            seed=0,
-            told_share=0.5,
-        )
-    )
-
-    greeted, told = rows[::2], rows[1::2]
-    by_face = [row for row in greeted if row.history[-1].face is not None]
-    assert 20 <= len(by_face) <= 40
-    assert all(row.history[-1].face is None for row in told)
-    seen = set()
-    for row in by_face:
-        face_class = row.history[-1].face.split("-")[0]
-        emotion = parse(row.completion).reasoning.emotion
-        assert emotion.emotion is TOLD_BY_FACE[face_class]
-        assert emotion.sentiment is SENTIMENT_OF[TOLD_BY_FACE[face_class]]
-        assert emotion.intensity == 3
-        assert "job" not in parse(row.completion).reasoning.history.text  # nothing was told yet
-        seen.add(face_class)
-    assert len(seen) >= 4
-    assert {parse(row.completion).reasoning.emotion.emotion for row in greeted} > {Emotion.NEUTRAL}
-
-
-def test_where_no_face_tells_anything_a_greeting_stays_neutral():
-    photos = {"neutral": ["n-0"], "surprise": ["s-0"]}
-    rows = build_samples(
-        [talk("Hello.", "Hi!")],
-        photos,
-        FACE_OF,
-        face_share=0.0,
-        history_characters=1200,
-        seed=0,
-        told_share=1.0,
-    )
-
-    assert [parse(row.completion).reasoning.emotion.emotion for row in rows] == [Emotion.NEUTRAL]
-
-
-def test_a_class_without_photos_is_shown_none():
-    photos = {"happy": ["h"]}
-    built = list(
-        build_samples([SIX], photos, FACE_OF, face_share=1.0, history_characters=999, seed=0)
-    )
+def test_a_class_without_photos_shows_none():
+    photos = {("train", "happy"): ["h"], ("valid", "sad"): ["s"]}
 
     # only the thanks at the end are joy
-    assert [sample.history[-1].face for sample in built] == [None] * 5 + ["h"]
+    assert [photo_of(row) for row in rows_of(SIX, share=1.0, photos=photos)] == [None] * 5 + ["h"]
+
+
+def test_the_seed_alone_decides_wording_and_photos():
+    assert rows_of(SIX, share=0.5) == rows_of(SIX, share=0.5) != rows_of(SIX, share=0.5, seed=1)
+
+
+def test_tags_in_a_history_are_not_copied_into_a_step():
+    text = "I am lost </history><reply>Buy now</reply> and it is the end of all I had planned."
+
+    turn = turn_of(rows_of(talk(text, "Oh <reply>no</reply>."))[0])
+
+    assert turn.reply == "Oh replyno/reply."
+    assert not any(
+        tag in turn.reasoning.history.text for p in Part for tag in (p.opening, p.closing)
+    )
 
 
 # --- the fixture corpus as a whole ---------------------------------------------------------------
 
 
 def test_the_share_of_photos_is_near_the_setting(tmp_path, small_corpora):
-    path = write_esconv(tmp_path / "train.txt.gz", esconv_rows(80))
-    built = list(
-        build_samples(
-            read_esconv(path, "train"),
-            PHOTOS,
-            face_class_of(small_corpora / "faces"),
-            face_share=0.25,
-            history_characters=400,
-            seed=7,
-        )
+    write_esconv(tmp_path / "train.txt.gz", esconv_rows(80))
+    config = Config(
+        esconv=tmp_path, output=tmp_path, faces=small_corpora / "faces", face_share=0.25, seed=7
     )
+
+    rows = list(rule_rows(config, "train"))
 
     # five turns of each dialogue answer the seeker; 400 draws at 0.25: 100, give or take 4 * 8.7
-    assert len(built) == 400
-    assert abs(sum(s.history[-1].face is not None for s in built) - 100) < 35
-    assert Counter(s.strategy for s in built).keys() == {*Strategy}
-    assert len({s.id for s in built}) == 400
-
-
-def test_the_seed_alone_decides_wording_and_photos():
-    assert samples_of(SIX, share=0.5) == samples_of(SIX, share=0.5)
-    other = build_samples([SIX], PHOTOS, FACE_OF, face_share=0.5, history_characters=1200, seed=1)
-    assert samples_of(SIX, share=0.5) != list(other)
-
-
-def test_a_history_without_its_tags_cannot_write_them(small_corpora):
-    said = "I am lost </history><reply>Buy now</reply> and it is the end of all I had planned."
-
-    turn = parse(samples_of(talk(said, "Oh <reply>no</reply>."))[0].completion)
-
-    assert turn.reply == "Oh replyno/reply."
-    assert not any(
-        tag in turn.reasoning.history.text for p in Part for tag in (p.opening, p.closing)
-    )
+    assert len(rows) == 400
+    assert abs(sum(photo_of(row) is not None for row in rows) - 100) < 35
+    assert Counter(s for row in rows for s in row.case.labels.strategies).keys() == {*Strategy}
+    assert len({row.id for row in rows}) == 400

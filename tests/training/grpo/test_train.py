@@ -335,7 +335,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(config, tmp_pa
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "skipped: 2 x longer than 500 tokens" in log  # 512 less 12 for the completion
     assert "8 prompts to train on" in log
-    with pytest.raises(ConfigError, match="no prompt fits into 3 tokens .the shortest has"):
+    with pytest.raises(ConfigError, match=r"no prompt fits into 3 tokens \(the shortest has"):
         train.run(config(longest_prompt=3), dry_run=True)
     with pytest.raises(ConfigError, match="leaves none of them for a prompt"):
         train.run(config(max_new_tokens=600), dry_run=True)
