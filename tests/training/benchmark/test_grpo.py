@@ -218,9 +218,9 @@ def test_made_up_dialogues_begin_and_end_with_the_seeker(models, tmp_path):
     path = grpo.made_up_prompts(tmp_path / "p.jsonl", 20, config)
 
     histories, left_out = read_histories([path], "train")
-    assert {len(one.utterances) for one in histories} == {1, 5}
-    assert all(one.utterances[-1].speaker == "seeker" for one in histories)
-    assert all(one.reference for one in histories)
+    assert {len(one.case.history) for one in histories} == {1, 5}
+    assert all(one.case.history[-1].speaker == "seeker" for one in histories)
+    assert all(one.case.original for one in histories)
     assert len(histories) == 40 and not left_out
 
 

@@ -16,6 +16,7 @@ from tests.training.corpora_fixture import esconv_rows, write_esconv
 from training.cer.esconv_rules import Config, RowWriter, rule_rows
 from training.cer.records import SourceDialogue, SourceUtterance
 from training.cer.rule_reasoning import TurnLabels, exact_quote, label_turn, stage_at
+from training.cer.steps.cases import printable
 from training.data.faces import FACE_CLASSES
 
 FACE_OF = dict.fromkeys(Emotion, "sad") | {Emotion.JOY: "happy", Emotion.NEUTRAL: "neutral"}
@@ -225,8 +226,8 @@ words = st.sampled_from(
 )
 texts = (
     (st.lists(words, min_size=1, max_size=25).map(" ".join) | st.text(min_size=1, max_size=40))
-    .map(str.strip)
-    .filter(bool)
+    .map(printable)
+    .filter(lambda text: text.strip("<> \n"))
 )
 talks = st.builds(
     talk,

@@ -14,6 +14,7 @@ from compeer_core.registry import ModelEntry, Registry
 from compeer_core.taxonomy import Preference, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge
 from tests.training.cer.endpoint import Endpoint, asked
+from training.cer import esconv_rules
 from training.cer.steps.generation import GeneratedTurn
 from training.common import results
 from training.data.samples import read_records, write_records
@@ -302,8 +303,10 @@ def test_wrong_settings_are_told_before_anything_is_loaded(config, tmp_path):
 
 
 @pytest.mark.corpora
-def test_the_signs_of_what_people_did_are_found_in_their_replies(corpora):
-    found = measure_signs(corpora / "esconv" / "train.txt.gz")
+def test_the_signs_of_what_people_did_are_found_in_their_replies(corpora, tmp_path):
+    esconv_rules.run(esconv_rules.Config(esconv=corpora / "esconv", output=tmp_path))
+
+    found = measure_signs(tmp_path / "rows.jsonl")
 
     for strategy in Strategy:
         told = found[strategy].found.value - found[strategy].false_alarms.value

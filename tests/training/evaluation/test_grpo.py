@@ -14,7 +14,6 @@ from compeer_core.reasoning import read
 from tests.checkpoints import build_adapter, build_qwen
 from tests.training.grpo.world import WordEncoder, judge, record, turn, write_rows
 from training.common import results
-from training.data.histories import History
 from training.data.pictures import Pictures
 from training.evaluation import grpo
 from training.evaluation.grpo import Answer, Config, compared, diversity, surprising
@@ -28,10 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
-HISTORIES = [
-    History(f"r{n}", f"s{n // 2}", record(n).case.history, "a b d", "en", ("Question",), "Sadness")
-    for n in range(4)
-]
+HISTORIES = [record(n, source_id=f"s{n // 2}", original="a b d") for n in range(4)]
 
 
 def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> Answer:
@@ -182,7 +178,7 @@ def test_the_stage_writes_turns_a_table_and_a_plot(config, tmp_path, monkeypatch
 
 
 def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(config):
-    histories = [History("r0", "s0", record(0).case.history, "good", "en")]
+    histories = [record(0)]
     text = turn("a good day")
     whole = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None)
     broken = replace(whole, reading=read("nothing"))
@@ -190,7 +186,7 @@ def test_the_first_policy_is_surprised_by_another_reply_as_its_likelihood_says(c
     found = surprising({"urp": [whole, broken]}, histories, Pictures(None, None), config)
 
     model = LikelihoodModel(config.policies[0].source)
-    messages = policy_messages(histories[0].dialogue(Pictures(None, None)), "trained")
+    messages = policy_messages(histories[0].case.dialogue(), "trained")
     expected = model.surprise(messages, text)
     assert found["urp"][0].surprise == expected.reply_loss / expected.reply_tokens
     assert found["urp"][0].surprise > 1  # an untrained model expects nothing
