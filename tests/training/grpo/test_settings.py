@@ -64,7 +64,7 @@ def test_unknown_keys_are_named_with_the_nearest(tmp_path):
     [
         ({}, "name a list of models"),
         ({"source": "a", "models": "b"}, "name a list of models"),
-        ({"models": "b", "adapter": "c"}, "the list says all"),
+        ({"models": "b", "adapter": "c"}, "the list describes the judge"),
     ],
 )
 def test_a_judge_is_named_in_one_way(values, says):
