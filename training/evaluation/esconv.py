@@ -275,6 +275,6 @@ def _print_some(path: Path, answers: Sequence[Answer]) -> None:
         for one in answers:
             last = one.sample.case.history[-1]
             file.write(f"## {one.sample.id}\n\nSeeker: {last.text}\n")
-            file.write(f"Photo: {last.face}\n" if last.face else "")
+            file.writelines(f"Photo: {name}\n" for name in last.images)
             file.write(f"\n```text\n{one.reading.raw.strip()}\n```\n\n")
             file.write(f"In the corpus: {one.reference}\n\n")
