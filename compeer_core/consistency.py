@@ -35,7 +35,7 @@ gave one label to a sentence that may do two things, so not every false alarm is
 `CLEAR_SIGNS` are the strategies where the two are at least 40 points apart. For the others the
 answer is little more than a hint: good for comparing judges on many turns, too weak to tell a reader
 that one reply is wrong. The measure is `training.evaluation.strategy_signs`, run by
-``python -m training evaluate consistency CONFIG --set esconv=runs/nano/rules/rows.jsonl``.
+``python -m training evaluate consistency CONFIG --set esconv=runs/small/rules/rows.jsonl``.
 """
 
 import re
