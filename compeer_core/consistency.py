@@ -34,7 +34,7 @@ things, so not every false alarm is an error.
 `CLEAR_SIGNS` are the strategies for which the two differ by at least 40 points. For the others the
 answer is a weak hint: good for comparing judges on many turns, too weak to call one reply wrong. The
 measurement is `training.evaluation.strategy_signs`; reproduce:
-``python -m training evaluate consistency CONFIG --set esconv=PATH/esconv/train.txt.gz``.
+``python -m training evaluate consistency CONFIG --set esconv=runs/small/rules/rows.jsonl``.
 
 **Contradictions.** `contradictions` reports two kinds, each with its reason, since both can be wrong:
 

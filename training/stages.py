@@ -72,7 +72,6 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "encoder": Stage(
             "training.encoder.distil", "distil the sentence encoder of the redundancy terms"
         ),
-        "sft": Stage("training.sft.train", "fine-tune a policy on supporter turns with reasoning"),
         "sft dialogues": Stage(
             "training.sft.dialogues",
             "fine-tune a small policy on whole dialogues with a shared prefix",

@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from compeer_core.registry import Registry
-from compeer_core.votes.leaderboard.board import Board, Filters
 from compeer_core.votes.database import default_url
+from compeer_core.votes.leaderboard.board import Board, Filters
 from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
 from tests.pages import write_models

@@ -42,8 +42,8 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
         losses = [row["loss"] for row in map(json.loads, rows) if "loss" in row]
         # 600 tokens after little training: ln 600 = 6.4
         assert all(4 < loss < 8 for loss in losses), (stage, losses)
+    assert (output / "rules" / "rows.jsonl").is_file()
     for split in SPLITS:
-        assert (output / "sft" / f"samples.{split}.jsonl").is_file()
         assert (output / "cer" / f"{split}.jsonl").is_file()
     assert (output / "vision" / "vision.json").is_file()
     assert load_processor(output / "sft" / "model").tokenizer.get_vocab()["<reply>"]
@@ -64,4 +64,4 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 9
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 10

@@ -182,7 +182,9 @@ def test_a_port_of_the_environment_that_is_no_number_is_exit_code_2(monkeypatch,
         ({"SPACE_ID": "a/b"}, ["--database-url", "postgresql://h/n"], False),
     ],
 )
-def test_votes_are_temporary_in_a_space_unless_a_place_is_named(monkeypatch, environment, flags, lost):
+def test_votes_are_temporary_in_a_space_unless_a_place_is_named(
+    monkeypatch, environment, flags, lost
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 

@@ -38,6 +38,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
+from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
@@ -58,7 +59,7 @@ from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import process_count
 from training.common.run_directory import RunDirectory, versions
-from training.data.samples import Sample, SampleUtterance, write_records
+from training.data.samples import write_records
 from training.grpo import train
 from training.grpo.reward import GroupReward
 from training.grpo.settings import GRPOSettings, RewardSettings
@@ -229,7 +230,7 @@ def measure_run(config: Config, folder: Path, *, dry_run: bool) -> tuple[list[St
                 naive_judge,
                 ready.encoder,
                 config.reweighting,
-                ready.book.histories,
+                ready.book.records,
                 ready.book.pictures,
                 config.training.group_size,
                 config.reward,
@@ -287,23 +288,28 @@ def run_config(config: Config, folder: Path) -> train.Config:
 def write_synthetic_prompts(path: Path, count: int, config: Config) -> Path:
     """Write synthetic histories, one per dialogue."""
 
-    def sample(number: int) -> Sample:
+    def row(number: int) -> CerRecord:
         rng = np.random.default_rng([config.training.seed, number])
         utterances = synthetic_utterances(rng, config.utterances[number % len(config.utterances)])
-        turn = synthetic_turn(rng)
-        return Sample(
-            id=f"made-up/{number}#0",
-            dialogue_id=f"made-up/{number}",
-            problem="",
-            strategy=str(turn.reasoning.strategy.strategy),
-            history=tuple(
-                SampleUtterance(speaker=each.speaker, text=each.text) for each in utterances
-            ),
-            completion=render(turn.__class__(turn.reasoning, synthetic_reference(rng))),
+        reference = synthetic_reference(rng)
+        name = f"made-up/{number}"
+        case = Case(
+            id=f"{name}#0",
+            dialogue_id=name,
+            source_id=name,
+            corpus="made-up",
+            language="en",
+            split="train",
+            licence="",
+            round=0,
+            rounds=1,
+            history=tuple(CaseUtterance(speaker=u.speaker, text=u.text) for u in utterances),
+            original=reference,
         )
+        return CerRecord(id=case.id, case=case, first=Candidate(author="rule", reply=reference))
 
     # Twice as many as needed, since duplicate histories are dropped.
-    write_records(path, (sample(number) for number in range(2 * count)))
+    write_records(path, (row(number) for number in range(2 * count)))
     return path
 
 
@@ -445,8 +451,8 @@ class _TimedTrainer(GroupTrainer):
 
         bare: Any = self.accelerator.unwrap_model(self.model)
         readers = [bare.get_base_model() if hasattr(bare, "get_base_model") else bare]
-        if self._writer is not None:
-            readers.append(self._writer.model)
+        if self._rollout_model is not None:
+            readers.append(self._rollout_model.model)
         hooks = [model.register_forward_pre_hook(count, with_kwargs=True) for model in readers]
         try:
             yield read

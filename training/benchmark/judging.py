@@ -164,7 +164,7 @@ def judging_methods(
     """Return all methods; each counts its own work."""
     prm, orm = pair
     works = [Work() for _ in range(5)]
-    Messages, Interviews = Sequence[Message], Sequence[Interview]
+    Messages, Interviews = Sequence[Message], Sequence[CandidateQuestions]
 
     def naive(messages: Messages, interviews: Interviews) -> list[Answers]:
         return [judge_naively(unified, messages, each, works[0]) for each in interviews]
@@ -178,15 +178,17 @@ def judging_methods(
     def naive_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
         answers = []
         for interview in interviews:
-            steps = judge_naively(prm, messages, Interview((), interview.chain), works[3])
-            reply = judge_naively(orm, messages, Interview((), interview.ends), works[3])
+            steps = judge_naively(prm, messages, CandidateQuestions((), interview.chain), works[3])
+            reply = judge_naively(orm, messages, CandidateQuestions((), interview.ends), works[3])
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
     def our_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
         # Two models: the ORM cannot use the PRM's cache.
         steps, replies = (
-            _judge_together(scorer, messages, [Interview((), ends) for ends in questions], works[4])
+            _judge_together(
+                scorer, messages, [CandidateQuestions((), ends) for ends in questions], works[4]
+            )
             for scorer, questions in (
                 (prm, [each.chain for each in interviews]),
                 (orm, [each.ends for each in interviews]),
@@ -206,7 +208,10 @@ def judging_methods(
 
 
 def judge_naively(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
+    scorer: TransformersScorer,
+    messages: Sequence[Message],
+    interview: CandidateQuestions,
+    work: Work,
 ) -> Answers:
     """Judge one candidate without any cache."""
     conversation = list(messages)
@@ -224,7 +229,10 @@ def judge_naively(
 
 
 def judge_in_session(
-    scorer: TransformersScorer, messages: Sequence[Message], interview: Interview, work: Work
+    scorer: TransformersScorer,
+    messages: Sequence[Message],
+    interview: CandidateQuestions,
+    work: Work,
 ) -> Answers:
     """Judge one candidate in a session with a KV cache."""
     _clear_cache(scorer)
@@ -273,7 +281,8 @@ def measure(methods: Sequence[Method], size: int, length: int, config: Config) -
 
 
 def compare(
-    methods: Sequence[Method], rounds: Iterator[tuple[Sequence[Message], Sequence[Interview]]]
+    methods: Sequence[Method],
+    rounds: Iterator[tuple[Sequence[Message], Sequence[CandidateQuestions]]],
 ) -> Difference:
     """Compare the verdicts of the naive method with ours."""
     naive, ours = (
@@ -300,7 +309,7 @@ def compare(
 
 def synthetic_round(
     config: Config, size: int, length: int | None, number: int
-) -> tuple[Sequence[Message], list[Interview]]:
+) -> tuple[Sequence[Message], list[CandidateQuestions]]:
     """Return the judge's prompt and the interviews of a round.
 
     Args:
@@ -318,7 +327,9 @@ def synthetic_round(
         steps = tuple(ask_about_step(step) for step in turn.reasoning)
         reference = synthetic_reference(rng)
         orders = ((turn.reply, reference), (reference, turn.reply))
-        interviews.append(Interview(steps, tuple(ask_about_replies(*pair) for pair in orders)))
+        interviews.append(
+            CandidateQuestions(steps, tuple(ask_about_replies(*pair) for pair in orders))
+        )
     return judge_messages(Dialogue(tuple(utterances))), interviews
 
 
@@ -348,7 +359,7 @@ def _clear_cache(scorer: TransformersScorer) -> None:
 def _judge_together(
     scorer: TransformersScorer,
     messages: Sequence[Message],
-    interviews: Sequence[Interview],
+    interviews: Sequence[CandidateQuestions],
     work: Work,
 ) -> list[Answers]:
     _clear_cache(scorer)

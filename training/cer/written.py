@@ -12,7 +12,7 @@ import gzip
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -32,8 +32,8 @@ from compeer_core.reasoning import (
 )
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer.requests.seeding import generator_for, stable_hash
-from training.data.faces import FACE_CLASSES, read_faces, read_readings
-from training.data.pictures import FACES
+from training.data.faces import FACE_CLASSES
+from training.data.pictures import Photos, read_photos
 from training.data.quotations import invented
 from training.data.samples import write_records
 
@@ -161,10 +161,6 @@ class WrittenDialogue(FrozenModel):
         }
 
 
-Photos = Mapping[tuple[str, str], Sequence[str]]
-"""Names of photos for `CaseUtterance.images`, by split ("train", "valid") and class."""
-
-
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
     if resume is not None:
@@ -244,24 +240,6 @@ def split_of(dialogue_id: str) -> Split:
     """Return the split of a dialogue, which depends only on its id."""
     places: dict[int, Split] = {0: "valid", 1: "test"}
     return places.get(stable_hash("split", dialogue_id) % ONE_IN, "train")
-
-
-def read_photos(folder: Path, readings: Path | None) -> Photos:
-    """Return the photos that may be drawn.
-
-    Args:
-        folder: The packed faces.
-        readings: The class that a tower reads in each photo; None allows all photos.
-
-    Raises:
-        ConfigError: A file is missing or names an unknown class.
-    """
-    read_as = None if readings is None else read_readings(readings)
-    photos: dict[tuple[str, str], list[str]] = {}
-    for face in read_faces(folder):
-        if read_as is None or read_as.get(face.file) == face.face_class:
-            photos.setdefault((face.split, face.face_class), []).append(f"{FACES}{face.file}")
-    return photos
 
 
 def _drawn_photos(

@@ -1,4 +1,4 @@
-"""Which reward model a stage asks: a name of a list of models, or where its weights are."""
+"""The judge of a stage: a name in a list of models, or the location of its weights."""
 
 from pathlib import Path
 from typing import Self
@@ -15,49 +15,55 @@ from training.common.threads import use_all_threads
 
 
 class JudgeSource(FrozenModel):
-    """`[judge]`: which reward model. Either a name of a list of models, or where it is."""
+    """`[judge]`: which reward model, named in a list of models or by its location."""
 
     models: Path | None = None
-    """A list of models (`models.toml`), which then holds the judge."""
+    """A list of models (`models.toml`) that holds the judge."""
     name: str = ""
-    """A judge of that list; empty is its default."""
+    """A judge of that list; empty uses its default."""
     source: str = ""
     """Without a list: a checkpoint folder, `hf:NAME` or `openai:URL#MODEL`."""
     adapter: Path | None = None
     """A LoRA adapter on that checkpoint."""
     reply_source: str = ""
-    """With this or the next key the judge is of two models, and these judge the replies: a PRM and
-    an ORM instead of UnifiReward (paper: COMPEER-POR "uses separate PRM + ORM reward models")."""
+    """A second model that judges the replies: a PRM and an ORM instead of UnifiReward (paper:
+    COMPEER-POR "uses separate PRM + ORM reward models")."""
     reply_adapter: Path | None = None
+    """A LoRA adapter that judges the replies."""
     languages: tuple[str, ...] = ("en",)
-    """Of the judge's card; its questions are asked in the first one that there are prompts for."""
+    """Of the judge's card; it is prompted in the first one that has prompts."""
     verdicts: Verdicts | None = None
-    """For an endpoint: how its verdicts are read; see `compeer_core.registry`."""
+    """For an endpoint: how to read its verdicts; see `compeer_core.registry`."""
     quantize: Quantize | None = None
     device: str | None = None
-    """For a checkpoint: where it runs; None takes what there is."""
+    """Device of a checkpoint; None picks the best available."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.models is None) == (not self.source):
-            raise ValueError("name a list of models (`models`), or where the judge is (`source`)")
-        elsewhere = self.adapter or self.reply_source or self.reply_adapter or self.verdicts
-        if self.models is not None and elsewhere:
-            raise ValueError("with `models`, the list says all about a judge")
+            raise ValueError(
+                "name a list of models (`models`) or the judge's location (`source`), not both"
+            )
+        other_keys = self.adapter or self.reply_source or self.reply_adapter or self.verdicts
+        if self.models is not None and other_keys:
+            raise ValueError(
+                "with `models`, the list describes the judge; remove adapter, reply_source, "
+                "reply_adapter and verdicts"
+            )
         return self
 
     def load(self) -> Judge:
-        """Return the judge, loaded.
+        """Load the judge.
 
         Raises:
-            ConfigError: There is no such judge, or it cannot say a verdict in one token.
+            ConfigError: There is no such judge, or a verdict is not one token for it.
             BackendError: It cannot be loaded.
         """
         if self.models is not None:
             registry = Registry.from_toml(self.models, quantize=self.quantize, device=self.device)
             judge = registry.judge(self.name)
             if judge is None:
-                raise ConfigError(f"{self.models}: there is no judge in this list")
+                raise ConfigError(f"{self.models}: no judge in this list")
             return _with_all_threads(judge)
         given = {} if self.verdicts is None else {"verdicts": self.verdicts}
         entry = ModelEntry(

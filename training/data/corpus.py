@@ -1,14 +1,14 @@
 """Documents for the tokenizer, pre-training and the sentence encoder, read from a folder of corpora.
 
-A document is one string. Dialogues become chat documents in the ChatML layout that the model
-meets again in SFT, so that turn taking is learnt before any support data is seen:
+A document is one string. Dialogues become chat documents in the ChatML layout of SFT, so a model
+learns turn taking in pre-training:
 
     <|im_start|>user
     ...<|im_end|>
     <|im_start|>assistant
     ...<|im_end|>
 
-Marker strings inside the text of a corpus are neutralised: only this module writes markers.
+Marker strings inside corpus texts are neutralised, so only this module writes markers.
 """
 
 import csv
@@ -29,7 +29,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.prompts import neutralise
 
 DOCUMENT_END = "<|endoftext|>"
-"""Separates documents in the plain-text files and ends each tokenised document."""
+"""Separates documents in plain-text files and ends each tokenised document."""
 
 _UNREADABLE = (
     *(AttributeError, KeyError, TypeError, ValueError, csv.Error),  # another layout
@@ -40,12 +40,12 @@ _SPEAKER_LINE = re.compile(r"^([A-Z]|User|Assistant): (.*)$")
 
 
 class SourceKind(StrEnum):
-    """How a file is read."""
+    """Format of a file."""
 
     PLAIN = "plain"
     """Text documents separated by a line `<|endoftext|>`."""
     DIALOGUE = "dialogue"
-    """As `plain`, each line opened by one of two speakers (`A: `, `M: `, `User: ` ...)."""
+    """As `plain`; each line begins with one of two speakers (`A: `, `M: `, `User: ` ...)."""
     ESCONV = "esconv"
     """ESConv, one JSON object per line (`dialog[].speaker` is usr or sys)."""
     COUNSELCHAT = "counselchat"
@@ -56,14 +56,14 @@ class Source(FrozenModel):
     """One file of the mix."""
 
     path: str
-    """Relative to the corpora folder; `.gz` is read through gzip."""
+    """Relative to the folder of corpora; `.gz` is decompressed."""
     kind: SourceKind
     share: float = Field(default=1.0, ge=0)
-    """How often the file is seen in one epoch: 0.3 takes 30 % of its documents, 2 takes each twice."""
+    """Share of the file in one epoch: 0.3 takes 30 % of its documents, 2 takes each twice."""
 
 
 def chat_document(turns: Sequence[tuple[str, str]]) -> str:
-    """Return one ChatML document; neighbouring turns of the same role become one.
+    """Return one ChatML document; adjacent turns of one role are joined.
 
     Args:
         turns: (role, text) with role "user" or "assistant".
@@ -84,7 +84,7 @@ def read_documents(folder: Path, source: Source) -> Iterator[str]:
     """Yield every document of one file, in file order.
 
     Raises:
-        ConfigError: The file is not there, is damaged, or is not of that kind.
+        ConfigError: The file is missing, damaged, or of another format.
     """
     check_files(folder, [source])
     path = folder / source.path
@@ -95,10 +95,10 @@ def read_documents(folder: Path, source: Source) -> Iterator[str]:
 
 
 def check_files(folder: Path, sources: Iterable[Source]) -> None:
-    """Make sure that the files are there.
+    """Check that the files exist.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: One is missing.
     """
     for source in sources:
         path = folder / source.path
@@ -107,7 +107,7 @@ def check_files(folder: Path, sources: Iterable[Source]) -> None:
 
 
 def utterances_of(document: str) -> list[str]:
-    """Return what is said in a document line by line, without the markers of chat documents."""
+    """Return the lines of a document, without the markers of chat documents."""
     return [line for line in _TURN_MARKER.sub("", document).split("\n") if line]
 
 
@@ -120,15 +120,15 @@ def mixed_documents(
     """Return one epoch of the mix: every source by its share, shuffled by `seed`.
 
     Args:
-        folder: Of the corpora.
+        folder: The corpora.
         sources: The files.
-        seed: Draws what a share takes, and the order.
-        keep: Whether a document may be taken at all.
+        seed: Draws the shares and the order.
+        keep: Filters documents.
     """
     rng = np.random.default_rng(seed)
     mix: list[str] = []
     for source in sources:
-        documents = [one for one in read_documents(folder, source) if keep(one)]
+        documents = [text for text in read_documents(folder, source) if keep(text)]
         whole, rest = divmod(source.share, 1.0)
         mix += documents * int(whole)
         chosen = rng.choice(len(documents), size=round(rest * len(documents)), replace=False)
@@ -168,7 +168,7 @@ def _read_dialogue(path: Path) -> Iterator[str]:
         for line in block.split("\n"):  # splitlines() would also cut at U+2028 inside a turn
             match = _SPEAKER_LINE.match(line)
             if match is None:
-                continue  # a scene line before the talk
+                continue  # a line that sets the scene
             opener = opener or match[1]
             turns.append(("user" if match[1] == opener else "assistant", match[2]))
         if turns:

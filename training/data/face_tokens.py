@@ -1,7 +1,7 @@
-"""What the image tower of COMPEER-nano says of a face becomes tokens that its language model can learn to read.
+"""The last layer of COMPEER-nano's image tower: from expression logits to tokens that a language model can read.
 
-A classifier's logits are laid along the embeddings of words for the classes: a token leans towards "happy" as far
-as the tower leans towards the class. All of it is linear, so it becomes the tower's last layer.
+A classifier's logits are mapped onto the embeddings of words for the classes: a token points towards "happy" as far
+as the tower's logits do. The map is linear, so it becomes the tower's last layer.
 """
 
 import torch
@@ -19,28 +19,28 @@ WORDS = {
     "sad": "depressed",
     "surprise": "surprised",
 }
-"""For each class a word that seekers use, or the likes of it."""
+"""For each class a word that seekers use, or a similar one."""
 
 
 def even_handed(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return what to add to logits, so that each class is named as often as it is there.
+    """Return a bias on the logits with which each class is predicted as often as it occurs.
 
-    A classifier that is unsure names the frequent and the plain classes, and afraid and sad faces seldom.
+    An unsure classifier over-predicts frequent and easy classes and rarely predicts fear and sadness.
 
     Args:
-        logits: Of photos, shape (photos, classes).
+        logits: Shape (photos, classes).
         labels: Their classes, shape (photos).
 
     Returns:
-        Shape (classes), of mean 0.
+        Shape (classes), with mean 0.
     """
     classes = logits.shape[-1]
-    there = torch.bincount(labels, minlength=classes) / len(labels)
-    added = torch.zeros(classes)
+    frequencies = torch.bincount(labels, minlength=classes) / len(labels)
+    bias = torch.zeros(classes)
     for _ in range(300):
-        named = torch.bincount((logits + added).argmax(-1), minlength=classes) / len(labels)
-        added -= 0.2 * torch.log((named + 1e-3) / (there + 1e-3))
-    return added - added.mean()
+        predicted = torch.bincount((logits + bias).argmax(-1), minlength=classes) / len(labels)
+        bias -= 0.2 * torch.log((predicted + 1e-3) / (frequencies + 1e-3))
+    return bias - bias.mean()
 
 
 def embeddings_of(model: PreTrainedModel) -> Tensor:
@@ -50,12 +50,12 @@ def embeddings_of(model: PreTrainedModel) -> Tensor:
 
 
 def word_vectors(embeddings: Tensor, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Return the embedding of each class's word, shape (classes, width); the mean where it has several tokens."""
-    found = []
+    """Return the embedding of each class's word, shape (classes, width); the mean of several tokens."""
+    vectors = []
     for name in FACE_CLASSES:
-        places = tokenizer(f" {WORDS[name]}", add_special_tokens=False)["input_ids"]
-        found.append(embeddings[torch.tensor(places)].mean(0))
-    return torch.stack(found)
+        ids = tokenizer(f" {WORDS[name]}", add_special_tokens=False)["input_ids"]
+        vectors.append(embeddings[torch.tensor(ids)].mean(0))
+    return torch.stack(vectors)
 
 
 def _directions(words: Tensor) -> Tensor:
@@ -63,29 +63,19 @@ def _directions(words: Tensor) -> Tensor:
     return nn.functional.normalize(apart, dim=-1)
 
 
-def sure_tokens(words: Tensor, length: float) -> Tensor:
-    """Return the token of each class that `speaking_layer` would come to, were it sure; shape (classes, width).
-
-    Args:
-        words: Vectors of the classes' words, shape (classes, width).
-        length: How long a word is.
-    """
-    return words.mean(0) + _directions(words) * length
-
-
 def speaking_layer(
     head: nn.Linear, added: Tensor, logits: Tensor, words: Tensor, length: float
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a layer that makes tokens of what a head makes logits of.
+    """Return weight and bias of a layer that replaces a classification head and outputs tokens.
 
-    The mean photo becomes the mean word. What sets a photo apart from it is on average as long as a word.
+    The mean photo maps to the mean word. The deviation of a photo from it has on average the norm of a word.
 
     Args:
-        head: Makes logits, (classes), of what comes before it, (values).
-        added: To be added to the logits, shape (classes).
-        logits: What the head makes of some photos, shape (photos, classes).
-        words: Vectors of the classes' words, shape (classes, width).
-        length: How long a word is.
+        head: Maps values to logits (classes).
+        added: Bias on the logits, shape (classes).
+        logits: The head's outputs for some photos, shape (photos, classes).
+        words: Embeddings of the classes' words, shape (classes, width).
+        length: Mean norm of a word.
 
     Returns:
         Shapes (width, values) and (width).

@@ -35,9 +35,9 @@ class Face:
 
 
 def read_faces(folder: Path, *, valid_of_unsplit: int = 10) -> list[Face]:
-    """Return every photo whose label is one of the seven classes.
+    """Return every photo with one of the seven labels.
 
-    muxspace comes without a validation part: each `valid_of_unsplit`-th photo becomes one.
+    muxspace has no validation split: every `valid_of_unsplit`-th photo goes there.
 
     Raises:
         ConfigError: A pack or its labels are missing.
@@ -64,10 +64,10 @@ def read_faces(folder: Path, *, valid_of_unsplit: int = 10) -> list[Face]:
 
 
 def face_class_of(folder: Path) -> Mapping[Emotion, str]:
-    """Return the face class beside which each emotion of the taxonomy is shown.
+    """Return the face class that shows each emotion of the taxonomy.
 
     Raises:
-        ConfigError: The map is missing, or leaves an emotion out.
+        ConfigError: The map is missing or incomplete.
     """
     path = folder / "emotion_map.csv"
     by_label = {
@@ -81,17 +81,17 @@ def face_class_of(folder: Path) -> Mapping[Emotion, str]:
 
 
 def read_readings(path: Path) -> dict[str, str]:
-    """Return what an image tower takes each photo for: its class, by the photo's name.
+    """Return the class that an image tower predicts for each photo, by the photo's name.
 
     Raises:
-        ConfigError: The file is missing, or it names a class that is none.
+        ConfigError: The file is missing or names an unknown class.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file (the vision stage writes it)")
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    if unknown := sorted({*found.values()} - {*FACE_CLASSES}):
-        raise ConfigError(f"{path}: no class of faces is called {', '.join(unknown)}")
-    return found
+    readings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    if unknown := sorted({*readings.values()} - {*FACE_CLASSES}):
+        raise ConfigError(f"{path}: unknown classes of faces: {', '.join(unknown)}")
+    return readings
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

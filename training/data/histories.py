@@ -1,187 +1,83 @@
-"""Histories that a policy is asked to answer: what GRPO samples from and what policies are compared on.
+"""Histories to answer: the prompts of GRPO and of evaluations, read from CER rows.
 
-They come from files that other stages have written: samples of the SFT stage, or rows of CER. Of
-either only the history is shown to a policy. The reply that people gave is what a judge compares
-with, and what people labelled is kept for the evaluation.
+A policy sees only the history of a row. A judge compares its reply with the corpus's, and
+evaluations use the human labels.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from pydantic import ConfigDict
-
-from compeer_core.cer import CaseUtterance, CerRecord
-from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Dialogue, Utterance
+from compeer_core.cer import CerRecord, Split
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import read
-from compeer_core.taxonomy import Emotion
-from training.data.pictures import FACES, Pictures
-from training.data.samples import Sample, read_records
-
-
-@dataclass(frozen=True)
-class History:
-    """What was said so far, and what is known about the turn that follows."""
-
-    id: str
-    source: str
-    """The dialogue that it comes from originally: intervals draw whole sources."""
-    utterances: tuple[CaseUtterance, ...]
-    reference: str
-    """The reply that the supporter of the corpus gave."""
-    language: str = "en"
-    strategies: tuple[str, ...] = ()
-    """Of that reply, by people; empty where nobody said."""
-    emotion: str | None = None
-    """The seeker's, by people; of ESConv, which labels dialogues, the dialogue's."""
-    corpus: str = ""
-    """Empty where no corpus is behind it."""
-
-    @property
-    def has_pictures(self) -> bool:
-        return any(said.images for said in self.utterances)
-
-    def shortened(self, characters: int) -> "History":
-        """Return it without its oldest utterances beyond so many characters; see `first_kept`."""
-        begin = first_kept([len(said.text) for said in self.utterances], characters)
-        return replace(self, utterances=self.utterances[begin:])
-
-    def dialogue(self, pictures: Pictures) -> Dialogue:
-        """Return it as a dialogue, with its pictures opened.
-
-        Raises:
-            ConfigError: A picture cannot be opened.
-        """
-        shown = pictures.shown(self.utterances)
-        return Dialogue(
-            tuple(
-                Utterance(said.speaker, said.text, images)
-                for said, images in zip(self.utterances, shown, strict=True)
-            ),
-            id=self.source,
-        )
+from training.data.samples import read_records
 
 
 def first_kept(lengths: Sequence[int], limit: int) -> int:
-    """Return the place of the first utterance that stays where the oldest are left out.
+    """Return the index of the first utterance to keep when the oldest are dropped.
 
     Args:
         lengths: Of each utterance, oldest first.
-        limit: How much may stay in all; the last utterance always does.
+        limit: Largest total length; the last utterance always stays.
 
     Example:
         >>> first_kept([50, 20, 30], 50), first_kept([50, 20, 30], 10)
         (1, 2)
     """
     room = limit
-    for place in reversed(range(len(lengths))):
-        room -= lengths[place]
+    for index in reversed(range(len(lengths))):
+        room -= lengths[index]
         if room < 0:
-            return min(place + 1, len(lengths) - 1)
+            return min(index + 1, len(lengths) - 1)
     return 0
 
 
-def read_histories(paths: Sequence[Path], split: str) -> tuple[list[History], Counter[str]]:
-    """Return the histories of files, each once, and how many rows gave none, by reason.
+def shortened(record: CerRecord, characters: int | None) -> CerRecord:
+    """Drop the oldest utterances of a history beyond so many characters; None drops none."""
+    if characters is None:
+        return record
+    history = record.case.history
+    begin = first_kept([len(utterance.text) for utterance in history], characters)
+    case = record.case.model_copy(update={"history": history[begin:]})
+    return record.model_copy(update={"case": case})
+
+
+def has_pictures(record: CerRecord) -> bool:
+    """Return whether a history shows a picture."""
+    return any(utterance.images for utterance in record.case.history)
+
+
+def read_histories(paths: Sequence[Path], split: Split) -> tuple[list[CerRecord], Counter[str]]:
+    """Read the rows of a split that have a reply of the corpus, one row per history.
 
     Args:
-        paths: `samples.<split>.jsonl` of the SFT stage, which hold one split each, or rows of CER.
-            Rows of CER that answer the same history are one history.
-        split: Rows of CER of other splits are left out.
+        paths: Files of CER rows.
+        split: Rows of other splits are skipped.
+
+    Returns:
+        The rows, and how many others were skipped, by reason.
 
     Raises:
-        ConfigError: A file is missing, holds something else, or there is no history in any.
+        ConfigError: A file is missing or holds anything but CER rows, or no row is left.
     """
-    found: dict[tuple[str, ...], History] = {}
-    left_out: Counter[str] = Counter()
+    rows: dict[tuple[str, ...], CerRecord] = {}
+    skipped: Counter[str] = Counter()
     for path in paths:
-        for one in _histories_of(path, split):
-            if isinstance(one, str):
-                left_out[one] += 1
-                continue
-            key = (one.source, *(f"{said.speaker}:{said.text}" for said in one.utterances))
-            if key in found:
-                left_out["the same history again"] += 1
-            found.setdefault(key, one)
-    if not found:
+        for record in read_records(path, CerRecord):
+            case = record.case
+            key = (case.source_id, *(f"{u.speaker}:{u.text}" for u in case.history))
+            if case.split != split:
+                skipped["another split"] += 1
+            elif not case.original:
+                skipped["no reply of the corpus"] += 1
+            elif key in rows:
+                skipped["the same history again"] += 1
+            else:
+                rows[key] = record
+    if not rows:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(skipped.items()))
         raise ConfigError(
             f"{', '.join(map(str, paths)) or 'no file'}: no history of split '{split}' with a "
-            f"reply ({_told(left_out)})"
+            f"reply ({reasons or '0 rows'})"
         )
-    return list(found.values()), left_out
-
-
-def drawn_histories(histories: Sequence[History], count: int | None, seed: int) -> list[History]:
-    """Return so many of the histories, drawn by the seed, in their order; None takes all."""
-    if count is None or count >= len(histories):
-        return list(histories)
-    chosen = np.random.default_rng(seed).permutation(len(histories))[:count]
-    return [histories[number] for number in sorted(chosen.tolist())]
-
-
-class _AnyRow(FrozenModel):
-    """Tells the kinds of rows apart."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    completion: Any = None
-
-
-def _histories_of(path: Path, split: str) -> Iterator[History | str]:
-    """Yield histories, or why a row has none."""
-    is_sample = any(row.completion is not None for row in islice(read_records(path, _AnyRow), 1))
-    if is_sample:
-        yield from (_of_sample(sample) for sample in read_records(path, Sample))
-        return
-    for record in read_records(path, CerRecord):
-        yield _of_record(record) if record.case.split == split else "another split"
-
-
-def _of_sample(sample: Sample) -> History | str:
-    turn = read(sample.completion)
-    if not turn.reply:
-        return "no reply of the corpus"
-    emotion = None if turn.emotion is None else turn.emotion.emotion
-    return History(
-        id=sample.id,
-        source=sample.dialogue_id,
-        utterances=tuple(
-            CaseUtterance(
-                speaker=said.speaker,
-                text=said.text,
-                images=() if said.face is None else (f"{FACES}{said.face}",),
-            )
-            for said in sample.history
-        ),
-        reference=turn.reply,
-        strategies=(sample.strategy,),
-        emotion=emotion.value if isinstance(emotion, Emotion) else None,
-        corpus="esconv",
-    )
-
-
-def _of_record(record: CerRecord) -> History | str:
-    case = record.case
-    if not case.original:
-        return "no reply of the corpus"
-    return History(
-        id=record.id,
-        source=case.source_id,
-        utterances=case.history,
-        reference=case.original,
-        language=case.language,
-        strategies=tuple(strategy.value for strategy in case.labels.strategies),
-        emotion=None if case.labels.emotion is None else case.labels.emotion.value,
-        corpus=case.corpus,
-    )
-
-
-def _told(left_out: Iterable[str] | Counter[str]) -> str:
-    counts = Counter(left_out)
-    return ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items())) or "0 rows"
+    return list(rows.values()), skipped

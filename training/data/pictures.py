@@ -1,8 +1,8 @@
-"""Pictures of cases: from the name in a row to what a model is shown.
+"""Pictures of CER rows: from the name in a row to the image that a model sees.
 
 A row names its pictures and never stores them. ``faces/<file>`` is a photo of the packed folder of
-faces (`training.data.faces`); any other name is a path below the folder of corpora. Nothing is read
-before it is asked for, and of what was read only so much is kept as fits in a limit.
+faces (`training.data.faces`); any other name is a path below the folder of corpora. Pictures are
+read on demand, and the most recent ones are cached up to a size limit.
 """
 
 import threading
@@ -12,17 +12,47 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from compeer_core.cer import CaseUtterance
+from compeer_core.cer import Case, CaseUtterance
+from compeer_core.dialogue import Dialogue
 from compeer_core.errors import ConfigError, ImageError
 from compeer_core.images import Image, read_image
 from compeer_core.taxonomy import Emotion
-from training.data.faces import Face, face_class_of, read_faces
+from training.data.faces import Face, face_class_of, read_faces, read_readings
 
 FACES = "faces/"
-"""How the name of a photo of the packed folder begins."""
+"""Prefix of the names of photos in the packed folder."""
 LARGEST_FILE = 64 << 20
-"""In bytes. Larger files are no pictures of a conversation and are not read."""
-_KEPT = 64 << 20
+"""In bytes. Larger files are not read: no picture of a conversation is as large."""
+_CACHE_BYTES = 64 << 20
+
+Photos = Mapping[tuple[str, str], Sequence[str]]
+"""Names of photos as `CaseUtterance.images` has them, by split ("train", "valid") and class."""
+
+
+def read_photos(folder: Path, readings: Path | None = None) -> Photos:
+    """Return the names of the photos that may be drawn.
+
+    Args:
+        folder: The packed faces.
+        readings: `readings.json` of a `vision` run; only photos that the image tower classifies
+            correctly are returned. None returns all.
+
+    Raises:
+        ConfigError: A file is missing or names an unknown class.
+    """
+    read_as = None if readings is None else read_readings(readings)
+    return _photo_names(
+        face
+        for face in read_faces(folder)
+        if read_as is None or read_as.get(face.file) == face.face_class
+    )
+
+
+def _photo_names(faces: Iterable[Face]) -> Photos:
+    photos: dict[tuple[str, str], list[str]] = {}
+    for face in faces:
+        photos.setdefault((face.split, face.face_class), []).append(f"{FACES}{face.file}")
+    return photos
 
 
 class Pictures:
@@ -31,7 +61,7 @@ class Pictures:
     Attributes:
         unreadable: Why a picture could not be shown, by its name; only filled with
             ``skip_unreadable``.
-        kept_bytes: The size of what is kept.
+        kept_bytes: Size of the cache.
     """
 
     def __init__(
@@ -40,16 +70,16 @@ class Pictures:
         faces: Path | None = None,
         *,
         skip_unreadable: bool = False,
-        kept_bytes: int = _KEPT,
+        kept_bytes: int = _CACHE_BYTES,
     ) -> None:
-        """Remember where pictures lie; no file is touched yet.
+        """Set the folders; no file is opened yet.
 
         Args:
-            data_dir: The folder that names of files are below; None if there is none.
+            data_dir: Folder that other names are paths below; None if there is none.
             faces: The packed folder of faces; None if there is none.
-            skip_unreadable: Leave out a picture that is missing or broken, and note it in
-                `unreadable`, instead of raising. A name that leads out of the folder raises anyway.
-            kept_bytes: How much of the pictures opened last is kept for another time.
+            skip_unreadable: Skip a picture that is missing or broken, and note it in `unreadable`,
+                instead of raising. A name that leads out of the folder always raises.
+            kept_bytes: Size limit of the cache.
         """
         self.unreadable: dict[str, str] = {}
         self.kept_bytes = 0
@@ -61,14 +91,14 @@ class Pictures:
         self._limit = kept_bytes
         self._faces: Mapping[str, Face] | None = None
         self._classes: Mapping[Emotion, str] | None = None
-        self._photos: Mapping[tuple[str, str], Sequence[str]] = {}
+        self._photos: Photos = {}
 
     def open(self, name: str) -> Image:
         """Return a picture by its name.
 
         Raises:
-            ConfigError: There is no such picture, it cannot be read, or its name is no path below
-                the folder of corpora.
+            ConfigError: There is no such picture, it cannot be read, or its name is not a path
+                below the folder of corpora.
         """
         with self._lock:
             if name in self._kept:
@@ -81,8 +111,16 @@ class Pictures:
             self._keep(name, image)
             return image
 
+    def dialogue(self, case: Case) -> Dialogue:
+        """Return the history of a case with its pictures.
+
+        Raises:
+            ConfigError: As `open`.
+        """
+        return case.dialogue(self.shown(case.history))
+
     def shown(self, history: Iterable[CaseUtterance]) -> tuple[tuple[Image, ...], ...]:
-        """Return the opened pictures of each utterance, as `Case.dialogue` takes them.
+        """Return the pictures of each utterance, as `Case.dialogue` takes them.
 
         Raises:
             ConfigError: As `open`.
@@ -93,10 +131,9 @@ class Pictures:
         )
 
     def photo_for(self, emotion: Emotion, split: str, rng: np.random.Generator) -> str | None:
-        """Draw a face whose expression goes with an emotion, and return its name.
+        """Draw the name of a face whose expression fits an emotion.
 
-        Photos do not cross splits: a row of ``train`` gets one of the photos to train with, any
-        other row one of the photos kept from training.
+        Photos do not cross splits: rows of ``train`` get training photos, all others held-out ones.
 
         Returns:
             None if there is no photo of that class.
@@ -138,27 +175,24 @@ class Pictures:
     def _read_faces(self) -> Mapping[str, Face]:
         if self._faces is None:
             if self._faces_folder is None:
-                raise ConfigError("rows show faces, but no folder of packed faces is named")
+                raise ConfigError("rows show faces: name the folder of packed faces (`faces`)")
             self._classes = face_class_of(self._faces_folder)
-            found = read_faces(self._faces_folder)
-            photos: dict[tuple[str, str], list[str]] = {}
-            for face in found:
-                photos.setdefault((face.split, face.face_class), []).append(f"{FACES}{face.file}")
-            self._photos = photos
-            self._faces = {face.file: face for face in found}
+            faces = read_faces(self._faces_folder)
+            self._photos = _photo_names(faces)
+            self._faces = {face.file: face for face in faces}
         return self._faces
 
     def _file(self, name: str) -> bytes:
         if self._data_dir is None:
-            raise ConfigError(f"picture {name}: no folder of corpora is named")
+            raise ConfigError(f"picture {name}: name the folder of corpora (`data_dir`)")
         inner = PurePosixPath(name)
-        # A backslash separates folders on Windows only; a name that has one is the same nowhere.
+        # A backslash separates folders on Windows only, so such a name is not portable.
         outside = inner.is_absolute() or ".." in inner.parts or "\\" in name or "\0" in name
         root = self._data_dir.resolve()
         if outside or not (path := root.joinpath(inner).resolve()).is_relative_to(root):
             raise ConfigError(f"picture {name!r}: leads out of the folder of corpora")
         try:
-            if not path.is_file():  # nor a pipe, which would never end
+            if not path.is_file():  # a pipe would block for ever
                 raise _Unreadable(f"picture {name}: no such file below {self._data_dir}")
             if path.stat().st_size > LARGEST_FILE:
                 raise _Unreadable(f"picture {name}: larger than {LARGEST_FILE >> 20} MiB")
@@ -168,4 +202,4 @@ class Pictures:
 
 
 class _Unreadable(ConfigError):
-    """A picture that is missing or broken, which may be left out; not a name that is forbidden."""
+    """A picture is missing or broken, which `skip_unreadable` tolerates; a forbidden name is not."""

@@ -1,4 +1,4 @@
-"""What a step quotes of a conversation, and whether somebody really said it."""
+"""Quotations in reasoning steps, and whether the conversation contains them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ _QUOTATION = re.compile(r'"([^"]*)"')
 
 
 def quotations(text: str) -> list[str]:
-    """Return what stands between double quotation marks."""
+    """Return the texts between double quotation marks."""
     return _QUOTATION.findall(text)
 
 
 def invented(text: str, messages: Sequence[str]) -> Iterator[str]:
-    """Yield each quotation of a text that is not, letter for letter, in a message.
+    """Yield each quotation of a text that no message contains verbatim.
 
-    Its first letter may be of the other case: a quotation may begin a sentence, or be taken from the beginning of one.
+    The case of its first letter may differ: a quotation may begin a sentence, or be the beginning of one.
 
     Example:
         >>> list(invented('They say "my boss" and "my job".', ["My boss shouted."]))

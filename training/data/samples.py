@@ -1,8 +1,4 @@
-"""Training rows on disk: what the SFT stage writes and the later stages read.
-
-A row is one supporter turn with everything before it. Photos are named, not stored: the names
-lead into the packed folder of faces.
-"""
+"""Rows on disk as JSON lines: what one stage writes and the next one reads."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,54 +8,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import ConfigError
-from compeer_core.images import Image, read_image
-
-
-class SampleUtterance(FrozenModel):
-    """One turn of the history."""
-
-    speaker: Speaker
-    text: str
-    face: str | None = None
-    """Photo shown with the turn: its name in the packed folder of faces."""
-
-
-class Sample(FrozenModel):
-    """A history and the turn that the policy should write after it."""
-
-    id: str
-    """`<dialogue id>#<turn number>`."""
-    dialogue_id: str
-    """The source dialogue: splits are made by it, so that they never leak."""
-    problem: str
-    strategy: str
-    history: tuple[SampleUtterance, ...]
-    completion: str
-    """The turn in the output grammar."""
-
-    def dialogue(self, faces: dict[str, bytes]) -> Dialogue:
-        """Return the history with its photos opened.
-
-        Raises:
-            ConfigError: A photo is not in `faces`.
-        """
-        return Dialogue(
-            tuple(
-                Utterance(turn.speaker, turn.text, self._images(turn, faces))
-                for turn in self.history
-            ),
-            id=self.dialogue_id,
-        )
-
-    def _images(self, turn: SampleUtterance, faces: dict[str, bytes]) -> tuple[Image, ...]:
-        if turn.face is None:
-            return ()
-        if turn.face not in faces:
-            raise ConfigError(f"sample {self.id}: photo {turn.face} is not in the folder of faces")
-        return (read_image(faces[turn.face]),)
-
 
 Record = TypeVar("Record", bound=FrozenModel)
 T = TypeVar("T")
@@ -79,25 +28,34 @@ def write_records(path: Path, records: Iterable[FrozenModel]) -> int:
 
 
 def read_records(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """Yield the records of a file, which must all be of one kind.
+    """Yield the records of a file, all of one kind.
 
     Raises:
-        ConfigError: The file is missing, or a line is not such a record.
+        ConfigError: The file is missing, is not UTF-8, or a line is not such a record.
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file (an earlier stage writes it)")
     with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield kind.model_validate_json(line)
-            except ValidationError as error:
-                problem = error.errors()[0]["msg"]
-                raise ConfigError(
-                    f"{path}, line {number}: no {kind.__name__}: {problem}"
-                ) from error
+        try:
+            for number, line in enumerate(file, start=1):
+                yield _parsed(line, kind, f"{path}, line {number}")
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path}: not UTF-8 text; it must hold {kind.__name__} rows"
+            ) from error
 
 
-def drawn(records: Sequence[T], count: int, seed: int) -> list[T]:
-    """Return `count` of the records without repetition, or all if there are fewer, in their order."""
+def _parsed(line: str, kind: type[Record], where: str) -> Record:
+    try:
+        return kind.model_validate_json(line)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ConfigError(f"{where}: not a {kind.__name__}: {problem}") from error
+
+
+def drawn(records: Sequence[T], count: int | None, seed: int) -> list[T]:
+    """Draw `count` records without replacement and return them in their order; None returns all."""
+    if count is None:
+        return list(records)
     order = np.random.default_rng(seed).permutation(len(records))[:count]
     return [records[index] for index in sorted(order.tolist())]

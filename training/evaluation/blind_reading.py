@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.cer import CaseUtterance
+from compeer_core.cer import Case, CaseUtterance
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
@@ -32,10 +32,10 @@ from training.common import results
 from training.common.diversity import loops
 from training.common.fingerprints import digest
 from training.common.run_directory import versions
-from training.data.histories import History, drawn_histories, read_histories
+from training.data.histories import read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
-from training.data.samples import read_records, write_records
+from training.data.samples import drawn, read_records, write_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
     AnswerRequest,
@@ -170,32 +170,39 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _publish(config, list(read_records(judgements, Judgement)))
 
 
-def _contexts(config: Config) -> Iterator[History]:
+def _contexts(config: Config) -> Iterator[Case]:
     for contexts in config.contexts:
         if contexts.path.suffix == ".txt":
             yield from _first_messages(contexts.path)[: contexts.count]
             continue
         histories, _ = read_histories([contexts.path], "test")
-        yield from drawn_histories(histories, contexts.count, config.seed)
+        yield from (row.case for row in drawn(histories, contexts.count, config.seed))
 
 
-def _first_messages(path: Path) -> list[History]:
+def _first_messages(path: Path) -> list[Case]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     return [
-        History(
-            f"{path.stem}-{number}",
-            f"{path.stem}-{number}",
-            (CaseUtterance(speaker=Speaker.SEEKER, text=line),),
-            "",
+        Case(
+            id=f"{path.stem}-{number}",
+            dialogue_id=f"{path.stem}-{number}",
+            source_id=f"{path.stem}-{number}",
+            corpus="",
+            language="en",
+            split="test",
+            licence="",
+            round=0,
+            rounds=1,
+            history=(CaseUtterance(speaker=Speaker.SEEKER, text=line),),
+            original=None,
         )
         for number, line in enumerate(filter(None, map(str.strip, lines)), start=1)
     ]
 
 
-def _generate_turns(config: Config, histories: Sequence[History]) -> list[WrittenTurn]:
+def _generate_turns(config: Config, histories: Sequence[Case]) -> list[WrittenTurn]:
     pictures = Pictures(None, config.faces)
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
@@ -203,7 +210,7 @@ def _generate_turns(config: Config, histories: Sequence[History]) -> list[Writte
     turns = []
     for policy in config.policies:
         requests = (
-            AnswerRequest(history.dialogue(pictures), (seed_of(number, config.seed),))
+            AnswerRequest(pictures.dialogue(history), (seed_of(number, config.seed),))
             for number, history in enumerate(histories)
         )
         with loaded_policy(policy) as answerer:
@@ -214,12 +221,12 @@ def _generate_turns(config: Config, histories: Sequence[History]) -> list[Writte
                     WrittenTurn(
                         policy=policy.name,
                         context=history.id,
-                        source=history.source,
+                        source=history.source_id,
                         corpus=history.corpus,
-                        conversation=tuple(map(_as_line, history.utterances)),
+                        conversation=tuple(map(_as_line, history.history)),
                         messages=tuple(
                             utterance.text
-                            for utterance in history.utterances
+                            for utterance in history.history
                             if utterance.speaker is Speaker.SEEKER
                         ),
                         text=answer.text,

@@ -92,7 +92,7 @@ class Config(FrozenModel):
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     esconv: Path | None = None
-    """ESConv's train split, to measure the accuracy of the signs. None skips that."""
+    """CER rows of ESConv (`cer rules`) to measure the accuracy of the signs on the train split. None skips that."""
     assessor: str | None = None
     """`openai:URL#MODEL`: an LLM assessor. The API key comes from the environment."""
     assessor_in_flight: int = Field(default=8, ge=1)

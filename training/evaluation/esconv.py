@@ -24,6 +24,7 @@ from pathlib import Path
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
@@ -32,7 +33,8 @@ from compeer_core.stats import wilson
 from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
-from training.data.samples import Sample, drawn, read_records, write_records
+from training.data.pictures import Pictures
+from training.data.samples import drawn, read_records, write_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -61,7 +63,7 @@ class Config(FrozenModel):
     """Policy, data and settings."""
 
     samples: Path
-    """`samples.test.jsonl` of the SFT run."""
+    """CER rows (`cer rules`), of which those of the test split are used."""
     faces: Path
     """Folder of the packed faces."""
     policy: PolicySource
@@ -94,7 +96,7 @@ class Config(FrozenModel):
     """Recorded with the numbers."""
     label_source: str = (
         "ESConv's workers (strategy; emotion of the dialogue); stage, and Neutral or Joy of single "
-        "turns, by rule (training/sft/dataset.py)"
+        "turns, by rule (training/cer/rule_reasoning.py)"
     )
     seed: int = 0
 
@@ -102,9 +104,13 @@ class Config(FrozenModel):
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Evaluate and write the results file; a dry run only reads the inputs."""
     refuse_resume(resume, "an evaluation resumes by itself")
-    samples = list(read_records(config.samples, Sample))
+    samples = [
+        record
+        for record in read_records(config.samples, CerRecord)
+        if record.case.split == "test" and record.first.turn
+    ]
     faces = read_faces(config.faces)
-    photos = {face.file: face.data for face in faces}
+    photos = Pictures(None, config.faces)
     if dry_run:
         return
     chosen = samples if config.turns is None else drawn(samples, config.turns, config.seed)
@@ -138,7 +144,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def _answer_metrics(
-    answerer: Answerer, samples: Sequence[Sample], photos: dict[str, bytes], config: Config
+    answerer: Answerer, samples: Sequence[CerRecord], photos: Pictures, config: Config
 ) -> Iterator[results.Metric]:
     """Yield the metrics of greedy and of sampled answers."""
     answers: dict[str, list[Answer]] = {}
@@ -153,9 +159,9 @@ def _answer_metrics(
 
 def _photo_metrics(
     answerer: Answerer,
-    samples: Sequence[Sample],
+    samples: Sequence[CerRecord],
     faces: Sequence[Face],
-    photos: dict[str, bytes],
+    photos: Pictures,
     config: Config,
 ) -> Iterator[results.Metric]:
     """Yield the effect of photos on greedy answers to some of the turns."""
@@ -186,21 +192,21 @@ def _sampling_settings(config: Config) -> dict[str, Sampling]:
 
 def answers_to(
     answerer: Answerer,
-    samples: Sequence[Sample],
-    photos: dict[str, bytes],
+    samples: Sequence[CerRecord],
+    photos: Pictures,
     sampling: Sampling,
     seed: int,
     stored: Path,
 ) -> list[Answer]:
     """Answer samples, with a seed that depends on the position only; answers are stored in a file."""
     requests = (
-        AnswerRequest(sample.dialogue(photos), (seed_of(number, seed),))
+        AnswerRequest(photos.dialogue(sample.case), (seed_of(number, seed),))
         for number, sample in enumerate(samples)
     )
     turns = answerer.answers(requests, sampling, len(samples), stored)
     answers = []
     for sample, (turn,) in zip(samples, turns, strict=True):
-        gold = parse(sample.completion)
+        gold = parse(sample.first.turn or "")
         answers.append(Answer(sample, read(turn.text), gold.reasoning, gold.reply))
     return answers
 
@@ -209,14 +215,14 @@ def answers_to(
 
 
 def perplexity_metrics(
-    policy: PolicySource, samples: Sequence[Sample], photos: dict[str, bytes]
+    policy: PolicySource, samples: Sequence[CerRecord], photos: Pictures
 ) -> Iterator[results.Metric]:
     """Yield the perplexity of the corpus's turns, and of their replies."""
     if not samples:
         return
     model = LikelihoodModel(policy.source, policy.adapter)
     scores = [
-        model.score(policy_messages(s.dialogue(photos), policy.style), s.completion)
+        model.score(policy_messages(photos.dialogue(s.case), policy.style), s.first.turn or "")
         for s in samples
     ]
     for of, pairs in (
@@ -273,8 +279,8 @@ def _write_replies(path: Path, answers: Sequence[Answer]) -> None:
     """Write the seeker's message, the answer and the corpus's reply of each turn."""
     with path.open("w", encoding="utf-8") as file:
         for answer in answers:
-            last = answer.sample.history[-1]
+            last = answer.sample.case.history[-1]
             file.write(f"## {answer.sample.id}\n\nSeeker: {last.text}\n")
-            file.write(f"Photo: {last.face}\n" if last.face else "")
+            file.writelines(f"Photo: {name}\n" for name in last.images)
             file.write(f"\n```text\n{answer.reading.raw.strip()}\n```\n\n")
             file.write(f"In the corpus: {answer.reference}\n\n")

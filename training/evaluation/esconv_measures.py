@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Reading, Reasoning
 from compeer_core.stats import (
@@ -23,7 +24,6 @@ from compeer_core.stats import (
 )
 from training.common import results
 from training.common.diversity import distinct_without, loops
-from training.data.samples import Sample
 from training.evaluation.bleu_rouge import ORDERS, overlap
 from training.evaluation.face_swap import Condition
 from training.evaluation.metrics import Ints, accuracy, confusion, weighted_f1
@@ -36,7 +36,7 @@ MAJORITY = "majority class"
 class Answer:
     """A policy's answer, and the corpus's labels and reply."""
 
-    sample: Sample
+    sample: CerRecord
     reading: Reading
     gold: Reasoning
     reference: str
@@ -132,7 +132,7 @@ def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
 
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
     """Return distinct-n of all replies, with a jackknife interval over dialogues."""
-    sources = [answer.sample.dialogue_id for answer in answers]
+    sources = [answer.sample.case.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
     return jackknife(values, len(values) - 1).model_copy(update={"n": len(answers)})
 
@@ -219,11 +219,14 @@ def _sentiment_changes(
     for of, flags in (
         ("without a photo", [before == face for before, _, face in of_turn]),
         ("with the photo", [after == face for _, after, face in of_turn]),
-        ("label changes to the photo's", [after == face != before for before, after, face in of_turn]),
+        (
+            "label changes to the photo's",
+            [after == face != before for before, after, face in of_turn],
+        ),
     ):
         found = estimate(weighted_mean(weights, flags), len(pairs))
         yield results.measured("share", found, unit="%", of=of, about=about)
 
 
 def _weights(answers: Sequence[Answer]) -> Floats:
-    return bootstrap_weights([answer.sample.dialogue_id for answer in answers])
+    return bootstrap_weights([answer.sample.case.dialogue_id for answer in answers])

@@ -35,6 +35,7 @@ from pydantic import Field, model_validator
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_generation import Turn
+from compeer_core.cer import CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import ConfigError
@@ -43,7 +44,6 @@ from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import Reading, read
 from compeer_core.redundancy import reply_length
 from compeer_core.stats import Floats, bootstrap_weights, estimate, jackknife, weighted_mean
-from compeer_core.taxonomy import Emotion
 from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.diversity import distinct_without, fewest_runs, vendi_score
@@ -51,8 +51,9 @@ from training.common.jsonl import complete_rows
 from training.common.judge_source import JudgeSource
 from training.common.progress import track
 from training.common.run_directory import versions
-from training.data.histories import History, drawn_histories, read_histories
+from training.data.histories import read_histories, shortened
 from training.data.pictures import Pictures
+from training.data.samples import drawn
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.bleu_rouge import overlap
 from training.evaluation.likelihood import LikelihoodModel
@@ -109,8 +110,8 @@ class Config(FrozenModel):
     form: Form = "hard"
     """Form of the reward; `hard` is the paper's, from -5 to 5."""
     histories: tuple[Path, ...] = Field(min_length=1)
-    """`samples.test.jsonl` of the SFT run, or CER rows."""
-    split: str = "test"
+    """Files of CER rows."""
+    split: Split = "test"
     """The split of CER rows to use."""
     limit: int | None = Field(default=None, gt=0)
     """Maximum number of histories, sampled with seed 0."""
@@ -186,10 +187,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """Answer, score and compare; a dry run loads the judge and counts histories."""
     refuse_resume(resume, "an evaluation resumes by itself")
     available, left_out = read_histories(config.histories, config.split)
-    histories = drawn_histories(available, config.limit, 0)
+    histories = drawn(available, config.limit, 0)
     _log.info("%d histories (left out: %s)", len(histories), dict(left_out) or "none")
-    if config.history_characters is not None:
-        histories = [history.shortened(config.history_characters) for history in histories]
+    histories = [shortened(history, config.history_characters) for history in histories]
     pictures = Pictures(config.data_dir, config.faces)
     trained = training_metrics(config)
     encoder = load_encoder(config.encoder)
@@ -266,7 +266,7 @@ def training_metrics(config: Config) -> dict[str, list[list[dict[str, Any]]]]:
 def generate_turns(
     policy: PolicySource,
     seeds: Sequence[int],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     config: Config,
 ) -> list[tuple[Turn, ...]]:
@@ -280,9 +280,9 @@ def generate_turns(
     )
     requests = (
         AnswerRequest(
-            history.dialogue(pictures),
+            pictures.dialogue(history.case),
             tuple(seed_of(number, seed) for seed in seeds),
-            history.language,
+            history.case.language,
         )
         for number, history in enumerate(histories)
     )
@@ -294,7 +294,7 @@ def generate_turns(
 def score_turns(
     turns: Sequence[Sequence[Turn]],
     seeds: Sequence[int],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     judge: Judge,
     form: Form,
@@ -304,7 +304,9 @@ def score_turns(
     for number, (history, of_history) in enumerate(zip(histories, turns, strict=True)):
         readings = [read(turn.text) for turn in of_history]
         judgements = judge.judge(
-            history.dialogue(pictures), readings, [history.reference] * len(readings)
+            pictures.dialogue(history.case),
+            readings,
+            [history.case.original or ""] * len(readings),
         )
         for seed, reading, judgement in zip(seeds, readings, judgements, strict=True):
             reward = judgement.reward(form)
@@ -326,7 +328,7 @@ def score_turns(
 
 def with_reply_nll(
     answers: Mapping[str, list[Answer]],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     pictures: Pictures,
     config: Config,
 ) -> dict[str, list[Answer]]:
@@ -338,7 +340,8 @@ def with_reply_nll(
         if not answer.reading.is_complete:
             return math.nan
         history = histories[answer.history]
-        messages = policy_messages(history.dialogue(pictures), first.style, history.language)
+        dialogue = pictures.dialogue(history.case)
+        messages = policy_messages(dialogue, first.style, history.case.language)
         likelihood = model.score(messages, answer.reading.raw)
         return likelihood.reply_loss / likelihood.reply_tokens
 
@@ -352,21 +355,22 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _strategy_agrees(reading: Reading, history: History) -> bool | None:
-    if not history.strategies:
+def _strategy_agrees(reading: Reading, history: CerRecord) -> bool | None:
+    strategies = history.case.labels.strategies
+    if not strategies:
         return None
-    return reading.strategy is not None and reading.strategy.strategy in history.strategies
+    return reading.strategy is not None and reading.strategy.strategy in strategies
 
 
-def _emotion_agrees(reading: Reading, history: History) -> bool | None:
-    if history.emotion is None:
+def _emotion_agrees(reading: Reading, history: CerRecord) -> bool | None:
+    if history.case.labels.emotion is None:
         return None
-    emotion = None if reading.emotion is None else reading.emotion.emotion
-    return isinstance(emotion, Emotion) and emotion.value == history.emotion
+    named = None if reading.emotion is None else reading.emotion.emotion
+    return named == history.case.labels.emotion
 
 
 def _write_turns(
-    folder: Path, name: str, histories: Sequence[History], answers: Sequence[Answer]
+    folder: Path, name: str, histories: Sequence[CerRecord], answers: Sequence[Answer]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"turns.{name}.jsonl").open("w", encoding="utf-8") as file:
@@ -423,12 +427,12 @@ class _Measure:
 
 def comparison_metrics(
     answers: Mapping[str, list[Answer]],
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     encoder: SentenceEncoder,
     pairs: Mapping[str, Sequence[str]],
 ) -> list[results.Metric]:
     """Return the measures of each policy, and its differences from those it is compared with."""
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     weights = bootstrap_weights(sources)
     count = len({*sources})
     bigrams = _common_bigram_count(answers.values(), sources)
@@ -461,7 +465,7 @@ def comparison_metrics(
 def _measures(
     answers: Sequence[Answer],
     weights: Floats,
-    histories: Sequence[History],
+    histories: Sequence[CerRecord],
     encoder: SentenceEncoder,
     bigrams: int,
 ) -> list[_Measure]:
@@ -473,14 +477,14 @@ def _measures(
     ]
     common = overlap(
         [answer.reading.reply or "" for answer in answers],
-        [histories[answer.history].reference for answer in answers],
+        [histories[answer.history].case.original or "" for answer in answers],
     )
     rouge = weighted_mean(weights, common.rouge_l)
     measures += [
         _Measure(_REPLIES, "ROUGE-L", "%", rouge, False),
         _Measure(_REPLIES, "BLEU-2", "%", common.bleu(weights, 2), False),
     ]
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     measures += [
         _Measure(_VARIETY, name, "", values, True)
         for name, values in diversity(answers, sources, encoder, bigrams).items()
@@ -489,10 +493,10 @@ def _measures(
 
 
 def run_metrics(
-    answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[History]
+    answers: Mapping[str, Sequence[Answer]], config: Config, histories: Sequence[CerRecord]
 ) -> list[results.Metric]:
     """Return the reward of each training run, for policies with several."""
-    sources = [history.source for history in histories]
+    sources = [history.case.source_id for history in histories]
     weights = bootstrap_weights(sources)
     metrics = []
     for policy in config.policies:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.consistency import Followed, carries_out
-from compeer_core.dialogue import Speaker
 from compeer_core.stats import Estimate, bootstrap_weights, estimate
 from compeer_core.taxonomy import Strategy
 from training.common import results
-from training.data.esconv import read_esconv
+from training.data.samples import read_records
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,25 @@ def measure_signs(path: Path) -> Mapping[Strategy | None, SignRates]:
     For all together, the false-alarm rate is the mean over the other seven strategies.
 
     Args:
-        path: An ESConv split.
+        path: CER rows of ESConv (`cer rules`); the train split is measured.
 
     Raises:
-        ConfigError: The file is missing or has another format.
+        ConfigError: The file is missing, or holds anything but CER rows.
     """
     groups: list[str] = []
     labels: list[int] = []
     detected: list[list[bool]] = []
     strategies = tuple(Strategy)
-    for source in read_esconv(path, "train"):
-        turns = source.dialogue.utterances
-        for place, (turn, used) in enumerate(zip(turns, source.every_strategy, strict=True)):
-            history = turns[:place]
-            if len(used) != 1 or not any(each.speaker is Speaker.SEEKER for each in history):
-                continue
-            groups.append(source.dialogue.id)
-            labels.append(strategies.index(used[0]))
-            detected.append(
-                [carries_out(history, turn.text, each, "en") is Followed.YES for each in strategies]
-            )
+    for record in read_records(path, CerRecord):
+        case = record.case
+        if case.split != "train" or len(case.labels.strategies) != 1:
+            continue
+        history, reply = case.dialogue().utterances, case.original or ""
+        groups.append(case.dialogue_id)
+        labels.append(strategies.index(case.labels.strategies[0]))
+        detected.append(
+            [carries_out(history, reply, each, "en") is Followed.YES for each in strategies]
+        )
     signs, label = np.array(detected), np.array(labels)
     is_label = label[:, None] == np.arange(len(strategies))
     weights = bootstrap_weights(groups)

@@ -101,8 +101,6 @@ class Optimisers:
         model: Qwen2_5_VLForConditionalGeneration,
         schedule: Schedule,
         vision_lr: float | None = None,
-        *,
-        freeze_language: bool = False,
     ) -> Self:
         """Optimise the language model, and the image tower if `vision_lr` is set.
 
@@ -110,13 +108,8 @@ class Optimisers:
             model: Model to train; a frozen language model no longer requires gradients.
             schedule: Learning rates and their schedule.
             vision_lr: AdamW's learning rate of the image tower; None does not train the tower.
-            freeze_language: Train only the image tower; requires `vision_lr`.
         """
         tower = [] if vision_lr is None else [(list(model.model.visual.parameters()), vision_lr)]
-        if freeze_language:
-            model.requires_grad_(False)
-            model.model.visual.requires_grad_(True)
-            return cls([], tower, schedule)
         language = model.model.language_model
         matrices, rest = split_for_muon(language, language.layers)
         return cls(matrices, [(rest, schedule.adamw_lr), *tower], schedule)

@@ -2,14 +2,14 @@
 
     A_i = (r_i - mean(r_1 .. r_G)) / std(r_1 .. r_G)
 
-The standard deviation is the unbiased one (G - 1), as in trl. Two cases that the paper leaves open:
+The standard deviation is the unbiased one (G - 1), as in trl. The paper leaves two cases open:
 
-- all rewards alike: nothing can be learnt from the group, so every advantage is 0;
-- rewards that differ by next to nothing: divided by their tiny standard deviation they would become
-  full-strength advantages made of noise. `std_floor` is the least that is divided by.
+- Equal rewards teach nothing, so every advantage is 0.
+- Nearly equal rewards, divided by their tiny standard deviation, would turn noise into full-strength
+  advantages. `std_floor` is the smallest divisor.
 
-A member whose reward is not known (NaN: its judgement could not be read) is left out of mean and
-standard deviation and gets 0.
+A member with an unknown reward (NaN: its judgement failed) is excluded from mean and standard
+deviation and gets 0.
 """
 
 from typing import Literal
@@ -22,27 +22,27 @@ Floats = NDArray[np.float64]
 Scale = Literal["group", "batch", "none"]
 """
 - group: divide by the standard deviation of the group, as in Eq. 3.
-- batch: by that of all rewards of a generation (Liu et al. 2025, arXiv 2508.08221).
-- none: only the mean is taken off (Dr. GRPO, arXiv 2503.20783).
+- batch: divide by that of all rewards of a generation (Liu et al. 2025, arXiv 2508.08221).
+- none: only subtract the mean (Dr. GRPO, arXiv 2503.20783).
 """
 
 STD_FLOOR = 0.1
-"""In the unit of the reward. One verdict more is worth 2, which makes a standard deviation of 1 in a
-group of 4: the floor does not touch that. Equal rewards divided by 1.500 to 1.503 have one of 0.0006."""
+"""In units of the reward. One more verdict adds 2, a standard deviation of 1 in a group of 4, which
+the floor does not affect. Equal rewards divided by 1.500 to 1.503 have a standard deviation of 0.0006."""
 
 
 def group_advantages(rewards: ArrayLike, std_floor: float = STD_FLOOR) -> Floats:
     """Return the advantages of one group.
 
     Args:
-        rewards: Shape (G,); NaN where a reward is not known.
-        std_floor: The least standard deviation that is divided by; above 0.
+        rewards: Shape (G,); NaN where unknown.
+        std_floor: Smallest divisor; above 0.
 
     Returns:
-        Shape (G,), finite. All 0 where fewer than two rewards are known.
+        Shape (G,), finite. All 0 if fewer than two rewards are known.
 
     Raises:
-        ValueError: A reward is infinite, or the floor is not above 0.
+        ValueError: A reward is infinite, or the floor is not positive.
 
     Example:
         >>> group_advantages([3.0, 1.0, 1.0, -1.0]).round(4).tolist()  # mean 1, std 1.633
@@ -55,16 +55,16 @@ def group_advantages(rewards: ArrayLike, std_floor: float = STD_FLOOR) -> Floats
 def batch_advantages(
     rewards: ArrayLike, group_size: int, scale: Scale = "group", std_floor: float = STD_FLOOR
 ) -> Floats:
-    """Return the advantages of several groups that stand one behind the other.
+    """Return the advantages of several groups, one after another.
 
     Args:
-        rewards: Shape (groups x G,); NaN where a reward is not known.
+        rewards: Shape (groups x G,); NaN where unknown.
         group_size: G.
-        scale: What is divided by.
-        std_floor: The least standard deviation that is divided by; above 0.
+        scale: What to divide by.
+        std_floor: Smallest divisor; above 0.
 
     Raises:
-        ValueError: The last group is not whole, a reward is infinite, or the floor is not above 0.
+        ValueError: The last group is incomplete, a reward is infinite, or the floor is not positive.
 
     Example:
         >>> batch_advantages([3.0, 1.0, 5.0, 5.0], 2, "none").tolist()
@@ -72,7 +72,7 @@ def batch_advantages(
     """
     values = _checked(rewards, std_floor)
     if values.size % group_size:
-        raise ValueError(f"{values.size} rewards are no groups of {group_size}")
+        raise ValueError(f"{values.size} rewards do not form groups of {group_size}")
     groups = values.reshape(-1, group_size)
     if scale == "group":
         return np.concatenate([group_advantages(group, std_floor) for group in groups])
@@ -90,7 +90,7 @@ def _checked(rewards: ArrayLike, std_floor: float) -> Floats:
 
 
 def _centred(group: Floats) -> Floats:
-    """Take the mean off; 0 for a member that is not known, and for one that is alone."""
+    """Subtract the mean; 0 for unknown rewards, and for a single known one."""
     known = ~np.isnan(group)
     centred = np.zeros_like(group)
     if known.sum() >= 2:

@@ -1,4 +1,4 @@
-"""Plots of a run, as PNG: what was earned, and whether the policy still says different things."""
+"""Plots of a run as PNG: rewards, and the diversity of the completions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ PLOTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
 }
-"""Each plot: what its axis says, and which metrics it shows under which name."""
+"""Per plot: the label of its y axis, and the metrics it shows with their names."""
 
 _SMOOTHED_OVER = 0.05
 
@@ -60,8 +60,8 @@ def plot_run(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Draw the plots that a run has metrics for, and return their paths.
 
     Args:
-        rows: Of metrics.jsonl.
-        folder: Where `<name>.png` go.
+        rows: The rows of metrics.jsonl.
+        folder: Receives `<name>.png`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -74,7 +74,7 @@ def plot_run(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 def _plot(
     rows: Sequence[Mapping[str, Any]], axis: str, lines: Mapping[str, str], path: Path
 ) -> bool:
-    """Draw one plot; False where none of its metrics was logged."""
+    """Draw one plot; False if none of its metrics was logged."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     is_empty = True
@@ -101,14 +101,11 @@ def _plot(
 
 
 def smoothed(values: Sequence[float], width: int) -> list[float]:
-    """Return the mean of each value and those before it, `width` in all.
+    """Return the moving average over each value and the `width - 1` before it.
 
     Example:
         >>> smoothed([1.0, 3.0, 5.0], 2)
         [1.0, 2.0, 4.0]
     """
-    found = []
-    for place in range(len(values)):
-        window = values[max(0, place - width + 1) : place + 1]
-        found.append(sum(window) / len(window))
-    return found
+    windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]

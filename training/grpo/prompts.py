@@ -1,7 +1,7 @@
-"""Histories as the prompts that trl samples from.
+"""CER rows as the prompts that trl samples from.
 
-A prompt is the conversation exactly as the SFT stage and the demo write it, pictures at their own
-turns. Rows of the data set are made when they are asked for, so that no picture is stored twice.
+A prompt is the conversation exactly as SFT and the demo format it, with each picture at its own turn.
+The data set formats its rows on access, so no picture is stored twice.
 """
 
 from collections.abc import Sequence
@@ -11,80 +11,80 @@ import numpy as np
 from datasets import Dataset
 
 from compeer_core.backends.protocol import Message
+from compeer_core.cer import CerRecord
 from compeer_core.images import Image
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
-from training.data.histories import History
 from training.data.pictures import Pictures
 
-_AT_ONCE = 32
+_BATCH = 32
 
 
 class PromptBook:
-    """All histories of a run, those held out behind those to train on, and how each is put.
+    """All prompts of a run by number: those to train on, then the held-out ones.
 
     Attributes:
-        histories: In the order of their numbers.
+        records: The rows whose histories are the prompts.
         pictures: Opens their pictures.
     """
 
     def __init__(
         self,
-        histories: Sequence[History],
+        records: Sequence[CerRecord],
         pictures: Pictures,
         style: Style = "trained",
         reserved: Sequence[str] = (),
     ) -> None:
-        """Take the histories.
+        """Take the rows.
 
         Args:
-            histories: In the order of their numbers.
+            records: The rows, by prompt number.
             pictures: Opens their pictures.
             style: See `policy_messages`.
-            reserved: The policy's special tokens, which a seeker cannot forge.
+            reserved: The policy's special tokens, which a seeker must not forge.
         """
-        self.histories = list(histories)
+        self.records = list(records)
         self.pictures = pictures
         self._style = style
         self._reserved = tuple(reserved)
 
     def messages(self, number: int) -> tuple[Message, ...]:
         """Return the conversation that a policy reads."""
-        history = self.histories[number]
-        dialogue = history.dialogue(self.pictures)
-        return policy_messages(dialogue, self._style, history.language, self._reserved)
+        case = self.records[number].case
+        dialogue = self.pictures.dialogue(case)
+        return policy_messages(dialogue, self._style, case.language, self._reserved)
 
     def prompt(self, number: int) -> list[dict[str, Any]]:
-        """Return the conversation in trl's form, with its pictures."""
+        """Return the conversation in trl's format, with its pictures."""
         return [trl_message(message) for message in self.messages(number)]
 
     def data_set(self, numbers: Sequence[int]) -> Dataset:
-        """Return a data set with one row for each number, in this order.
+        """Return a data set with one row per number, in this order.
 
         Its columns are `prompt`, and `row` with the number.
         """
 
-        def made(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        def with_prompts(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
             return {**batch, "prompt": [self.prompt(number) for number in batch["row"]]}
 
-        found = Dataset.from_dict({"row": list(numbers)})
-        found.set_transform(made)
-        return found
+        dataset = Dataset.from_dict({"row": list(numbers)})
+        dataset.set_transform(with_prompts)
+        return dataset
 
     def lengths(self, numbers: Sequence[int], processor: Any) -> list[int]:
-        """Return how many tokens the prompts have, those of pictures included."""
-        found: list[int] = []
-        for begin in range(0, len(numbers), _AT_ONCE):
-            prompts = [self.prompt(number) for number in numbers[begin : begin + _AT_ONCE]]
+        """Return the length of each prompt in tokens, picture tokens included."""
+        lengths: list[int] = []
+        for begin in range(0, len(numbers), _BATCH):
+            prompts = [self.prompt(number) for number in numbers[begin : begin + _BATCH]]
             ids = processor.apply_chat_template(
                 conversation=prompts, add_generation_prompt=True, tokenize=True, return_dict=True
             )["input_ids"]
-            found += [len(one) for one in ids]
-        return found
+            lengths += [len(prompt_ids) for prompt_ids in ids]
+        return lengths
 
 
 def trl_message(message: Message) -> dict[str, Any]:
-    """Return a message in the form of chat templates, its pictures in their places."""
+    """Return a message in the format of chat templates, with its pictures in place."""
     blocks = [
         {"type": "image", "image": block.to_pil()}
         if isinstance(block, Image)
@@ -97,8 +97,8 @@ def trl_message(message: Message) -> dict[str, Any]:
 def prompt_order(count: int, total: int, seed: int) -> list[int]:
     """Return `total` numbers below `count`, in shuffled passes over all of them.
 
-    The library's own sampler draws anew at a resume, and some prompts would come twice; so the
-    order of a whole run is drawn here.
+    trl's sampler draws a new order on resume, which would repeat some prompts; so the order of a
+    whole run is drawn here.
     """
     rng = np.random.default_rng(seed)
     passes = [rng.permutation(count) for _ in range(-(-total // count))]

@@ -1,31 +1,32 @@
-"""The reward of GRPO: one function that reads, judges, adds up and reweights (COMPEER, Eq. 5).
+"""The reward of GRPO in one function: parse, judge, add up and reweight (COMPEER, Eq. 5).
 
-trl adds up what several reward functions say. Eq. 5 multiplies the total, so all of it is one
-function here:
+trl adds up several reward functions, but Eq. 5 multiplies their sum. So one function does it all:
 
-1. each completion is read (`compeer_core.reasoning`); one that lacks a part earns -1 everywhere, and
-   the judge is not asked;
-2. the judge sees all candidates for a history at once;
-3. the totals of a group are reweighted by how much its replies repeat each other and the history;
-4. every part is logged.
+1. Parse each completion (`compeer_core.reasoning`). One that lacks a part gets -1 for every part
+   without asking the judge.
+2. Judge all candidates for a history at once.
+3. Reweight the totals of a group by how much its replies repeat each other and the history.
+4. Log every part.
 
-Of several processes each judges its own completions. Groups are put together before they are
-reweighted, so one that is spread over processes is treated as if it were not.
+Each process judges its own completions. Groups are gathered before they are reweighted, so a group
+may be spread over processes.
 
-A completion whose judgement could not be read has no reward (None): it takes no part in its group's
-mean and gets no advantage. It still counts as one of the others' replies.
+A completion whose judgement failed has no reward (None): it is left out of its group's mean and gets
+no advantage, but still counts as one of the group's replies. When too many judgements fail, the run
+stops (`RewardSettings.max_failed_share`).
 """
 
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.dialogue import Dialogue
 from compeer_core.encoder import SentenceEncoder
 from compeer_core.errors import BackendError
@@ -36,7 +37,6 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 from compeer_core.unifireward import Judge
 from training.common.diversity import distinct
 from training.common.processes import fail_together, gather_from_processes, process_rank
-from training.data.histories import History
 from training.data.pictures import Pictures
 from training.grpo.settings import RewardSettings
 
@@ -47,32 +47,32 @@ LogMetric = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Scored:
-    """One completion with all that is known about it."""
+    """One completion with its rewards."""
 
     row: int
     """Number of its prompt."""
     text: str
     reply: str
-    """Empty where there is none."""
+    """Empty if it could not be parsed."""
     is_complete: bool
     parts: Reward
     total: float
-    """Before reweighting; NaN where it is not known."""
+    """Before reweighting; NaN if unknown."""
     reason: str = ""
-    """Why the judge could not score it."""
+    """Why it has no reward."""
     s_in: float = 0.0
     s_hi: float = 0.0
     tau: float = 0.0
     weighted: float = math.nan
-    """What is learnt from; NaN where it is not known."""
+    """After reweighting, what GRPO learns from; NaN if unknown."""
 
 
 class GroupReward:
     """The reward function, as trl calls it.
 
     Attributes:
-        last: The completions of this process that were scored last, in order.
-        everyone: Those of all processes, in the order of the groups.
+        last: The latest completions of this process, in order.
+        everyone: The latest completions of all processes, group after group.
     """
 
     __name__ = "reward"
@@ -82,22 +82,22 @@ class GroupReward:
         judge: Judge,
         encoder: SentenceEncoder,
         reweighting: Settings,
-        histories: Sequence[History],
+        records: Sequence[CerRecord],
         pictures: Pictures,
         group_size: int,
         settings: RewardSettings,
         vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
     ) -> None:
-        """Take what is needed to score completions.
+        """Take the models and settings.
 
         Args:
             judge: The reward model.
-            encoder: Tells how alike two texts are.
-            reweighting: What repetition costs.
-            histories: What the prompts were made of, by the number in the column `row`.
+            encoder: Embeds texts to measure repetition.
+            reweighting: The penalty on repetition.
+            records: The rows of the prompts, by the number in the column `row`.
             pictures: Opens the pictures of the histories.
             group_size: G.
-            settings: What a judgement is worth.
+            settings: The value of a judgement, and how many may fail.
             vocabulary: The strategies that a turn may name.
         """
         self.last: list[Scored] = []
@@ -105,12 +105,13 @@ class GroupReward:
         self._judge = judge
         self._encoder = encoder
         self._reweighting = reweighting
-        self._histories = histories
+        self._records = records
         self._pictures = pictures
         self._group_size = group_size
         self._settings = settings
         self._vocabulary = vocabulary
-        self._silent = 0
+        self._failures: deque[tuple[int, int]] = deque(maxlen=settings.give_up_after)
+        """Failed and all judgements of the latest generations, the same in every process."""
 
     def __call__(
         self,
@@ -120,69 +121,63 @@ class GroupReward:
         log_metric: LogMetric | None = None,
         **others: Any,
     ) -> list[float | None]:
-        """Return the reweighted reward of each completion, None where it is not known.
+        """Return the reweighted reward of each completion, None if unknown.
 
         Args:
-            completions: A list of one assistant message for each; plain texts do as well.
-            row: The number of each one's prompt. Those of a group stand together.
-            log_metric: Where the parts go.
-            others: What else trl passes.
+            completions: One list with an assistant message each, or plain texts.
+            row: The number of each completion's prompt. Completions of a group are adjacent.
+            log_metric: Receives the mean of every part.
+            others: Other columns that trl passes.
 
         Raises:
-            BackendError: The judge has been silent for too long.
+            BackendError: Too many judgements failed.
         """
-        texts = [one if isinstance(one, str) else str(one[0]["content"]) for one in completions]
-        begun = time.perf_counter()
+        texts = [c if isinstance(c, str) else str(c[0]["content"]) for c in completions]
+        start = time.perf_counter()
         with fail_together():
             scored = self.judged(texts, row)
-        judging = time.perf_counter() - begun
+        judging = time.perf_counter() - start
         parts = gather_from_processes(scored)
-        begin = sum(len(part) for part in parts[: process_rank()])
-        begun = time.perf_counter()
-        self.everyone = self._reweighted([one for part in parts for one in part])
-        reweighting = time.perf_counter() - begun
-        self.last = self.everyone[begin : begin + len(scored)]
+        first = sum(len(part) for part in parts[: process_rank()])
+        start = time.perf_counter()
+        self.everyone = self._reweighted([completion for part in parts for completion in part])
+        reweighting = time.perf_counter() - start
+        self.last = self.everyone[first : first + len(scored)]
         if log_metric is not None:
             log_parts(self.everyone, self._group_size, log_metric)
             log_metric("seconds/judging", judging)
             log_metric("seconds/reweighting", reweighting)
-        self._give_up_if_silent()
-        return [None if math.isnan(one.weighted) else one.weighted for one in self.last]
+        self._stop_if_judging_fails()
+        return [None if math.isnan(c.weighted) else c.weighted for c in self.last]
 
-    # --- one after the other ---------------------------------------------------------------------
+    # --- the steps -------------------------------------------------------------------------------
 
     def judged(self, texts: Sequence[str], rows: Sequence[int]) -> list[Scored]:
-        """Read and judge completions; all of one prompt are judged at once."""
+        """Parse and judge completions; those of one prompt are judged at once."""
         readings = [read(text, self._vocabulary) for text in texts]
-        of_row: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            of_row.setdefault(int(row), []).append(place)
+        indices_of: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            indices_of.setdefault(int(row), []).append(index)
         scored: dict[int, Scored] = {}
-        for row, places in of_row.items():
-            history = self._histories[row]
-            is_asked = any(readings[place].is_complete for place in places)
+        for row, indices in indices_of.items():
+            case = self._records[row].case
+            needs_judge = any(readings[index].is_complete for index in indices)
             judgements = self._judge.judge(
-                history.dialogue(self._pictures) if is_asked else Dialogue(),
-                [readings[place] for place in places],
-                [history.reference] * len(places),
+                self._pictures.dialogue(case) if needs_judge else Dialogue(),
+                [readings[index] for index in indices],
+                [case.original or ""] * len(indices),
             )
-            for place, judgement in zip(places, judgements, strict=True):
-                scored[place] = self._scored(row, readings[place], judgement)
-        return [scored[place] for place in range(len(texts))]
+            for index, judgement in zip(indices, judgements, strict=True):
+                scored[index] = self._scored(row, readings[index], judgement)
+        return [scored[index] for index in range(len(texts))]
 
     def _scored(self, row: int, reading: Reading, judgement: Judgement) -> Scored:
         parts = judgement.reward(self._settings.form)
         total = math.nan if parts.total is None else parts.total
-        reason = next(
-            (
-                outcome.reason
-                for outcome in (*(judgement.steps or ()), judgement.response)
-                if isinstance(outcome, Unscorable)
-            ),
-            "",
-        )
+        outcomes = (*(judgement.steps or ()), judgement.response)
+        reason = next((o.reason for o in outcomes if isinstance(o, Unscorable)), "")
         if not reason and not math.isfinite(total):
-            reason = "the judge's reward is no number"
+            reason = "the judge's reward is not finite"
         return Scored(
             row=row,
             text=reading.raw,
@@ -195,23 +190,23 @@ class GroupReward:
 
     def _reweighted(self, scored: Sequence[Scored]) -> list[Scored]:
         size = self._group_size
-        members = [scored[begin : begin + size] for begin in range(0, len(scored), size)]
-        groups = [self._group(of_group) for of_group in members]
+        members = [scored[start : start + size] for start in range(0, len(scored), size)]
+        groups = [self._group(completions) for completions in members]
         with np.errstate(invalid="ignore"):
             try:
-                found = reweighted_groups(groups, self._encoder, self._reweighting)
+                reweighted = reweighted_groups(groups, self._encoder, self._reweighting)
             except ValueError:
-                # One embedding that is no number must not cost the other groups their rewards.
-                found = [self._one_group(group) for group in groups]
+                # An embedding that is not finite must not cost the other groups their rewards.
+                reweighted = [self._one_group(group) for group in groups]
         return [
-            _with(one, of)
-            for of_group, after in zip(members, found, strict=True)
-            for one, of in zip(of_group, after, strict=True)
+            _with(completion, values)
+            for completions, group in zip(members, reweighted, strict=True)
+            for completion, values in zip(completions, group, strict=True)
         ]
 
     def _group(self, scored: Sequence[Scored]) -> Group:
-        said = [one.text for one in self._histories[scored[0].row].utterances]
-        return Group([one.total for one in scored], [one.reply for one in scored], said)
+        history = [utterance.text for utterance in self._records[scored[0].row].case.history]
+        return Group([c.total for c in scored], [c.reply for c in scored], history)
 
     def _one_group(self, group: Group) -> tuple[Reweighted, ...]:
         try:
@@ -219,36 +214,45 @@ class GroupReward:
         except ValueError:
             return tuple(Reweighted(r, 0.0, 0.0, 0.0, math.nan) for r in group.rewards)
 
-    def _give_up_if_silent(self) -> None:
-        """Count generations of which the judge scored nothing, the same in every process."""
-        asked = [one for one in self.everyone if one.is_complete]
-        if not asked or any(not math.isnan(one.total) for one in asked):
-            self._silent = 0
+    def _stop_if_judging_fails(self) -> None:
+        """Stop the run if too many judgements of the latest generations failed.
+
+        Raises:
+            BackendError: More than `max_failed_share` of them failed, torch errors included.
+        """
+        judged = [completion for completion in self.everyone if completion.is_complete]
+        if not judged:
             return
-        self._silent += 1
-        reason, _ = Counter(one.reason for one in asked).most_common(1)[0]
-        _log.warning("the judge could score none of %d complete turns: %s", len(asked), reason)
-        if self._silent >= self._settings.give_up_after:
+        reasons = Counter(c.reason for c in judged if math.isnan(c.total))
+        self._failures.append((reasons.total(), len(judged)))
+        if not reasons:
+            return
+        (reason, _), *_ = reasons.most_common(1)
+        _log.warning("%d of %d judgements failed: %s", reasons.total(), len(judged), reason)
+        failed, total = map(sum, zip(*self._failures, strict=True))
+        limit = self._settings.max_failed_share
+        if len(self._failures) == self._failures.maxlen and failed > limit * total:
             raise BackendError(
-                f"the judge could score nothing for {self._silent} generations in a row, lastly "
-                f"because: {reason}; once that is cured, go on with --resume"
+                f"{failed} of the latest {total} judgements failed, more than {limit:.0%} "
+                f"(reward.max_failed_share); latest reason: {reason}. Fix the judge, then continue "
+                "with --resume"
             )
 
 
-def _with(one: Scored, found: Reweighted) -> Scored:
-    """Return a completion with what reweighting found; a reward that is no number is unknown."""
-    is_known = math.isfinite(found.weighted)
+def _with(completion: Scored, values: Reweighted) -> Scored:
+    """Add the result of reweighting; a reward that is not finite is unknown."""
+    is_known = math.isfinite(values.weighted)
     return replace(
-        one,
-        s_in=found.s_in,
-        s_hi=found.s_hi,
-        tau=found.tau,
-        weighted=found.weighted if is_known else math.nan,
-        reason=one.reason or ("" if is_known else "the reweighted reward is no number"),
+        completion,
+        s_in=values.s_in,
+        s_hi=values.s_hi,
+        tau=values.tau,
+        weighted=values.weighted if is_known else math.nan,
+        reason=completion.reason or ("" if is_known else "the reweighted reward is not finite"),
     )
 
 
-# --- what is logged ----------------------------------------------------------------------------
+# --- metrics ----------------------------------------------------------------------------------
 
 
 def log_parts(scored: Sequence[Scored], group_size: int, log_metric: LogMetric) -> None:
@@ -258,40 +262,40 @@ def log_parts(scored: Sequence[Scored], group_size: int, log_metric: LogMetric) 
 
 
 def part_means(scored: Sequence[Scored], group_size: int) -> dict[str, float]:
-    """Return the means that are watched, those that are defined.
+    """Return the metrics of whole groups, as far as they are defined.
 
     Args:
-        scored: Whole groups, one behind the other.
+        scored: Completions, group after group.
         group_size: G.
     """
-    known = [one for one in scored if not math.isnan(one.total)]
-    learnt = [one for one in scored if not math.isnan(one.weighted)]
+    known = [c for c in scored if not math.isnan(c.total)]
+    learnt = [c for c in scored if not math.isnan(c.weighted)]
     groups = [scored[begin : begin + group_size] for begin in range(0, len(scored), group_size)]
-    found: dict[str, list[float]] = {
-        "reward/total": [one.total for one in known],
-        "reward/weighted": [one.weighted for one in learnt],
+    values_of: dict[str, list[float]] = {
+        "reward/total": [c.total for c in known],
+        "reward/weighted": [c.weighted for c in learnt],
         "reward/steps": [
-            value for one in scored for value in one.parts.steps or () if value is not None
+            value for c in scored for value in c.parts.steps or () if value is not None
         ],
-        "reward/reply": [one.parts.response for one in scored if one.parts.response is not None],
-        "reward/format": [one.parts.format for one in scored if one.parts.format is not None],
-        "redundancy/s_in": [one.s_in for one in scored],
-        "redundancy/s_hi": [one.s_hi for one in scored],
-        "redundancy/tau": [one.tau for one in scored],
-        "redundancy/taken": [one.total - one.weighted for one in learnt],
-        "groups/zero_std": [float(_is_level([one.total for one in group])) for group in groups],
+        "reward/reply": [c.parts.response for c in scored if c.parts.response is not None],
+        "reward/format": [c.parts.format for c in scored if c.parts.format is not None],
+        "redundancy/s_in": [c.s_in for c in scored],
+        "redundancy/s_hi": [c.s_hi for c in scored],
+        "redundancy/tau": [c.tau for c in scored],
+        "redundancy/taken": [c.total - c.weighted for c in learnt],
+        "groups/zero_std": [float(_is_level([c.total for c in group])) for group in groups],
         "groups/zero_std_weighted": [
-            float(_is_level([one.weighted for one in group])) for group in groups
+            float(_is_level([c.weighted for c in group])) for group in groups
         ],
-        "judge/unscorable": [float(math.isnan(one.weighted)) for one in scored],
-        "text/complete": [float(one.is_complete) for one in scored],
-        "text/reply_words": [reply_length(one.reply) for one in scored],
+        "judge/unscorable": [float(math.isnan(c.weighted)) for c in scored],
+        "text/complete": [float(c.is_complete) for c in scored],
+        "text/reply_words": [reply_length(c.reply) for c in scored],
     }
-    for place, part in enumerate(STEPS):
-        values = [one.parts.steps[place] for one in scored if one.parts.steps is not None]
-        found[f"reward/{part.value}"] = [value for value in values if value is not None]
-    means = {name: sum(values) / len(values) for name, values in found.items() if values}
-    replies = [one.reply for one in scored]
+    for index, part in enumerate(STEPS):
+        values = [c.parts.steps[index] for c in scored if c.parts.steps is not None]
+        values_of[f"reward/{part.value}"] = [value for value in values if value is not None]
+    means = {name: sum(values) / len(values) for name, values in values_of.items() if values}
+    replies = [c.reply for c in scored]
     for length in (1, 2):
         share = distinct(replies, length)
         if share is not None:
@@ -300,6 +304,6 @@ def part_means(scored: Sequence[Scored], group_size: int) -> dict[str, float]:
 
 
 def _is_level(rewards: Sequence[float]) -> bool:
-    """Whether the known rewards of a group leave nothing to learn from."""
+    """Return whether all known rewards of a group are equal, so that it teaches nothing."""
     known = [reward for reward in rewards if not math.isnan(reward)]
     return len(known) < 2 or max(known) - min(known) < 1e-9

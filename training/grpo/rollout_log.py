@@ -1,7 +1,7 @@
-"""A sample of what a policy wrote while it was trained: `rollouts.jsonl` in the run directory.
+"""A sample of the completions of a run: `rollouts.jsonl` in the run directory.
 
-One row for each completion of the groups that are kept: what it said, what every part of it earned,
-and the advantage that was learnt from. It holds what people said in the corpora, as the corpora do.
+One row per completion of the logged groups: its text, every part of its reward, and its advantage.
+Completions may quote the corpora, so treat the file as you treat them.
 """
 
 import json
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compeer_core.cer import CerRecord
 from training.common.jsonl import filter_rows
 from training.common.processes import is_first
-from training.data.histories import History
 from training.grpo.reward import Scored
 
 ROLLOUTS_FILE = "rollouts.jsonl"
@@ -23,48 +23,58 @@ class RolloutLog:
 
     def __init__(self, folder: Path, groups: int, group_size: int) -> None:
         self._path = folder / ROLLOUTS_FILE
-        self._most = groups * group_size
+        self._limit = groups * group_size
 
     def write(
         self,
         step: int,
         scored: Sequence[Scored],
         advantages: Sequence[float],
-        histories: Sequence[History],
+        records: Sequence[CerRecord],
     ) -> None:
         """Append the first groups of a generation.
 
         Args:
             step: The optimiser step that learns from them.
-            scored: The completions, groups one behind the other.
-            advantages: One for each.
-            histories: What their prompts were made of.
+            scored: The completions, group after group.
+            advantages: One per completion.
+            records: The rows of the prompts, by number.
         """
-        if not is_first() or not self._most:
+        if not is_first() or not self._limit:
             return
         rows = [
-            {"step": step, "history": histories[one.row].id, **_told(one), "advantage": advantage}
-            for one, advantage in list(zip(scored, advantages, strict=True))[: self._most]
+            {
+                "step": step,
+                "history": records[completion.row].id,
+                **_values(completion),
+                "advantage": advantage,
+            }
+            for completion, advantage in list(zip(scored, advantages, strict=True))[: self._limit]
         ]
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
     def rewind(self, step: int) -> None:
-        """Drop the rows after `step`: a run that goes on from there makes them again."""
+        """Drop the rows after `step`: a run resumed there writes them again."""
         if is_first():
             filter_rows(self._path, lambda row: row["step"] <= step)
 
 
-def _told(one: Scored) -> dict[str, Any]:
+def _values(completion: Scored) -> dict[str, Any]:
     values = {
-        "reply": one.parts.response,
-        "format": one.parts.format,
-        "total": one.total,
-        "s_in": one.s_in,
-        "s_hi": one.s_hi,
-        "tau": one.tau,
-        "weighted": one.weighted,
+        "reply": completion.parts.response,
+        "format": completion.parts.format,
+        "total": completion.total,
+        "s_in": completion.s_in,
+        "s_hi": completion.s_hi,
+        "tau": completion.tau,
+        "weighted": completion.weighted,
     }
-    # NaN is no JSON
+    # JSON has no NaN
     known = {n: None if v is None or math.isnan(v) else v for n, v in values.items()}
-    return {"text": one.text, "steps": one.parts.steps, **known, "unscorable": one.reason}
+    return {
+        "text": completion.text,
+        "steps": completion.parts.steps,
+        **known,
+        "unscorable": completion.reason,
+    }

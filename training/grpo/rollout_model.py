@@ -1,11 +1,11 @@
-"""A second set of weights, which writes the completions while the first is trained.
+"""A second set of weights that generates the completions.
 
-What is trained is slow to write with: an adapter makes several small products of each large one, and
-autocast puts weights into bf16 anew for every token. The copy has the adapter merged and lies in the
-precision in which it computes. It is brought up to date before each generation.
+Generating with the trained weights is slow: an adapter adds several small products to each large one,
+and autocast converts weights to bf16 for every token. The rollout model has the adapter merged and is
+stored in the precision in which it computes. It is updated before each generation.
 
-What it writes is drawn from the policy that is trained up to rounding. The probabilities in Eq. 2 are
-those that the update computes, of old policy and new one alike.
+It samples from the trained policy up to rounding. The log-probabilities in Eq. 2, of the old and the
+new policy alike, are those that the update computes.
 """
 
 from typing import Any
@@ -16,33 +16,33 @@ from peft.tuners.lora import LoraLayer
 
 
 class RolloutModel:
-    """Weights that are never trained themselves.
+    """Weights that generate and are never trained.
 
     Attributes:
-        model: The model to write with.
+        model: The generating model.
     """
 
     def __init__(self, model: Any) -> None:
-        """Take a model with the same base weights, in the precision to write in."""
+        """Take a model with the same base weights, in the precision to generate in."""
         self.model = model.eval().requires_grad_(False)
 
-    def follow(self, trained: Any) -> None:
-        """Take over all weights that are trained, those of LoRA adapters merged into their layers.
+    def update_from(self, trained: Any) -> None:
+        """Copy all trained weights, with LoRA adapters merged into their layers.
 
         Args:
-            trained: The model in training, with peft's wrapper or without.
+            trained: The model in training, with or without peft's wrapper.
         """
         source = trained.get_base_model() if isinstance(trained, PeftModel) else trained
         with torch.no_grad():
             for name, module in self.model.named_modules():
-                of_trained = source.get_submodule(name)
-                if isinstance(of_trained, LoraLayer):
-                    module.weight.copy_(merged(of_trained))
+                trained_module = source.get_submodule(name)
+                if isinstance(trained_module, LoraLayer):
+                    module.weight.copy_(merged(trained_module))
                     continue
                 for key, weight in module.named_parameters(recurse=False):
-                    known = getattr(of_trained, key)
-                    if known.requires_grad:
-                        weight.copy_(known)
+                    trained_weight = getattr(trained_module, key)
+                    if trained_weight.requires_grad:
+                        weight.copy_(trained_weight)
 
 
 def merged(layer: Any) -> torch.Tensor:

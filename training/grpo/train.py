@@ -1,11 +1,11 @@
 """GRPO of a policy with a reward model (COMPEER, Eq. 2 and 3): `python -m training grpo <config.toml>`.
 
-A run directory holds, beside what every run does (`training.common.run_directory`): `rollouts.jsonl`, a sample
-of what was written and what it earned; `plots/`; and `model` or `adapter`.
+Beside the files of every run (`training.common.run_directory`), the run directory holds
+`rollouts.jsonl`, a sample of completions with their rewards; `plots/`; and `model` or `adapter`.
 
-What can be wrong is looked for before step 0: batches that would split groups, checkpoints between two
-generations, a judge that is missing or cannot judge turns of this form, a policy whose tokenizer loses
-the tags, prompts that are too long (left out and counted).
+Mistakes are found before step 0: batches that would split groups, checkpoints between two
+generations, a judge that is missing or cannot judge such turns, a policy whose tokenizer drops the
+tags. Prompts that are too long are skipped and counted.
 """
 
 import importlib.util
@@ -27,6 +27,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from trl.trainer.grpo_config import GRPOConfig
 
 from compeer_core.backends.transformers_.tokens import control_tokens
+from compeer_core.cer import CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import BackendError, CheckpointError, ConfigError
@@ -48,8 +49,9 @@ from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import is_first, process_count
 from training.common.run_directory import RunDirectory
-from training.data.histories import History, drawn_histories, read_histories
+from training.data.histories import has_pictures, read_histories, shortened
 from training.data.pictures import Pictures
+from training.data.samples import drawn
 from training.finetune.base_model import freeze_image_encoder, load_base, lora_config
 from training.finetune.trl_common import (
     MetricsToRunDirectory,
@@ -75,34 +77,31 @@ from training.stages import StoppedEarly
 
 _log = logging.getLogger(__name__)
 
-_TRIED = 200
+_ENCODER_CHECK_TEXTS = 200
 FULL_DISK = 1 << 20
-"""In bytes. A disk with less free space than this is taken to be full."""
+"""Free space in bytes below which a disk counts as full."""
 
 
 class Config(FrozenModel):
     """`[grpo]`: which prompts, which policy, which judge, how long."""
 
     prompts: tuple[Path, ...] = Field(min_length=1)
-    """Files of histories: `samples.train.jsonl` of the SFT stage, or rows of CER, of which those of
-    the train split are used. Paper: histories H of CER."""
+    """Files of CER rows; the histories of the train split are the prompts. Paper: histories H of CER."""
     rewritten: tuple[Path, ...] = ()
-    """Files of CER rewritten by personality (`variants/persona.jsonl`), whose histories are sampled
-    from as well. Paper: URP's dialogues are rewritten; here that is a switch of its own, beside
-    `reweighting`."""
+    """Files of CER rows rewritten by personality (`variants/persona.jsonl`), as further prompts. Paper:
+    URP's dialogues are rewritten; here that is a switch of its own, beside `reweighting`."""
     history_characters: int | None = Field(default=None, gt=0)
-    """Oldest utterances of a history are left out beyond this, of those held out as well; None leaves
-    out none."""
+    """Drop the oldest utterances of a history beyond this, of held-out ones too; None drops none."""
     prompt_limit: int | None = Field(default=None, gt=0)
-    """At most so many histories, drawn by the seed; None takes all."""
+    """Number of histories to use, drawn by the seed; None uses all."""
     held_out: tuple[Path, ...] = ()
-    """Files of histories that are only looked at, every `training.evaluate_every` steps."""
-    held_out_split: str = "valid"
-    """Which split of CER rows that is."""
+    """Files of CER rows to evaluate on every `training.evaluate_every` steps."""
+    held_out_split: Split = "valid"
+    """Their split."""
     held_out_limit: int = Field(default=32, gt=0)
-    """How many of them, drawn by the seed 0 whatever the run's: always the same."""
+    """How many of them, drawn by seed 0 whatever the run's seed is."""
     base: Path | str
-    """Checkpoint, or name on the hub, of the policy to start from: COMPEER-SFT."""
+    """Checkpoint, or name on the Hub, of the policy to start from: COMPEER-SFT."""
     output: Path
     """Run directory."""
     data_dir: Path | None = None
@@ -110,21 +109,21 @@ class Config(FrozenModel):
     faces: Path | None = None
     """Folder of the packed faces, for histories that show one."""
     style: Style = "trained"
-    """Whether the policy was trained to write the grammar, or a prompt must ask for it."""
+    """Whether the policy was trained on the output grammar, or a prompt must ask for it."""
     encoder: str | None = None
-    """For Eq. 6: a folder, or `hf:NAME` of a sentence-transformers model; None is the shipped one."""
+    """For Eq. 6: a folder, or `hf:NAME` of a sentence-transformers model; None uses the shipped one."""
     judge: JudgeSource
     """The reward model."""
     reward: RewardSettings = RewardSettings()
-    """What a judgement is worth."""
+    """The value of a judgement."""
     reweighting: Reweighting = Reweighting()
-    """What repetition costs: URP. `form = "off"` is UR."""
+    """The penalty on repetition: URP. `form = "off"` is UR."""
     training: GRPOSettings = GRPOSettings()
     """How to train."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Check all there is to check, then train; a dry run only checks."""
+    """Check everything, then train; a dry run only checks."""
     settings = config.training
     settings.check_batches(process_count())
     if settings.rollouts == "vllm":
@@ -140,29 +139,31 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
     checkpoints = directory.path / "checkpoints"
-    # A start that logged no step may have left some, under another config.
+    # A run that stopped before its first step may have left some, under another config.
     if resume is None and is_first():
         shutil.rmtree(checkpoints, ignore_errors=True)
     last = last_checkpoint(checkpoints) if resume is not None else None
     _check_processes(last)
     if last is not None and settings.rollouts == "vllm":
-        directory.log("vLLM draws anew: from here on completions differ from those of a whole run")
+        directory.log(
+            "vLLM does not restore its sampler: completions differ from an uninterrupted run"
+        )
     ready = Preparation.of(config)
     try:
-        for sentence in ready.told:
-            directory.log("%s", sentence)
+        for line in ready.log_lines:
+            directory.log("%s", line)
         if is_first():
             remove_incomplete_checkpoints(checkpoints)
         directory.rewind(step_of(last))
-        kept = RolloutLog(directory.path, settings.rollouts_kept, settings.group_size)
-        kept.rewind(step_of(last))
+        rollout_log = RolloutLog(directory.path, settings.rollouts_kept, settings.group_size)
+        rollout_log.rewind(step_of(last))
         stopping = StopRequest()
-        trainer = build_trainer(config, ready, directory, stopping, kept, last)
+        trainer = build_trainer(config, ready, directory, stopping, rollout_log, last)
         try:
             with stopping:
                 trainer.train(resume_from_checkpoint=str(last) if last else None)
             if stopping.requested:
-                raise StoppedEarly(f"saved; go on with --resume {directory.path}")
+                raise StoppedEarly(f"saved; continue with --resume {directory.path}")
             output = directory.path / ("adapter" if settings.trains_adapter else "model")
             save_weights(trainer, output)
             if not settings.trains_adapter and is_first():
@@ -176,109 +177,110 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         ready.close()
 
 
-# --- what there is to train with ---------------------------------------------------------------
+# --- preparation -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """All that was read and checked before step 0."""
+    """Everything read and checked before step 0."""
 
     book: PromptBook
     train: list[int]
-    """Numbers of the histories to train on."""
+    """Numbers of the prompts to train on."""
     held_out: list[int]
     processor: Any
     judge: Judge
     encoder: SentenceEncoder
-    told: tuple[str, ...]
-    """What there is to say about it."""
+    log_lines: tuple[str, ...]
+    """What to log about it."""
 
     @classmethod
     def of(cls, config: Config) -> "Preparation":
         """Read and check.
 
         Raises:
-            ConfigError: Something does not fit; the message says what.
-            CheckpointError: The policy's or the judge's checkpoint cannot be loaded.
+            ConfigError: A setting does not fit; the message says which.
+            CheckpointError: The checkpoint of the policy or the judge cannot be loaded.
         """
         settings = config.training
         processor = open_processor(config.base)
-        # trl pads prompts on the left, and lays what the processor says about pictures beside them.
+        # trl pads prompts on the left and aligns the processor's picture fields with them.
         processor.tokenizer.padding_side = "left"
         check_tags(config.base, processor)
-        told: list[str] = []
-        train, left_out = read_histories([*config.prompts, *config.rewritten], "train")
-        train = drawn_histories(train, config.prompt_limit, settings.seed)
-        held_out: list[History] = []
+        train, skipped = read_histories([*config.prompts, *config.rewritten], "train")
+        train = drawn(train, config.prompt_limit, settings.seed)
+        held_out: list[CerRecord] = []
         if config.held_out:
-            found, _ = read_histories(config.held_out, config.held_out_split)
-            known = {history.source for history in train}
-            held_out = [history for history in found if history.source not in known]
-            if len(held_out) < len(found):
-                left_out["held out, but of a dialogue to train on"] += len(found) - len(held_out)
-            held_out = drawn_histories(held_out, config.held_out_limit, 0)
+            candidates, _ = read_histories(config.held_out, config.held_out_split)
+            train_sources = {record.case.source_id for record in train}
+            held_out = [r for r in candidates if r.case.source_id not in train_sources]
+            if len(held_out) < len(candidates):
+                skipped["held out, but of a training dialogue"] += len(candidates) - len(held_out)
+            held_out = drawn(held_out, config.held_out_limit, 0)
         elif settings.evaluate_every:
             raise ConfigError("training.evaluate_every: name the held-out prompts (`held_out`)")
         pictures = Pictures(config.data_dir, config.faces)
         reserved = control_tokens(processor.tokenizer)
-        histories = [*train, *held_out]
-        if config.history_characters is not None:
-            histories = [history.shortened(config.history_characters) for history in histories]
-        book = PromptBook(histories, pictures, config.style, reserved)
-        numbers = _fitting(book, processor, config, left_out)
-        told += [f"left out: {count} x {reason}" for reason, count in sorted(left_out.items())]
-        of_train = [number for number in numbers if number < len(train)]
-        of_held_out = [number for number in numbers if number >= len(train)]
+        records = [shortened(r, config.history_characters) for r in (*train, *held_out)]
+        book = PromptBook(records, pictures, config.style, reserved)
+        numbers = _fitting(book, processor, config, skipped)
+        train_numbers = [number for number in numbers if number < len(train)]
+        held_out_numbers = [number for number in numbers if number >= len(train)]
         per_pass = max(1, settings.batch_size * process_count() // settings.group_size)
-        of_held_out = of_held_out[: len(of_held_out) - len(of_held_out) % per_pass]
-        if settings.evaluate_every and not of_held_out:
-            raise ConfigError(f"there are fewer than {per_pass} held-out prompts, one forward pass")
-        told.append(f"{len(of_train)} prompts to train on, {len(of_held_out)} held out")
+        del held_out_numbers[len(held_out_numbers) - len(held_out_numbers) % per_pass :]
+        if settings.evaluate_every and not held_out_numbers:
+            raise ConfigError(
+                f"too few held-out prompts: one forward pass takes {per_pass}; add files to "
+                "`held_out` or lower training.batch_size"
+            )
         judge = _own_device(config.judge).load()
         try:
-            check_judge(judge, book, of_train)
-            encoder = load_encoder(config.encoder, samples=_samples(train))
+            check_judge(judge, book, train_numbers)
+            texts = [record.case.original or "" for record in train[:_ENCODER_CHECK_TEXTS]]
+            encoder = load_encoder(config.encoder, samples=texts)
         except BaseException:
             judge.close()
             raise
-        told.append(f"judge: {judge.name}; encoder: {encoder.name}")
-        return cls(book, of_train, of_held_out, processor, judge, encoder, tuple(told))
+        log_lines = (
+            *(f"skipped: {count} x {reason}" for reason, count in sorted(skipped.items())),
+            f"{len(train_numbers)} prompts to train on, {len(held_out_numbers)} held out",
+            f"judge: {judge.name}; encoder: {encoder.name}",
+        )
+        return cls(book, train_numbers, held_out_numbers, processor, judge, encoder, log_lines)
 
     def close(self) -> None:
         """Free the judge."""
         self.judge.close()
 
 
-def _fitting(book: PromptBook, processor: Any, config: Config, left_out: Counter[str]) -> list[int]:
-    """Return the numbers of the histories that leave room for a completion; count the others."""
+def _fitting(book: PromptBook, processor: Any, config: Config, skipped: Counter[str]) -> list[int]:
+    """Return the numbers of the prompts that leave room for a completion; count the others."""
     settings = config.training
-    limit = _context(config.base)
-    rooms = [settings.longest_prompt, None if limit is None else limit - settings.max_new_tokens]
-    room = min((room for room in rooms if room is not None), default=None)
-    numbers = list(range(len(book.histories)))
+    context = _context(config.base)
+    limits = [settings.longest_prompt, context and context - settings.max_new_tokens]
+    room = min((limit for limit in limits if limit is not None), default=None)
+    numbers = list(range(len(book.records)))
     if room is None:
         return numbers
     if room < 1:
         raise ConfigError(
-            f"{config.base}: reads and writes {limit} tokens, and training.max_new_tokens = "
-            f"{settings.max_new_tokens} leaves none of them for a prompt"
+            f"{config.base}: has a context of {context} tokens, and training.max_new_tokens = "
+            f"{settings.max_new_tokens} leaves none of them for a prompt; lower it"
         )
     lengths = book.lengths(numbers, processor)
     fitting = [number for number, length in zip(numbers, lengths, strict=True) if length <= room]
     if len(fitting) < len(numbers):
-        left_out[f"longer than {room} tokens"] += len(numbers) - len(fitting)
+        skipped[f"longer than {room} tokens"] += len(numbers) - len(fitting)
     if not fitting:
-        raise ConfigError(f"no prompt has at most {room} tokens; the shortest has {min(lengths)}")
+        raise ConfigError(
+            f"no prompt fits into {room} tokens (the shortest has {min(lengths)}); raise "
+            "training.longest_prompt or set history_characters"
+        )
     return fitting
 
 
-def _samples(histories: Sequence[History]) -> list[str]:
-    """Return some texts that an encoder must be able to read."""
-    return [history.reference for history in histories[:_TRIED]]
-
-
 def _context(base: Path | str) -> int | None:
-    """Return how many tokens a policy can read and write."""
+    """Return the context length of a policy in tokens; None if its config names none."""
     from transformers import AutoConfig
 
     try:
@@ -290,7 +292,7 @@ def _context(base: Path | str) -> int | None:
 
 
 def _own_device(source: JudgeSource) -> JudgeSource:
-    """Put a judge on the device of this process, unless the config says where."""
+    """Put a judge on the device of this process, unless the config names one."""
     local = os.environ.get("LOCAL_RANK")
     if source.device is not None or local is None or not torch.cuda.is_available():
         return source
@@ -301,7 +303,7 @@ def _own_device(source: JudgeSource) -> JudgeSource:
 
 
 def example_turn(reply: str) -> SupportTurn:
-    """Return a complete turn, to try things with."""
+    """Return a complete turn for checks."""
     return SupportTurn(
         Reasoning(
             HistoryStep("They have begun to talk.", Stage.EXPLORATION),
@@ -313,61 +315,59 @@ def example_turn(reply: str) -> SupportTurn:
 
 
 def check_tags(base: Path | str, processor: Any) -> None:
-    """See that a turn survives the policy's tokenizer.
+    """Check that a turn survives the policy's tokenizer.
 
     Raises:
-        ConfigError: It does not, so that every turn would be taken for incomplete.
+        ConfigError: It does not, so every turn would count as incomplete.
     """
     text = render(example_turn("What happened?"))
     ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
     back = processor.batch_decode([ids], skip_special_tokens=True)[0]
     if not read(back).is_complete:
         raise ConfigError(
-            f"{base}: its tokenizer loses the tags of the grammar (are they special tokens?): "
-            f"{back[:60]!r}"
+            f"{base}: its tokenizer drops the tags of the grammar; make sure that they are not special "
+            f"tokens: {back[:60]!r}"
         )
 
 
 def check_judge(judge: Judge, book: PromptBook, numbers: Sequence[int]) -> None:
-    """Let the judge judge a turn, and one with a picture if prompts have some.
+    """Check that the judge can judge a turn, and one with a picture if any prompt has one.
 
     Raises:
-        ConfigError: It could not.
+        ConfigError: It cannot.
     """
-    plain = next((n for n in numbers if not book.histories[n].has_pictures), None)
-    pictured = next((n for n in numbers if book.histories[n].has_pictures), None)
+    plain = next((n for n in numbers if not has_pictures(book.records[n])), None)
+    pictured = next((n for n in numbers if has_pictures(book.records[n])), None)
     for number in (plain, pictured):
         if number is None:
             continue
-        history = book.histories[number]
-        (found,) = judge.judge(
-            history.dialogue(book.pictures), [example_turn(history.reference)], [history.reference]
+        case = book.records[number].case
+        reference = case.original or ""
+        (judgement,) = judge.judge(
+            book.pictures.dialogue(case), [example_turn(reference)], [reference]
         )
-        reasons = [
-            outcome.reason
-            for outcome in (*(found.steps or ()), found.response)
-            if isinstance(outcome, Unscorable)
-        ]
-        if reasons or found.reward().total is None:
-            shown = " with a picture" if number == pictured else ""
-            told = reasons[0] if reasons else "it gave no verdict"
-            raise ConfigError(f"judge {judge.name} cannot judge a turn{shown}: {told}")
+        outcomes = (*(judgement.steps or ()), judgement.response)
+        reasons = [outcome.reason for outcome in outcomes if isinstance(outcome, Unscorable)]
+        if reasons or judgement.reward().total is None:
+            where = " with a picture" if number == pictured else ""
+            reason = reasons[0] if reasons else "it gave no verdict"
+            raise ConfigError(f"judge {judge.name} cannot judge a turn{where}: {reason}")
 
 
 def _check_reports(settings: GRPOSettings) -> None:
-    """See that what metrics are reported to is installed."""
+    """Check that the packages of `report_to` are installed."""
     for name in settings.report_to:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"training.report_to: {name} is not installed; `pip install {name}`, or leave it out"
+                f"training.report_to: {name} is not installed; run `pip install {name}` or remove it"
             )
 
 
 def _check_processes(last: Path | None) -> None:
-    """See that a run goes on with as many processes as it was saved by.
+    """Check that a run resumes with as many processes as saved it.
 
     Raises:
-        ConfigError: It would not; then it could not go on as it would have.
+        ConfigError: The numbers differ, so the run could not continue unchanged.
     """
     if last is None:
         return
@@ -375,19 +375,19 @@ def _check_processes(last: Path | None) -> None:
     if saved != process_count():
         raise ConfigError(
             f"{last}: saved by {saved} processes, and now there are {process_count()}: the run "
-            "would not go on as it began; start as many, or begin a new run from its weights"
+            "would not continue unchanged; start as many, or begin a new run from its weights"
         )
 
 
 def _explain_full_disk(error: Exception, folder: Path) -> None:
-    """Raise a sentence in the place of an error that comes from a full disk."""
+    """Replace an error caused by a full disk by one that says so."""
     free = shutil.disk_usage(folder).free
     if free >= FULL_DISK and "No space left" not in str(error):
         return
     last = last_checkpoint(folder / "checkpoints")
     saved = f"step {step_of(last)} is saved" if last else "nothing is saved yet"
     raise BackendError(
-        f"{folder}: the disk is full; {saved}. Make room, and go on with --resume {folder}"
+        f"{folder}: the disk is full; {saved}. Make room, then continue with --resume {folder}"
     ) from error
 
 
@@ -399,20 +399,20 @@ def build_trainer(
     ready: Preparation,
     directory: RunDirectory,
     stopping: StopRequest,
-    kept: RolloutLog | None = None,
+    rollout_log: RolloutLog | None = None,
     last: Path | None = None,
     kind: type[GroupTrainer] = GroupTrainer,
 ) -> GroupTrainer:
-    """Return the trainer, ready to begin.
+    """Return the trainer.
 
     Args:
         config: All settings.
-        ready: What was read and checked.
-        directory: Where metrics and checkpoints go.
-        stopping: Whether a person wants it to end.
-        kept: Where a sample of the completions goes.
-        last: The checkpoint to go on from.
-        kind: The trainer, or one that does more.
+        ready: The prepared prompts and models.
+        directory: Receives metrics and checkpoints.
+        stopping: Set when the user asks to stop.
+        rollout_log: Receives a sample of the completions.
+        last: The checkpoint to resume from.
+        kind: The trainer class.
 
     Raises:
         ConfigError: There are too few prompts for one generation.
@@ -437,7 +437,7 @@ def build_trainer(
         ready.judge,
         ready.encoder,
         config.reweighting,
-        ready.book.histories,
+        ready.book.records,
         ready.book.pictures,
         settings.group_size,
         config.reward,
@@ -446,8 +446,8 @@ def build_trainer(
         book=ready.book,
         reward=reward,
         settings=settings,
-        kept=kept,
-        writer=_writing_copy(config, arguments.device, last),
+        rollout_log=rollout_log,
+        rollout_model=_rollout_model(config, arguments.device, last),
         model=model,
         args=arguments,
         train_dataset=ready.book.data_set(order),
@@ -465,30 +465,29 @@ def build_trainer(
         check_model(model)
     if trainer.is_fsdp_enabled and settings.rollouts == "shared":
         raise ConfigError(
-            "training.rollouts = 'shared' runs the policy as often as a process has tokens to "
-            "write, and FSDP needs all processes to run it equally often; use 'plain'"
+            "training.rollouts = 'shared' runs the policy a different number of times in each "
+            "process, and FSDP needs equal numbers; use 'plain'"
         )
     return trainer
 
 
-def _writing_copy(config: Config, device: torch.device, last: Path | None) -> RolloutModel | None:
-    """Return the weights that write the completions, if they are others than those that are trained."""
+def _rollout_model(config: Config, device: torch.device, last: Path | None) -> RolloutModel | None:
+    """Return the rollout model; None where the trained weights generate."""
     weights = config.training.rollout_weights
     if weights is None:
         return None
     if is_deepspeed_zero3_enabled():
         raise ConfigError(
-            "training.rollout_weights needs a whole copy of the weights in every process, and under "
-            "DeepSpeed ZeRO-3 whatever is loaded is split among them; leave it out, or use ZeRO-2"
+            "training.rollout_weights needs a full copy of the weights in every process, but DeepSpeed "
+            "ZeRO-3 splits every model that is loaded; remove it, or use ZeRO-2"
         )
-    copy: Any = load_base(
-        _beginning(config, last), weights, config.training.precision, None, device
-    )
-    return RolloutModel(copy.to(device))
+    source = _start_weights(config, last)
+    model: Any = load_base(source, weights, config.training.precision, None, device)
+    return RolloutModel(model.to(device))
 
 
 def _plan(settings: GRPOSettings, prompts: Sequence[int]) -> tuple[int, list[int]]:
-    """Return the number of optimiser steps, and the prompts in the order in which they come."""
+    """Return the number of optimiser steps, and the prompt numbers in order."""
     per_step = settings.batch_size * settings.accumulation * process_count()
     per_generation = per_step * settings.generation_steps // settings.group_size
     if settings.max_steps > 0:
@@ -498,11 +497,11 @@ def _plan(settings: GRPOSettings, prompts: Sequence[int]) -> tuple[int, list[int
     if steps < 1:
         raise ConfigError(
             f"{len(prompts)} prompts are fewer than the {per_generation} of one generation; lower "
-            "training.accumulation or batch_size, or name max_steps"
+            "training.accumulation or batch_size, or set max_steps"
         )
     generations = math.ceil(steps / settings.period)
     order = prompt_order(len(prompts), generations * per_generation, settings.seed)
-    return steps, [prompts[place] for place in order]
+    return steps, [prompts[index] for index in order]
 
 
 def grpo_arguments(settings: GRPOSettings, checkpoints: Path, steps: int) -> GRPOConfig:
@@ -513,9 +512,9 @@ def grpo_arguments(settings: GRPOSettings, checkpoints: Path, steps: int) -> GRP
     evaluation: dict[str, Any] = {}
     if settings.evaluate_every:
         evaluation = {"eval_strategy": "steps", "eval_steps": settings.evaluate_every}
-    of_vllm: dict[str, Any] = {}
+    vllm: dict[str, Any] = {}
     if settings.rollouts == "vllm":
-        of_vllm = vllm_arguments(settings.vllm or VllmRollouts())
+        vllm = vllm_arguments(settings.vllm or VllmRollouts())
     return trainer_arguments(
         GRPOConfig,
         settings,
@@ -530,7 +529,7 @@ def grpo_arguments(settings: GRPOSettings, checkpoints: Path, steps: int) -> GRP
         steps_per_generation=settings.accumulation * settings.generation_steps,
         num_iterations=settings.iterations,
         num_generations=settings.group_size,
-        shuffle_dataset=False,  # `prompt_order` has drawn it
+        shuffle_dataset=False,  # `prompt_order` has shuffled it
         max_completion_length=settings.max_new_tokens,
         temperature=settings.temperature,
         top_p=settings.top_p,
@@ -542,26 +541,30 @@ def grpo_arguments(settings: GRPOSettings, checkpoints: Path, steps: int) -> GRP
         scale_rewards=settings.scale,
         entropy_coef=settings.entropy_bonus,
         mask_truncated_completions=settings.mask_unfinished,
-        # It would gather pictures from those processes alone that have some, and wait for ever.
+        # It gathers pictures only from processes that have some, and would wait for ever.
         log_multimodal=False,
         report_to=list(settings.report_to),
         **evaluation,
-        **of_vllm,
+        **vllm,
     )
 
 
-def _beginning(config: Config, last: Path | None) -> Path | str:
-    """Return where the weights to begin with are, those below an adapter if one is trained."""
-    # The trainer reads an adapter from its checkpoint. Whole weights it reads by their names in
-    # memory, which transformers 5 has changed on the way to disk: it would go on with the base's.
+def _start_weights(config: Config, last: Path | None) -> Path | str:
+    """Return where to load the initial weights from, the base's if an adapter is trained."""
+    # The trainer restores an adapter itself. It would look up full weights by their names in memory,
+    # which transformers 5 changes when saving, and silently continue with the base's.
     return last if last is not None and not config.training.trains_adapter else config.base
 
 
 def _load_policy(config: Config, device: torch.device, last: Path | None) -> PreTrainedModel:
-    """Load the weights to begin with."""
+    """Load the initial weights."""
     settings = config.training
     model = load_base(
-        _beginning(config, last), settings.weights, settings.precision, settings.quantize, device
+        _start_weights(config, last),
+        settings.weights,
+        settings.precision,
+        settings.quantize,
+        device,
     )
     if settings.adapter is None:
         return model

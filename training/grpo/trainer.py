@@ -1,21 +1,21 @@
-"""trl's GRPOTrainer with what the paper needs and the library leaves open, in a few overrides.
+"""trl's GRPOTrainer with a few overrides for what the paper needs.
 
 `_calculate_rewards`
-    Calls the one reward function. The library's own would write whole conversations to the log where
-    a reward is missing.
+    Calls our reward function. trl's own method would log whole conversations where a reward is
+    missing.
 `_generate_and_score_completions`
-    Puts our advantages in the place of trl's: the same numbers where a group's standard deviation is
-    above the floor (trl adds 1e-4 to it; see `training.grpo.advantage`).
+    Replaces trl's advantages by ours. They are equal where a group's standard deviation is above the
+    floor (trl adds 1e-4 to it; see `training.grpo.advantage`).
 `_tokenize_prompts`
-    Says "no pictures" as an empty list. trl says None, which image processors refuse where other
-    prompts of the batch have some.
+    Represents "no pictures" by an empty list. trl uses None, which image processors reject where
+    other prompts of the batch have pictures.
 `_generate_single_turn`
-    With `rollouts = "shared"`: reads a prompt once for its group, and with `rollout_weights` has a
-    copy of the weights do so.
+    With `rollouts = "shared"`: reads a prompt once for its group, by the rollout model if there is
+    one (`rollout_weights`).
 `_get_per_token_logps_and_entropies`
-    With `update = "shared"`: the same in the update.
+    With `update = "shared"`: does the same in the update.
 
-The rest is trl's: the loss of Eq. 2, the old policy's probabilities, accumulation, distribution.
+trl does the rest: the loss of Eq. 2, the old policy's log-probabilities, accumulation, distribution.
 """
 
 import threading
@@ -46,13 +46,13 @@ from training.grpo.rollout_model import RolloutModel
 from training.grpo.settings import GRPOSettings
 from training.grpo.shared_update import PromptPictures, completion_logprobs
 
-_OF_PICTURES = frozenset(
+_PICTURE_FIELDS = frozenset(
     {"pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "mm_token_type_ids"}
 )
 
 
 class GroupTrainer(GRPOTrainer):
-    """GRPO on histories."""
+    """GRPO on the histories of CER rows."""
 
     def __init__(
         self,
@@ -60,31 +60,31 @@ class GroupTrainer(GRPOTrainer):
         book: PromptBook,
         reward: GroupReward,
         settings: GRPOSettings,
-        kept: RolloutLog | None = None,
-        writer: RolloutModel | None = None,
+        rollout_log: RolloutLog | None = None,
+        rollout_model: RolloutModel | None = None,
         **options: Any,
     ) -> None:
         """Take what trl does not know.
 
         Args:
-            book: What the numbers in the column `row` stand for.
+            book: The prompts by the numbers in the column `row`.
             reward: The reward function.
             settings: How to train and to sample.
-            kept: Where a sample of what was written goes.
-            writer: What completions are written with; None is the weights that are trained.
+            rollout_log: Receives a sample of the completions.
+            rollout_model: Generates the completions; None generates with the trained weights.
             options: Those of trl's trainer.
         """
         self._book = book
         self._reward = reward
         self._settings = settings
-        self._kept = kept
-        self._writer = writer
+        self._rollout_log = rollout_log
+        self._rollout_model = rollout_model
         self._rows: list[int] = []
         self._rewards: torch.Tensor | None = None
         self._chat: ChatModel | None = None
         super().__init__(reward_funcs=[reward], **options)
         assert self.model is not None
-        self.model.register_forward_pre_hook(_without_empty_pictures, with_kwargs=True)
+        self.model.register_forward_pre_hook(_drop_empty_pictures, with_kwargs=True)
 
     # --- rewards and advantages ------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class GroupTrainer(GRPOTrainer):
         """Return the rewards of all processes, shape (completions, 1), NaN where unknown."""
         rewards = self._reward(
             completions=completions,
-            row=[one["row"] for one in inputs],
+            row=[example["row"] for example in inputs],
             log_metric=self._log_metric,
         )
         known = [[torch.nan if reward is None else reward] for reward in rewards]
@@ -104,7 +104,7 @@ class GroupTrainer(GRPOTrainer):
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self._rows = [int(one["row"]) for one in inputs]
+        self._rows = [int(example["row"]) for example in inputs]
         output = super()._generate_and_score_completions(inputs)
         assert self._rewards is not None
         advantages = batch_advantages(
@@ -113,12 +113,12 @@ class GroupTrainer(GRPOTrainer):
             self._settings.scale,
             self._settings.std_floor,
         )
-        begin = self.accelerator.process_index * len(inputs)
-        own = advantages[begin : begin + len(inputs)]
+        first = self.accelerator.process_index * len(inputs)
+        own = advantages[first : first + len(inputs)]
         output["advantages"] = torch.tensor(own).to(output["advantages"])
-        if self._kept is not None and self._is_training:
-            self._kept.write(
-                self.state.global_step + 1, self._reward.last, own.tolist(), self._book.histories
+        if self._rollout_log is not None and self._is_training:
+            self._rollout_log.write(
+                self.state.global_step + 1, self._reward.last, own.tolist(), self._book.records
             )
         return output
 
@@ -131,7 +131,7 @@ class GroupTrainer(GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: Any) -> Any:
         ids, images, fields = super()._tokenize_prompts(prompts)
-        return ids, images and [of_prompt or [] for of_prompt in images], fields
+        return ids, images and [pictures or [] for pictures in images], fields
 
     def _generate_single_turn(
         self,
@@ -141,34 +141,34 @@ class GroupTrainer(GRPOTrainer):
         num_generations: int,
         has_tool_images: bool = False,
     ) -> Any:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with fail_together():
+            result: Any
             if self._settings.rollouts == "shared":
-                ids: Any = self._written(prompt_ids)
-                found: Any = (ids, None)
+                result = (self._generate_shared(prompt_ids), None)
             else:
                 if self.is_fsdp_enabled:
                     run_equally_often(self.accelerator.unwrap_model(self.model))
-                found = super()._generate_single_turn(
+                result = super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, has_tool_images
                 )
-        self._log_metric("seconds/rollouts", time.perf_counter() - begun)
-        return found
+        self._log_metric("seconds/rollouts", time.perf_counter() - start)
+        return result
 
-    def _written(self, prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Write a completion for each row; rows of one prompt that stand together share its cache."""
+    def _generate_shared(self, prompt_ids: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Generate a completion per row; adjacent rows of one prompt share its cache."""
         runs = _runs(self._rows)
-        # Before the weights are made ready to write, which ends `_is_training`.
-        seeds = [[self._seed(place) for place in range(begin, end)] for begin, end in runs]
-        written: list[list[int]] = []
+        # Draw seeds first: preparing the weights for generation ends `_is_training`.
+        seeds = [[self._seed(index) for index in range(start, end)] for start, end in runs]
+        completions: list[list[int]] = []
         with self._for_generation() as chat:
             prompts = []
-            for begin, _ in runs:
-                encoded = chat.encode(self._book.messages(self._rows[begin]))
-                if encoded.ids != tuple(prompt_ids[begin]):
+            for start, _ in runs:
+                encoded = chat.encode(self._book.messages(self._rows[start]))
+                if encoded.ids != tuple(prompt_ids[start]):
                     raise BackendError(
-                        f"{chat.name}: the prompt that would be sampled from is not the one that "
-                        "would be trained on; use training.rollouts = 'plain'"
+                        f"{chat.name}: the prompt to sample from differs from the one to train on; "
+                        "use training.rollouts = 'plain'"
                     )
                 prompts.append(encoded)
             turns = generate_encoded(
@@ -183,26 +183,27 @@ class GroupTrainer(GRPOTrainer):
                 ),
                 threading.Event(),
             )
-        for of_prompt in turns:
-            written += [list(turn.ids) for turn in of_prompt]
-        return written
+        for group in turns:
+            completions += [list(turn.ids) for turn in group]
+        return completions
 
-    def _seed(self, place: int) -> int:
-        """Return what a completion is drawn from, the same however many processes there are.
+    def _seed(self, index: int) -> int:
+        """Return the seed of a completion, which does not depend on the number of processes.
 
-        In training: the run's seed, the step, and the place among the completions of all
-        processes. Held-out prompts are answered from the same seeds each time.
+        In training it depends on the run's seed, the step, and the index among the completions of
+        all processes; for held-out prompts it is the same at every evaluation.
         """
-        at = self.accelerator.process_index * len(self._rows) + place
+        global_index = self.accelerator.process_index * len(self._rows) + index
         if self._is_training:
-            state = (0, self.args.seed, self.state.global_step, at)
+            state = (0, self.args.seed, self.state.global_step, global_index)
         else:
-            state = (1, self.args.seed, self._rows[place], at % self._settings.group_size)
+            member = global_index % self._settings.group_size
+            state = (1, self.args.seed, self._rows[index], member)
         return int(np.random.SeedSequence(state).generate_state(1, np.uint64)[0])
 
     @contextmanager
     def _for_generation(self) -> Iterator[ChatModel]:
-        """Give the weights of this step as a model that writes, and put back what that changes."""
+        """Provide the current weights as a generating model, then restore what that changed."""
         arguments: Any = self.args
         with (
             unwrap_model_for_generation(
@@ -214,9 +215,9 @@ class GroupTrainer(GRPOTrainer):
             torch.no_grad(),
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
-            if self._writer is not None:
-                self._writer.follow(model)
-                yield self._chat_model(self._writer.model)
+            if self._rollout_model is not None:
+                self._rollout_model.update_from(model)
+                yield self._chat_model(self._rollout_model.model)
                 return
             inner = model.get_base_model() if isinstance(model, PeftModel) else model
             was_training, generation = model.training, inner.generation_config
@@ -224,7 +225,7 @@ class GroupTrainer(GRPOTrainer):
             offsets = [module.rope_deltas for module in modules]
             model.eval()
             try:
-                # As the forward pass of the update: what is sampled from is what is trained.
+                # In the precision of the update, so the sampled policy is the trained one.
                 with self.accelerator.autocast():
                     yield self._chat_model(inner)
             finally:
@@ -234,13 +235,13 @@ class GroupTrainer(GRPOTrainer):
                     module.rope_deltas = offset
 
     def _chat_model(self, model: Any) -> ChatModel:
-        """Return the model around these weights."""
+        """Wrap these weights."""
         if self._chat is None:
             name = str(getattr(model.config, "_name_or_path", "") or "the policy")
-            owner = OwnerThread("unused")  # all of this runs on the trainer's own thread
+            owner = OwnerThread("unused")  # everything runs on the trainer's thread
             self._chat = ChatModel(name, model, self.processing_class, owner)
         self._chat.model = model
-        # The checkpoint's own sampling habits would be merged into ours.
+        # The checkpoint's own sampling defaults would be merged into ours.
         model.generation_config = GenerationConfig()
         return self._chat
 
@@ -276,7 +277,7 @@ class GroupTrainer(GRPOTrainer):
         policy: Any = self.accelerator.unwrap_model(model)
         policy = policy.get_base_model() if isinstance(policy, PeftModel) else policy
         with self.accelerator.autocast():
-            probabilities, entropies = completion_logprobs(
+            logprobs, entropies = completion_logprobs(
                 policy,
                 input_ids,
                 attention_mask,
@@ -284,36 +285,36 @@ class GroupTrainer(GRPOTrainer):
                 pictures,
                 self._settings.temperature,
             )
-        return probabilities, entropies, None  # a mixture of experts would have a third
+        return logprobs, entropies, None  # the third is the auxiliary loss of a mixture of experts
 
 
-def _without_empty_pictures(
-    module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+def _drop_empty_pictures(
+    module: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Leave out pictures where there are none.
+    """Remove picture fields that hold no picture.
 
-    trl cuts a generation into passes. A pass of prompts without a picture gets an empty tensor if
-    another one has some, which image towers cannot read.
+    trl splits a generation into passes. A pass without pictures gets an empty tensor if another pass
+    has some, which image towers cannot read.
     """
     pixels = named.get("pixel_values")
     if pixels is None or pixels.shape[0]:
-        return given, named
-    return given, {name: value for name, value in named.items() if name not in _OF_PICTURES}
+        return arguments, named
+    return arguments, {name: v for name, v in named.items() if name not in _PICTURE_FIELDS}
 
 
 def run_equally_often(model: Any) -> None:
-    """Have a process whose completions have ended go on until those of all processes have.
+    """Make every process generate until all processes are done.
 
-    Weights that are split by FSDP are put together in every forward pass, by all processes: one that
-    stopped early would leave the others waiting. transformers' `generate` knows a model that
-    transformers has split by this mark; accelerate, which splits ours, sets none (1.15).
+    FSDP gathers split weights from all processes in every forward pass, so a process that stopped
+    early would leave the others waiting. transformers' `generate` recognises models that
+    transformers itself split by this mark; accelerate 1.15, which splits ours, does not set it.
     """
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     inner._is_fsdp_managed_module = True
 
 
 def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where rows of one prompt that stand together begin and end.
+    """Return the start and end of each run of adjacent rows of one prompt.
 
     Example:
         >>> _runs([7, 7, 3, 3, 3])

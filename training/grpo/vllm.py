@@ -1,21 +1,21 @@
-"""Rollouts by vLLM: what trl is told, and what is looked for before anything is loaded.
+"""Rollouts by vLLM: trl's arguments, and the checks before anything is loaded.
 
-With `rollouts = "vllm"` trl sends prompts to vLLM and gives it the policy's weights after each step.
+With `rollouts = "vllm"` trl sends prompts to vLLM and copies the policy's weights to it after each step.
 
 `colocate`
-    vLLM runs in the training processes and takes `memory_share` of each GPU.
+    vLLM runs in the training processes and uses `memory_share` of each GPU.
 `server`
-    vLLM runs on GPUs of its own, started beforehand:
+    vLLM runs on its own GPUs. Start it first:
 
     ```text
     VLLM_SERVER_DEV_MODE=1 vllm serve BASE --weight-transfer-config '{"backend": "nccl"}' \
         --logprobs-mode processed_logprobs --max-logprobs -1
     ```
 
-vLLM computes probabilities a little otherwise than the policy's own forward pass. `correction` weighs
-completions by the ratio of both and leaves out those where it is above 3, as trl does by default.
+vLLM's probabilities differ slightly from those of the policy's own forward pass. `correction` weights
+completions by the ratio of both and drops those where it exceeds 3, as trl does by default.
 
-Completions are not drawn from seeds of ours: two runs of one config differ.
+Completions are not sampled from our seeds, so two runs of one config differ.
 """
 
 import importlib.metadata
@@ -29,52 +29,52 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 
 OLDEST, NEWEST = "0.22.0", "0.31.0"
-"""What trl 1.16 supports; the extra `vllm` of pyproject.toml says the same."""
+"""Versions that trl 1.16 supports, as in the extra `vllm` of pyproject.toml."""
 
 SERVE = (
     'VLLM_SERVER_DEV_MODE=1 vllm serve BASE --weight-transfer-config \'{"backend": "nccl"}\' '
     "--logprobs-mode processed_logprobs --max-logprobs -1"
 )
-"""How a server is started whose weights trl can set."""
+"""Command of a server whose weights trl can set."""
 
 
 class VllmRollouts(FrozenModel):
-    """`[training.vllm]`: where vLLM runs and what it may take."""
+    """`[training.vllm]`: where vLLM runs and what it may use."""
 
     mode: Literal["colocate", "server"] = "colocate"
-    """In the training processes, or a server of its own."""
+    """In the training processes, or on a separate server."""
     url: str = Field(default="http://localhost:8000", pattern=r"^https?://[^\s/]+")
-    """Of the server."""
+    """URL of the server."""
     timeout_seconds: float = Field(default=240.0, gt=0)
-    """How long to wait for the server."""
+    """Time to wait for the server."""
     memory_share: float = Field(default=0.3, gt=0, lt=1)
     """Share of each GPU's memory, `colocate` only. Weights and cache must fit in it."""
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that share one copy of the weights, `colocate` only."""
     sleep: bool = False
-    """Free vLLM's memory while the policy is updated, `colocate` only."""
+    """Free vLLM's memory during updates of the policy, `colocate` only."""
     context: int | None = Field(default=None, gt=0)
-    """Tokens of prompt and completion, `colocate` only; None is what the model can read, whose
-    cache may not fit."""
+    """Tokens of prompt and completion, `colocate` only; None is the model's context, whose cache may
+    not fit."""
     correction: bool = True
-    """Weigh completions by how likely the policy finds them and vLLM found them."""
+    """Weight completions by the ratio of the policy's and vLLM's probabilities."""
 
 
 def vllm_arguments(settings: VllmRollouts) -> dict[str, Any]:
     """Return trl's arguments."""
-    found: dict[str, Any] = {
+    common: dict[str, Any] = {
         "use_vllm": True,
         "vllm_mode": settings.mode,
         "vllm_importance_sampling_correction": settings.correction,
     }
     if settings.mode == "server":
         return {
-            **found,
+            **common,
             "vllm_server_base_url": settings.url,
             "vllm_server_timeout": settings.timeout_seconds,
         }
     return {
-        **found,
+        **common,
         "vllm_gpu_memory_utilization": settings.memory_share,
         "vllm_tensor_parallel_size": settings.tensor_parallel,
         "vllm_enable_sleep_mode": settings.sleep,
@@ -83,21 +83,21 @@ def vllm_arguments(settings: VllmRollouts) -> dict[str, Any]:
 
 
 def check_vllm(settings: VllmRollouts, processes: int, needed: int, quantize: str | None) -> None:
-    """See that vLLM can be used.
+    """Check that vLLM can be used.
 
     Args:
         settings: Where and how.
-        processes: How many train together.
-        needed: Tokens that a prompt and its completion may have; 0 where that is not known.
-        quantize: How the policy's weights are held.
+        processes: Number of training processes.
+        needed: Most tokens of a prompt and its completion; 0 if unknown.
+        quantize: Quantisation of the policy's weights.
 
     Raises:
         ConfigError: It cannot; the message says what to do.
     """
     if quantize is not None:
         raise ConfigError(
-            "training.rollouts = 'vllm' gives vLLM the policy's weights, and it cannot take those of "
-            f"quantize = {quantize!r}; use 'shared', or leave quantize out"
+            "training.rollouts = 'vllm' copies the policy's weights to vLLM, which cannot take those of "
+            f"quantize = {quantize!r}; use 'shared', or remove quantize"
         )
     if settings.mode == "colocate":
         if processes % settings.tensor_parallel:
@@ -113,33 +113,32 @@ def check_vllm(settings: VllmRollouts, processes: int, needed: int, quantize: st
     _check_version()
     if not torch.cuda.is_available():
         raise ConfigError(
-            "training.rollouts = 'vllm' needs a CUDA device: weights are handed over from GPU to GPU"
+            "training.rollouts = 'vllm' needs a CUDA device: weights are copied from GPU to GPU"
         )
 
 
 def _check_version() -> None:
-    """See that vLLM is installed in a version that trl knows."""
-    wanted = "`pip install 'compeer[vllm]'` brings one that fits"
+    """Check that an installed vLLM has a version that trl supports."""
+    advice = "run `pip install 'compeer[vllm]'`"
     try:
-        found = importlib.metadata.version("vllm")
+        version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            f"training.rollouts = 'vllm': vLLM is not installed; {wanted}, or use 'shared'"
+            f"training.rollouts = 'vllm': vLLM is not installed; {advice}, or use 'shared'"
         ) from None
-    fits = _numbers(OLDEST) <= _numbers(found) <= _numbers(NEWEST)
-    if not fits:
+    if not _numbers(OLDEST) <= _numbers(version) <= _numbers(NEWEST):
         raise ConfigError(
-            f"training.rollouts = 'vllm': trl supports vLLM {OLDEST} to {NEWEST}, and {found} is "
-            f"installed; {wanted}"
+            f"training.rollouts = 'vllm': trl supports vLLM {OLDEST} to {NEWEST}, and {version} is "
+            f"installed; {advice}"
         )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what marks it as a build or a candidate.
+    """Return the release numbers of a version, without build or candidate suffixes.
 
     Example:
         >>> _numbers("0.25.1rc2+cu129")
         (0, 25, 1)
     """
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()

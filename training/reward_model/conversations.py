@@ -30,12 +30,12 @@ Answered = tuple[str, str]
 
 
 class Kind(StrEnum):
-    """What a reward model judges."""
+    """Which reward model."""
 
     UNIFIED = "unified"
     """UnifiReward: steps and reply, in one conversation."""
     PROCESS = "process"
-    """PRM: each step by itself."""
+    """PRM: each step on its own."""
     OUTCOME = "outcome"
     """ORM: the reply alone."""
 
@@ -46,13 +46,13 @@ def conversations(
     pictures: Sequence[Sequence[Image]] | None = None,
     language: str = "en",
 ) -> Iterator[tuple[Message, ...]]:
-    """Yield the conversations that a row teaches; none where it says nothing of this kind.
+    """Yield the training conversations of a row; none if it has no verdict of this kind.
 
     Args:
         record: A row. If both of its turns were judged step by step, each makes a conversation.
         kind: The reward model that is trained.
         pictures: The opened pictures of each utterance of the history.
-        language: Of the questions, whatever that of the row: a judge asks in one language.
+        language: Of the questions, whatever that of the row: a judge is prompted in one language.
     """
     opening = judge_messages(record.case.dialogue(pictures), language)
     reply = _about_the_reply(record, language)
@@ -67,7 +67,7 @@ def conversations(
                     yield _conversation(opening, [answered])
         case Kind.UNIFIED:
             for about in steps:
-                # A judge is asked about the reply after all steps or none.
+                # The judge judges a reply after all steps or none.
                 ending = [reply] if reply and len(about) == len(STEPS) else []
                 yield _conversation(opening, [*about, *ending])
             if reply and not steps:
@@ -75,7 +75,7 @@ def conversations(
 
 
 def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
-    """Return the step questions of a turn with their verdicts, up to the first one nobody gave."""
+    """Return the step questions of a turn with their verdicts, up to the first missing verdict."""
     if candidate.steps is None or candidate.turn is None:
         return []
     reading = read(candidate.turn)
@@ -99,7 +99,7 @@ def _about_the_reply(record: CerRecord, language: str) -> Answered | None:
 def _conversation(opening: Sequence[Message], asked: Sequence[Answered]) -> tuple[Message, ...]:
     messages = list(opening)
     for number, (question, answer) in enumerate(asked):
-        if number == 0:  # the first question ends the message that holds the history
+        if number == 0:  # the first question joins the message with the history
             last = messages.pop()
             messages.append(Message("user", (*last.content, question)))
         else:

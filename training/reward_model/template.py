@@ -1,8 +1,8 @@
-"""The chat template that a reward model is trained with: its base's own, with marks.
+"""The chat template for training a reward model: its base's own, with generation marks.
 
-Between `{% generation %}` and `{% endgeneration %}` stands what the loss is on, a verdict and the
-end of its turn. Everything in front of a verdict must be what the judge reads in use, where the
-base's own template writes it; so a template is tried on a conversation before it is trained with.
+`{% generation %}` and `{% endgeneration %}` enclose the tokens of the loss: a verdict and the end of its
+turn. The text before a verdict must equal what the judge reads in use, where the base's own template
+formats it. So a template is tested on a conversation before training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from compeer_core.images import Image
 from training.finetune.sft_trainer import message_rows
 
 CHATML = Path(__file__).with_name("chatml_training.jinja")
-"""ChatML with Qwen's image tokens: COMPEER-nano's template, and Qwen2.5-VL's wherever a conversation
-begins with a system message. trl's own for Qwen2.5-VL also has the loss on the line break behind a
-turn, which nobody generates."""
+"""ChatML with Qwen's image tokens: the template of COMPEER-nano, and of Qwen2.5-VL for conversations
+that begin with a system message. trl's own for Qwen2.5-VL also puts the loss on the line break after
+a turn, which no model generates."""
 
 PICTURE = Image(b"", 28, 28)
-"""Stands for any picture: a template sees only that there is one."""
+"""Placeholder: a template sees only that there is a picture."""
 
 TRIED = (
     Message("system", ("What to judge.",)),
@@ -34,19 +34,19 @@ TRIED = (
     Message("user", ("And this?",)),
     Message("assistant", ("False",)),
 )
-"""A conversation of the kind that judges are trained on."""
+"""A conversation like those that train judges."""
 
 
 def training_template(base: Path | str, processor: Any, given: Path | None = None) -> str:
-    """Return a template with marks that fits a base.
+    """Return a template with generation marks that fits a base.
 
     Args:
-        base: What errors call it.
+        base: Its name in errors.
         processor: Its processor, which has a chat template.
-        given: A file that must fit; None looks among the base's own, ours and trl's.
+        given: A file that must fit; None tries the base's own, ours and trl's.
 
     Raises:
-        ConfigError: The file cannot be read or does not fit, or none is known that does.
+        ConfigError: The file cannot be read or does not fit, or no known template fits.
     """
     if given is not None:
         try:
@@ -62,18 +62,18 @@ def training_template(base: Path | str, processor: Any, given: Path | None = Non
         if not misfit(base, processor, template):
             return template
     raise ConfigError(
-        f"{base}: its chat template has no {{% generation %}} marks, and none that is known writes "
-        "what it writes; copy it, put the marks around what an assistant says, and name the copy "
-        "in training_template"
+        f"{base}: its chat template has no {{% generation %}} marks, and no known template has the same "
+        "output; copy it, enclose the assistant's text in the marks, and name the copy in "
+        "training_template"
     )
 
 
 def misfit(
     base: Path | str, processor: Any, template: str, messages: Sequence[Message] = TRIED
 ) -> str:
-    """Return what keeps a template from being trained with, or nothing."""
+    """Return why a template is unfit for training, or an empty text."""
     if not has_generation_markers(template):
-        return "has no {% generation %} marks around what an assistant says"
+        return "has no {% generation %} marks around the assistant's text"
     own = ChatTemplate(str(base), processor)
     rows, _ = message_rows(messages)
     try:
@@ -86,7 +86,7 @@ def misfit(
         answers = [number for number, m in enumerate(messages) if m.role == "assistant"]
         read_in_use = [own.render(messages[:number], reply=True) for number in answers]
     except (TemplateError, BackendError, KeyError, TypeError, ValueError) as error:
-        return f"or the template of {base} cannot write a judge's conversation: {error}"
+        return f"or the template of {base} cannot format a judge's conversation: {error}"
     (text,), (spans,) = rendered
     marked = [(text[:start], text[start:end]) for start, end in spans]
     if len(marked) != len(answers):
@@ -109,7 +109,7 @@ def _known(processor: Any) -> Iterator[str]:
     try:
         of_trl = get_training_chat_template(processor)
     except (ValueError, TemplateError):
-        return  # trl knows no template like this one
+        return  # trl has no template like this one
     if of_trl is not None:
         yield of_trl
 

@@ -1,18 +1,16 @@
 """Reward models as multi-turn SFT on their verdicts (COMPEER, Eq. 4).
 
-Run as `python -m training reward <config.toml>`. The loss is on the verdict words alone. `kind` says
-which of the paper's three is trained: UnifiReward, or the PRM and the ORM that it is compared with.
+Run `python -m training reward <config.toml>`. The loss is on the verdict words alone. `kind` selects one
+of the paper's three models: UnifiReward, or the PRM and the ORM that it is compared with.
 
-Before step 0 the base is looked at: each verdict must be one token for its tokenizer, and the
-training template must write what the judge reads in use.
+The base is checked before step 0: each verdict must be one token for its tokenizer, and the training
+template must produce what the judge reads in use.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from compeer_core.backends.transformers_.chat_template import ChatTemplate
 from compeer_core.backends.transformers_.tokens import LabelTokens
@@ -22,7 +20,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 from training.common.run_directory import RunDirectory
 from training.data.pictures import Pictures
-from training.data.samples import read_records
+from training.data.samples import drawn, read_records
 from training.finetune.sft_trainer import FineTuning, Row, fine_tune, message_rows
 from training.finetune.trl_common import open_processor
 from training.reward_model.conversations import Kind, conversations
@@ -35,19 +33,19 @@ WORDS = {
     Kind.PROCESS: VERDICTS,
     Kind.OUTCOME: PREFERENCES,
 }
-"""What each kind of reward model answers with."""
+"""The verdicts of each kind of reward model."""
 
 
 class Config(FrozenModel):
     """`[reward]`: which rows, which base, how long."""
 
     records: tuple[Path, ...]
-    """Files of CER rows, as the cer stage writes them: `train.jsonl`, and for the paper's -D, -R and
-    -P one of `variants/`. Only rows of the train split are used."""
+    """Files of CER rows: `train.jsonl` of the cer stage, and for the paper's -D, -R and -P one of
+    `variants/`. Only rows of the train split are used."""
     kind: Kind = Kind.UNIFIED
     """`unified` (UnifiReward), `process` (PRM) or `outcome` (ORM)."""
     base: Path | str
-    """Checkpoint, or name on the hub, that is trained or that the adapter is trained on."""
+    """Checkpoint, or name on the Hub, to train or to train the adapter on."""
     output: Path
     """Run directory: `adapter`, or `model` without LoRA."""
     data_dir: Path | None = None
@@ -55,24 +53,24 @@ class Config(FrozenModel):
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     row_limit: int | None = None
-    """At most so many conversations, drawn by the seed; None takes all."""
+    """Number of conversations to use, drawn by the seed; None uses all."""
     longest: int | None = None
-    """Conversations of more characters are left out and counted; None leaves none out. Cutting one
-    could cut a picture in two."""
+    """Skip and count conversations of more characters; None skips none. Truncation could cut a picture
+    in two."""
     training_template: Path | None = None
-    """The chat template of `base` with `{% generation %}` around what an assistant says; None looks
-    for one that fits, and finds one for COMPEER-nano and Qwen2.5-VL."""
+    """The chat template of `base` with `{% generation %}` around the assistant's text; None tries known
+    templates, which fit COMPEER-nano and Qwen2.5-VL."""
     training: FineTuning = FineTuning()
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Lay out the conversations and train; a dry run looks at the base and counts them."""
+    """Format the conversations and train; a dry run checks the base and counts them."""
     template = template_for(config)
     if dry_run:
         _report(training_rows(config))
         return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
-    rows = _limited(list(training_rows(config)), config)
+    rows = drawn(list(training_rows(config)), config.row_limit, config.training.seed)
     if not rows:
         raise ConfigError(
             f"{', '.join(map(str, config.records))}: no row of the train split teaches a reward "
@@ -90,7 +88,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def template_for(config: Config) -> str:
-    """Return the template to train with, once the base is known to be fit for it.
+    """Return the training template, after checking the base.
 
     Raises:
         CheckpointError: The base cannot be loaded, or has no chat template.
@@ -106,10 +104,10 @@ def training_rows(config: Config) -> Iterator[Row]:
     """Yield the conversations of all files, in order.
 
     Raises:
-        ConfigError: A file is missing, a line is no row of CER, or a picture cannot be opened.
+        ConfigError: A file is missing, a line is not a CER row, or a picture cannot be opened.
     """
     pictures = Pictures(config.data_dir, config.faces)
-    left_out = 0
+    too_long = 0
     for path in config.records:
         for record in read_records(path, CerRecord):
             if record.case.split != "train":
@@ -119,18 +117,11 @@ def training_rows(config: Config) -> Iterator[Row]:
                 blocks, images = message_rows(messages)
                 length = sum(len(block["text"] or "") for m in blocks for block in m["content"])
                 if config.longest is not None and length > config.longest:
-                    left_out += 1
+                    too_long += 1
                     continue
                 yield {"messages": blocks, "images": images, "length": length}
-    if left_out:
-        _log.info("%d conversations are longer than %s characters", left_out, config.longest)
-
-
-def _limited(rows: list[Row], config: Config) -> list[Row]:
-    if config.row_limit is None or len(rows) <= config.row_limit:
-        return rows
-    drawn = np.random.default_rng(config.training.seed).permutation(len(rows))[: config.row_limit]
-    return [rows[number] for number in sorted(drawn.tolist())]
+    if too_long:
+        _log.info("skipped %d conversations of more than %s characters", too_long, config.longest)
 
 
 def _report(rows: Iterable[Row]) -> None:
@@ -143,5 +134,5 @@ def _report(rows: Iterable[Row]) -> None:
             for message in row["messages"]
             if message["role"] == "assistant"
         )
-    told = ", ".join(f"{word} {number}" for word, number in sorted(words.items()))
-    _log.info("%d conversations; verdicts: %s", count, told or "none")
+    counts = ", ".join(f"{word} {number}" for word, number in sorted(words.items()))
+    _log.info("%d conversations; verdicts: %s", count, counts or "none")

@@ -114,7 +114,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     device = join_processes(config.device)
     torch.manual_seed(config.seed)  # all processes begin with the same adapter
     model = _load(config.base, config.compute or fastest_precision())
-    reader = SampleReader(config.base, model, {})
+    reader = SampleReader(config.base, model)
     adapted = _adapted(model, config)
     directory = open_run(config.output, config, resume)
     torch.nn.Module.to(model, device)
@@ -236,7 +236,7 @@ class RowBuilder:
         """
         groups: list[list[TokenisedSample]] = []
         for turn in turns:
-            dialogue = turn.case.dialogue(self._pictures.shown(turn.case.history))
+            dialogue = self._pictures.dialogue(turn.case)
             sample = self._reader.read_turn(dialogue, turn.completion)
             if groups and _show_the_same(groups[-1][0], sample):
                 groups[-1].append(sample)

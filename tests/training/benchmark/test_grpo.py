@@ -223,9 +223,9 @@ def test_synthetic_dialogues_start_and_end_with_the_seeker(models, tmp_path):
     path = grpo.write_synthetic_prompts(tmp_path / "p.jsonl", 20, config)
 
     histories, left_out = read_histories([path], "train")
-    assert {len(history.utterances) for history in histories} == {1, 5}
-    assert all(history.utterances[-1].speaker == "seeker" for history in histories)
-    assert all(history.reference for history in histories)
+    assert {len(row.case.history) for row in histories} == {1, 5}
+    assert all(row.case.history[-1].speaker == "seeker" for row in histories)
+    assert all(row.case.original for row in histories)
     assert len(histories) == 40 and not left_out
 
 

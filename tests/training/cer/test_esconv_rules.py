@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 
-from compeer_core.cer import CerRecord
+from compeer_core.cer import SPLITS, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
@@ -13,6 +14,7 @@ from tests.training.corpora_fixture import esconv_row, write_esconv
 from training.cer import esconv_rules
 from training.cer.corpora.reading import opening_key
 from training.cer.esconv_rules import Config, rule_rows
+from training.data.faces import read_faces
 from training.data.samples import read_records
 from training.sft.cer import turns_to_learn
 
@@ -34,12 +36,11 @@ def test_a_turn_becomes_a_row_by_hand(tmp_path):
     first, second = rule_rows(Config(esconv=tmp_path, output=tmp_path), "train")
 
     # the opening "Welcome!" answers nobody
-    assert (first.id, second.id) == ("esconv/train/0#0", "esconv/train/0#1")
+    assert (first.id, second.id) == ("esconv/lines/train/1#0", "esconv/lines/train/1#1")
     case = second.case
-    assert (case.dialogue_id, case.round, case.rounds) == ("esconv/train/0", 1, 2)
-    assert case.source_id == opening_key(
-        ["Welcome!", LOST, "When was that?", "On Monday.", "So it is new."]
-    )
+    assert (case.dialogue_id, case.round, case.rounds) == ("esconv/lines/train/1", 1, 2)
+    key = opening_key(["Welcome!", LOST, "When was that?", "On Monday.", "So it is new."])
+    assert case.source_id == f"esconv/{key}"  # as in the rows of `cer`
     assert (case.corpus, case.language, case.licence) == ("esconv", "en", "CC BY-NC 4.0")
     assert [said.text for said in first.case.history] == ["Welcome!", LOST]
     assert [said.speaker for said in case.history[-2:]] == [Speaker.SUPPORTER, Speaker.SEEKER]
@@ -85,6 +86,64 @@ def test_the_stage_writes_the_rows_of_all_splits_unless_it_is_a_dry_run(
     assert Counter(row.case.split for row in rows) == {"train": 60, "valid": 40, "test": 40}
     assert len({row.id for row in rows}) == 140
     assert all(not said.images for row in rows for said in row.case.history)
+
+
+def test_photos_of_one_split_are_never_shown_in_another(small_corpora, tmp_path):
+    faces = small_corpora / "faces"
+    config = Config(esconv=small_corpora / "esconv", output=tmp_path, faces=faces, face_share=0.8)
+    split_of = {f"faces/{face.file}": face.split for face in read_faces(faces)}
+    class_of = {f"faces/{face.file}": face.face_class for face in read_faces(faces)}
+
+    for split in SPLITS:
+        shown = {
+            name
+            for row in rule_rows(config, split)
+            for utterance in row.case.history
+            for name in utterance.images
+        }
+        assert {split_of[name] for name in shown} == {"train" if split == "train" else "valid"}
+        assert len({class_of[name] for name in shown}) > 2
+
+
+def test_each_draw_has_other_words_and_photos_for_the_same_turns(small_corpora, tmp_path):
+    config = Config(
+        esconv=small_corpora / "esconv", output=tmp_path, faces=small_corpora / "faces", draws=2
+    )
+
+    rows = list(rule_rows(config, "train"))
+
+    first, second = rows[:60], rows[60:]
+    assert len(second) == 60 and len(list(rule_rows(config, "valid"))) == 40
+    for one, other in zip(first, second, strict=True):
+        assert other.case.dialogue_id == f"{one.case.dialogue_id}~2"
+        assert (one.case.source_id, one.case.original) == (
+            other.case.source_id,
+            other.case.original,
+        )
+    assert sum(a.first.turn != b.first.turn for a, b in zip(first, second, strict=True)) > 30
+    assert [row.case.history for row in first] != [row.case.history for row in second]
+
+
+@pytest.mark.parametrize("changes", [{"emotion_type": "bliss"}, {"dialog": None}])
+def test_lines_of_another_layout_are_skipped_and_a_file_of_nothing_else_is_an_error(
+    tmp_path, caplog, changes
+):
+    caplog.set_level("INFO")
+    dialog = [("usr", LOST), ("sys", "When?", "Question")]
+    good, bad = esconv_row(dialog), esconv_row(dialog) | changes
+    config = Config(esconv=tmp_path, output=tmp_path)
+
+    write_esconv(tmp_path / "train.txt.gz", [good, bad])
+    assert len(list(rule_rows(config, "train"))) == 1
+    assert "1 x another layout" in caplog.text
+    write_esconv(tmp_path / "train.txt.gz", [bad])
+    with pytest.raises(ConfigError, match=r"train\.txt\.gz: no dialogue in ESConv's layout"):
+        list(rule_rows(config, "train"))
+
+
+def test_readings_need_faces(tmp_path):
+    with pytest.raises(ValidationError, match="name the folder of faces too"):
+        Config(esconv=tmp_path, output=tmp_path, readings=tmp_path / "readings.json")
 
 
 @pytest.mark.corpora

@@ -12,7 +12,7 @@ from tests.training.runs import run_in_processes
 from training.common import processes
 from training.common.run_directory import RunDirectory
 from training.data.samples import write_records
-from training.sft.train import Config as SftConfig
+from training.sft.cer import Config as SftConfig
 
 
 def train(
@@ -66,7 +66,7 @@ def test_two_processes_give_the_result_of_one(
 
 
 def test_only_rank_0_writes_the_run_directory(tmp_path, monkeypatch):
-    config = SftConfig(esconv=tmp_path, faces=tmp_path, base=tmp_path, output=tmp_path)
+    config = SftConfig(records=[tmp_path], base=tmp_path, output=tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
 

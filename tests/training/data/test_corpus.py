@@ -16,7 +16,7 @@ from tests.training.corpora_fixture import (
     write_counselchat,
     write_esconv,
 )
-from training.corpus import (
+from training.data.corpus import (
     Source,
     SourceKind,
     chat_document,

@@ -11,7 +11,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.images import read_image
 from compeer_core.taxonomy import Emotion
 from tests.training.corpora_fixture import write_faces
-from training.faces import FACE_CLASSES, face_class_of, read_faces
+from training.data.faces import FACE_CLASSES, face_class_of, read_faces
 
 
 @pytest.fixture

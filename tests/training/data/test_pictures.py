@@ -1,6 +1,7 @@
 """Pictures are found by name, never outside their folder, and read only when wanted."""
 
 import io
+import json
 import os
 import threading
 
@@ -13,8 +14,9 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
 from tests.training.corpora_fixture import write_faces
-from training import pictures as module
-from training.pictures import Pictures
+from training.data import pictures as module
+from training.data.faces import read_faces
+from training.data.pictures import Pictures, read_photos
 
 
 def png(width=3, height=2):
@@ -118,9 +120,9 @@ def test_a_huge_file_is_not_read(data_dir, monkeypatch):
 
 
 def test_a_folder_that_is_not_named_is_asked_for():
-    with pytest.raises(ConfigError, match="no folder of corpora is named"):
+    with pytest.raises(ConfigError, match="name the folder of corpora"):
         Pictures().open("scenes/one.png")
-    with pytest.raises(ConfigError, match="no folder of packed faces is named"):
+    with pytest.raises(ConfigError, match="name the folder of packed faces"):
         Pictures(skip_unreadable=True).shown([said("faces/a.jpg")])
 
 
@@ -197,3 +199,14 @@ def test_threads_may_share_one(data_dir):
     for thread in threads:
         thread.join()
     assert sorted(widths) == sorted(40 + n for n in range(20) for _ in range(8))
+
+
+def test_photos_that_a_tower_misclassifies_are_not_drawn(faces, tmp_path):
+    photos = read_photos(faces)
+    assert sum(map(len, photos.values())) == len(read_faces(faces))
+
+    readings = {face.file: "happy" for face in read_faces(faces)}
+    (tmp_path / "readings.json").write_text(json.dumps(readings), encoding="utf-8")
+
+    happy = {key: names for key, names in photos.items() if key[1] == "happy"}
+    assert read_photos(faces, tmp_path / "readings.json") == happy

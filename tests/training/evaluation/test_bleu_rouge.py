@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.bleu_rouge import overlap, rouge_l
 from compeer_core.stats import weighted_mean
+from training.evaluation.bleu_rouge import overlap, rouge_l
 
 
 def test_bleu_of_two_replies_by_hand():

@@ -14,6 +14,7 @@ from compeer_core.registry import ModelEntry, Registry
 from compeer_core.taxonomy import Preference, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge
 from tests.training.cer.endpoint import Endpoint, asked
+from training.cer import esconv_rules
 from training.cer.steps.generation import GeneratedTurn
 from training.common import results
 from training.data.samples import read_records, write_records
@@ -231,7 +232,9 @@ def test_second_judge_is_compared_with_the_first(config):
     assert difference.value == pytest.approx(-200 / 12)
     assert difference.low <= difference.value <= difference.high
     # In six turns a step is wrong and the reply better.
-    assert found["steps and reply verdict disagree", "two", "contradictions"].value == pytest.approx(50)
+    assert found[
+        "steps and reply verdict disagree", "two", "contradictions"
+    ].value == pytest.approx(50)
 
 
 def test_stored_verdicts_are_reused(config, calls):
@@ -304,8 +307,10 @@ def test_rejects_invalid_settings_before_loading_models(config, tmp_path):
 
 
 @pytest.mark.corpora
-def test_signs_are_detected_in_replies_with_that_strategy(corpora):
-    found = measure_signs(corpora / "esconv" / "train.txt.gz")
+def test_signs_are_detected_in_replies_with_that_strategy(corpora, tmp_path):
+    esconv_rules.run(esconv_rules.Config(esconv=corpora / "esconv", output=tmp_path))
+
+    found = measure_signs(tmp_path / "rows.jsonl")
 
     for strategy in Strategy:
         margin = found[strategy].found.value - found[strategy].false_alarms.value

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from compeer_core.cer import CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import ModelPool
 from compeer_core.reasoning import parse, read
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import write_faces
 from tests.training.evaluation.test_face_swap import sample
+from tests.training.grpo.world import record
 from training.common import results
-from training.data.samples import Sample, write_records
+from training.data.samples import write_records
 from training.evaluation import esconv
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
@@ -23,7 +25,7 @@ from training.evaluation.esconv_measures import (
     published,
     reply_metrics,
 )
-from training.evaluation.face_swap import Condition
+from training.evaluation.face_swap import Condition, with_face
 from training.evaluation.policy_answers import Answerer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,11 +42,14 @@ def turn(**parts: str) -> str:
     return TURN.format(**defaults | {"strategy": "Question", "reply": "Why is that so?"} | parts)
 
 
+def numbered(row: CerRecord, dialogue_id: str) -> CerRecord:
+    case = row.case.model_copy(update={"dialogue_id": dialogue_id})
+    return row.model_copy(update={"id": f"{dialogue_id}#2", "case": case})
+
+
 def answer(number: int, written: str, **gold: str) -> Answer:
     completion = turn(**gold)
-    row = sample("Anxiety", "Negative").model_copy(
-        update={"id": f"{number}#2", "dialogue_id": f"d{number}", "completion": completion}
-    )
+    row = numbered(sample("Anxiety", "Negative"), f"d{number}")
     true = parse(completion)
     return Answer(row, read(written), true.reasoning, true.reply)
 
@@ -158,25 +163,17 @@ def test_published_results_have_no_interval_and_no_count():
 def config(tmp_path: Path) -> Config:
     faces = write_faces(tmp_path / "faces", train=1, valid=2, muxspace=1)
     rows = [
-        sample("Anxiety", "Negative").model_copy(
-            update={"id": f"esconv/test/{n}#2", "dialogue_id": f"esconv/test/{n}"}
-        )
+        numbered(with_face(sample("Anxiety", "Negative"), None), f"esconv/test/{n}")
         for n in range(3)
     ]
-    plain = [
-        Sample.model_validate(
-            row.model_dump()
-            | {"history": [turn.model_dump() | {"face": None} for turn in row.history]}
-        )
-        for row in rows
-    ]
-    write_records(tmp_path / "samples.test.jsonl", plain)
+    other_split = record(9, "valid").model_copy(update={"first": rows[0].first})
+    write_records(tmp_path / "rows.jsonl", [*rows, other_split])
     (tmp_path / "metrics.jsonl").write_text('{"validation_loss": 3.2}\n', encoding="utf-8")
     (tmp_path / "vision.json").write_text(
         json.dumps({"validation_photos": 10, "validation_accuracy": 0.4}), encoding="utf-8"
     )
     return Config(
-        samples=tmp_path / "samples.test.jsonl",
+        samples=tmp_path / "rows.jsonl",
         faces=faces,
         policy={"name": "tiny", "source": str(build_qwen(tmp_path / "policy"))},
         sampling={"max_new_tokens": 6},

@@ -2,37 +2,42 @@
 
 import pytest
 
+from compeer_core.cer import Candidate, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
-from training.data.samples import Sample, SampleUtterance
+from tests.training.grpo.world import record
+from training.data.pictures import FACES as PREFIX
 from training.evaluation.face_swap import Condition, with_face, with_swapped_faces
 
 FACES = {"happy": ["h1.jpg", "h2.jpg"], "sad": ["s1.jpg", "s2.jpg"], "fear": ["f1.jpg"]}
 CLASS_OF = dict.fromkeys(Emotion, "sad") | {Emotion.ANXIETY: "fear", Emotion.JOY: "happy"}
 
 
-def sample(emotion: str, sentiment: str) -> Sample:
-    return Sample(
-        id="esconv/test/0#2",
-        dialogue_id="esconv/test/0",
-        problem="job crisis",
-        strategy="Question",
-        history=(
-            SampleUtterance(speaker=Speaker.SEEKER, text="Hi.", face="old.jpg"),
-            SampleUtterance(speaker=Speaker.SUPPORTER, text="Hello."),
-            SampleUtterance(speaker=Speaker.SEEKER, text="I feel low.", face="older.jpg"),
-        ),
-        completion=(
-            "<history>A talk.\nStage: Exploration</history>\n"
-            f"<emotion>A word.\nSentiment: {sentiment}\nEmotion: {emotion}\nIntensity: 3</emotion>\n"
-            "<strategy>Ask.\nStrategy: Question</strategy>\n<reply>Why?</reply>"
-        ),
+def sample(emotion: str, sentiment: str) -> CerRecord:
+    turn = (
+        "<history>A talk.\nStage: Exploration</history>\n"
+        f"<emotion>A word.\nSentiment: {sentiment}\nEmotion: {emotion}\nIntensity: 3</emotion>\n"
+        "<strategy>Ask.\nStrategy: Question</strategy>\n<reply>Why?</reply>"
     )
+    history = (
+        CaseUtterance(speaker=Speaker.SEEKER, text="Hi.", images=("faces/old.jpg",)),
+        CaseUtterance(speaker=Speaker.SUPPORTER, text="Hello."),
+        CaseUtterance(speaker=Speaker.SEEKER, text="I feel low.", images=("faces/older.jpg",)),
+    )
+    answer = Candidate(author="corpus", reply="Why?", turn=turn)
+    return record(0, "test", history=history).model_copy(update={"first": answer})
 
 
-def faces_of(rows: list[Sample]) -> list[list[str | None]]:
-    return [[turn.face for turn in row.history] for row in rows]
+def faces_of(rows: list[CerRecord]) -> list[list[str | None]]:
+    """The names of the photos, without their prefix."""
+    return [
+        [
+            next((name.removeprefix(PREFIX) for name in turn.images), None)
+            for turn in row.case.history
+        ]
+        for row in rows
+    ]
 
 
 def test_each_condition_has_its_photo_at_the_last_message_only():
@@ -46,7 +51,7 @@ def test_each_condition_has_its_photo_at_the_last_message_only():
     assert faces_of(swapped[Condition.CONTRADICTS])[0][2] in FACES["happy"]
     assert faces_of(swapped[Condition.CONTRADICTS])[1][2] in FACES["sad"]
     for swapped_rows in swapped.values():
-        assert [row.completion for row in swapped_rows] == [row.completion for row in rows]
+        assert [row.first for row in swapped_rows] == [row.first for row in rows]
     assert with_swapped_faces(rows, FACES, CLASS_OF, seed=0) == swapped
 
 
@@ -58,6 +63,6 @@ def test_reports_a_class_without_photos():
 def test_text_is_unchanged():
     row = sample("Joy", "Positive")
 
-    assert [turn.text for turn in with_face(row, "x.jpg").history] == [
-        turn.text for turn in row.history
+    assert [turn.text for turn in with_face(row, "x.jpg").case.history] == [
+        turn.text for turn in row.case.history
     ]

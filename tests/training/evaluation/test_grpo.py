@@ -13,7 +13,6 @@ from compeer_core.reasoning import read
 from tests.checkpoints import build_adapter, build_qwen
 from tests.training.grpo.world import WordEncoder, judge, record, turn, write_rows
 from training.common import results
-from training.data.histories import History
 from training.data.pictures import Pictures
 from training.evaluation import grpo
 from training.evaluation.grpo import (
@@ -32,10 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
-HISTORIES = [
-    History(f"r{n}", f"s{n // 2}", record(n).case.history, "a b d", "en", ("Question",), "Sadness")
-    for n in range(4)
-]
+HISTORIES = [record(n, source_id=f"s{n // 2}", original="a b d") for n in range(4)]
 
 
 def answer(history: int, reward: float, reply: str = "a b c", seed: int = 0) -> Answer:
@@ -177,7 +173,7 @@ def test_stage_writes_turns_table_and_plot(config, tmp_path, monkeypatch):
 
 
 def test_reply_nll_is_the_likelihood_under_the_first_policy(config):
-    histories = [History("r0", "s0", record(0).case.history, "good", "en")]
+    histories = [record(0)]
     text = turn("a good day")
     complete = Answer(0, 0, read(text), 1.0, 1.0, 1.0, None, None)
     malformed = replace(complete, reading=read("nothing"))
@@ -187,7 +183,7 @@ def test_reply_nll_is_the_likelihood_under_the_first_policy(config):
     )["urp"]
 
     model = LikelihoodModel(config.policies[0].source)
-    messages = policy_messages(histories[0].dialogue(Pictures(None, None)), "trained")
+    messages = policy_messages(histories[0].case.dialogue(), "trained")
     expected = model.score(messages, text)
     assert first.reply_nll == expected.reply_loss / expected.reply_tokens
     assert first.reply_nll > 1  # the model is untrained

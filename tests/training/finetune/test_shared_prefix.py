@@ -12,18 +12,17 @@ from torch.nn import functional
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.backends.transformers_.model import ChatModel
+from compeer_core.dialogue import Dialogue
 from compeer_core.model_pool import ModelPool
 from compeer_core.prompts import policy_messages
-from training.data.esconv import read_esconv
-from training.data.faces import face_class_of, read_faces
-from training.data.samples import Sample
+from training.cer.esconv_rules import Config, rule_rows
+from training.data.pictures import Pictures
 from training.finetune.shared_prefix import (
     ATTENTION,
     TokenisedSample,
     row_loss,
     shared_prefix_row,
 )
-from training.sft.dataset import build_samples
 from training.sft.tokenise import SampleReader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,37 +136,25 @@ def test_packed_loss_equals_the_separate_losses(model, history, turns, stranger)
 
 
 @pytest.fixture(scope="module")
-def dialogues(small_corpora: Path) -> list[list[Sample]]:
-    """Two dialogues with photos in most of their turns."""
-    faces = small_corpora / "faces"
-    by_class: dict[str, list[str]] = {}
-    for face in read_faces(faces):
-        by_class.setdefault(face.face_class, []).append(face.file)
-    sources = list(read_esconv(small_corpora / "esconv" / "train.txt.gz", "train"))[:2]
-    return [
-        list(
-            build_samples(
-                [source],
-                by_class,
-                face_class_of(faces),
-                face_share=0.7,
-                history_characters=10_000,
-                seed=0,
-                told_share=1.0,
-            )
-        )
-        for source in sources
-    ]
+def pictures(small_corpora: Path) -> Pictures:
+    return Pictures(None, small_corpora / "faces")
 
 
 @pytest.fixture(scope="module")
-def photos(small_corpora: Path) -> dict[str, bytes]:
-    return {face.file: face.data for face in read_faces(small_corpora / "faces")}
+def dialogues(small_corpora: Path, pictures: Pictures) -> list[list[tuple[Dialogue, str]]]:
+    """Two dialogues with photos in most of their turns: histories and completions."""
+    faces = small_corpora / "faces"
+    config = Config(esconv=small_corpora / "esconv", output=faces, faces=faces, face_share=0.7)
+    turns: dict[str, list[tuple[Dialogue, str]]] = {}
+    for row in rule_rows(config, "train"):
+        turn = (pictures.dialogue(row.case), row.first.turn)
+        turns.setdefault(row.case.dialogue_id, []).append(turn)
+    return list(turns.values())[:2]
 
 
-def test_gradients_with_photos_equal_those_of_separate_samples(model, base, dialogues, photos):
-    reader = SampleReader(base, model, photos)
-    samples = [reader.read(sample) for sample in dialogues[0]]
+def test_gradients_with_photos_equal_those_of_separate_samples(model, base, dialogues):
+    reader = SampleReader(base, model)
+    samples = [reader.read_turn(*turn) for turn in dialogues[0]]
     assert len({sample.pixels is None for sample in samples}) == 2  # with a photo and without
     row = shared_prefix_row(samples)
     total = sum(len(sample.prompt) + len(sample.completion) for sample in samples)
@@ -185,42 +172,42 @@ def test_gradients_with_photos_equal_those_of_separate_samples(model, base, dial
         torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_precomputed_image_tokens_replace_the_tower(model, base, dialogues, photos):
-    reader = SampleReader(base, model, photos)
-    row = shared_prefix_row([reader.read(sample) for sample in dialogues[0]])
+def test_precomputed_image_tokens_replace_the_tower(model, base, dialogues):
+    reader = SampleReader(base, model)
+    row = shared_prefix_row([reader.read_turn(*turn) for turn in dialogues[0]])
 
     with torch.no_grad():
         own = torch.cat(model.model.get_image_features(row.pixels, row.grid).pooler_output)
         seen, the_same = row_loss(model, row), row_loss(model, row, own)
-        blank = row_loss(model, row, torch.zeros_like(own))
+        other = row_loss(model, row, torch.full_like(own, 5.0))
 
     assert the_same.item() == pytest.approx(seen.item(), rel=1e-6)
-    assert blank.item() != pytest.approx(seen.item(), rel=1e-6)
+    assert other.item() != pytest.approx(seen.item(), rel=1e-6)
 
 
-def test_samples_are_tokenised_as_at_inference(model, base, dialogues, photos):
-    reader = SampleReader(base, model, photos)
+def test_samples_are_tokenised_as_at_inference(model, base, dialogues):
+    reader = SampleReader(base, model)
     lease = ModelPool().lease(str(base), None, None, "cpu")
     chat: ChatModel = lease.chat
     try:
-        for sample in (sample for dialogue in dialogues for sample in dialogue):
-            read = reader.read(sample)
-            encoded = chat.encode(policy_messages(sample.dialogue(photos), "trained"))
+        for history, completion in (turn for dialogue in dialogues for turn in dialogue):
+            read = reader.read_turn(history, completion)
+            encoded = chat.encode(policy_messages(history, "trained"))
 
             assert read.prompt == encoded.ids
             if read.pixels is not None:
                 torch.testing.assert_close(read.pixels, encoded.inputs["pixel_values"])
             written = reader.processor.tokenizer.decode(read.completion)
-            assert written == f"{sample.completion}<|im_end|>"
+            assert written == f"{completion}<|im_end|>"
             assert read.positions.shape == (3, len(read.prompt) + len(read.completion))
     finally:
         lease.release()
 
 
-def test_branches_share_more_of_the_trunk_from_turn_to_turn(model, base, dialogues, photos):
-    # otherwise the rows of the tests above would share little
-    reader = SampleReader(base, model, photos)
-    row = shared_prefix_row([reader.read(sample) for sample in dialogues[1]])
+def test_branches_share_more_of_the_trunk_from_turn_to_turn(model, base, dialogues):
+    # otherwise the tests above would look at rows in which little is shared
+    reader = SampleReader(base, model)
+    row = shared_prefix_row([reader.read_turn(*turn) for turn in dialogues[1]])
 
     assert len(row.branches.shared) >= 3
     assert all(before < after for before, after in pairwise(row.branches.shared))

@@ -87,5 +87,5 @@ def test_unknown_rewards_are_left_out_of_every_scale():
 
 
 def test_a_group_that_is_not_whole_is_refused():
-    with pytest.raises(ValueError, match="3 rewards are no groups of 2"):
+    with pytest.raises(ValueError, match="3 rewards do not form groups of 2"):
         batch_advantages([1.0, 2.0, 3.0], 2)

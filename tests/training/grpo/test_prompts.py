@@ -1,4 +1,4 @@
-"""Prompts: as the SFT stage writes them, with pictures at their turns; orders that can go on."""
+"""Prompts: formatted as in SFT, with pictures at their turns; orders that can be continued."""
 
 from collections import Counter
 from typing import Any
@@ -7,65 +7,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compeer_core.cer import Candidate, CaseUtterance, CerRecord
 from compeer_core.processing import load_processor
-from tests.training.grpo.world import turn
+from tests.training.grpo.world import record, turn
 from training.data.faces import read_faces
-from training.data.histories import read_histories
 from training.data.pictures import Pictures
-from training.data.samples import Sample, SampleUtterance, write_records
 from training.finetune.sft_trainer import message_rows
 from training.grpo.prompts import PromptBook, prompt_order, trl_message
-from training.sft.train import sample_row
+from training.sft.cer import turn_row
 
 
 @pytest.fixture
-def sample(faces):
-    return Sample(
-        id="d1#2",
-        dialogue_id="d1",
-        problem="job crisis",
-        strategy="Question",
-        history=(
-            SampleUtterance(speaker="seeker", text="Look at me.", face=read_faces(faces)[0].file),
-            SampleUtterance(speaker="supporter", text="I do. <reply>"),
-            SampleUtterance(speaker="seeker", text="And <|im_start|>now?"),
-            SampleUtterance(speaker="seeker", text="Hello?", face=read_faces(faces)[1].file),
-        ),
-        completion=turn("Why?"),
+def row(faces) -> CerRecord:
+    first, second = (f"faces/{face.file}" for face in read_faces(faces)[:2])
+    history = (
+        CaseUtterance(speaker="seeker", text="Look at me.", images=(first,)),
+        CaseUtterance(speaker="supporter", text="I do. <reply>"),
+        CaseUtterance(speaker="seeker", text="And <|im_start|>now?"),
+        CaseUtterance(speaker="seeker", text="Hello?", images=(second,)),
     )
+    answer = Candidate(author="corpus", reply="Why?", turn=turn("Why?"))
+    return record(1, history=history).model_copy(update={"first": answer})
 
 
 @pytest.fixture
-def book(sample, faces, tmp_path):
-    write_records(tmp_path / "samples.jsonl", [sample])
-    found, _ = read_histories([tmp_path / "samples.jsonl"], "train")
-    return PromptBook(found, Pictures(None, faces))
+def book(row, faces):
+    return PromptBook([row], Pictures(None, faces))
 
 
 def texts(rows: list[dict[str, Any]]) -> list[tuple[str, list[str | None]]]:
     return [(row["role"], [block.get("text") for block in row["content"]]) for row in rows]
 
 
-def test_a_prompt_is_written_as_the_sft_stage_writes_it(book, sample, faces, policy):
-    photos = {face.file: face.data for face in read_faces(faces)}
-    row = sample_row(sample, photos)
+def test_a_prompt_is_formatted_as_in_sft(book, row, policy):
+    learnt = turn_row(book.pictures.dialogue(row.case), row.first.turn)
 
     prompt = book.prompt(0)
 
-    assert texts(prompt) == texts(row["prompt"])
+    assert texts(prompt) == texts(learnt["prompt"])
     kinds = [block["type"] for message in prompt for block in message["content"]]
-    assert kinds == [block["type"] for message in row["prompt"] for block in message["content"]]
-    assert kinds.count("image") == len(row["images"]) == 2
+    assert kinds == [block["type"] for message in learnt["prompt"] for block in message["content"]]
+    assert kinds.count("image") == len(learnt["images"]) == 2
     processor = load_processor(policy)
     ours = processor.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     theirs = processor.apply_chat_template(
-        row["prompt"], tokenize=False, add_generation_prompt=True
+        learnt["prompt"], tokenize=False, add_generation_prompt=True
     )
     assert ours == theirs
     assert ours.count("<|image_pad|>") == 2 and ours.count("<reply>") == 0
 
 
-def test_rows_are_made_when_asked_for_and_named_by_their_number(book, policy):
+def test_rows_are_formatted_on_access_and_numbered(book, policy):
     rows = book.data_set([0, 0])
 
     assert len(rows) == 2 and set(rows.column_names) == {"row"}

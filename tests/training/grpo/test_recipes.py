@@ -44,16 +44,14 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     assert names == [
         "tokenizer",
         "pretrain",
-        "vision",
-        "sft",
-        "cer",
+        *("vision", "cer rules", "sft cer", "cer"),
         *["reward"] * len(kinds),
-        *("pretrain", "vision teacher", "vision", "sft dialogues", "sft dialogues"),
+        *("pretrain", "vision teacher", "vision", "cer rules", "sft dialogues"),
         *["grpo"] * 3,
     ]
-    settings = dict(stages[:5])
-    policy = dict(stages[-8:-5])
-    looking, supervised = (config for stage, config in stages if stage == "sft dialogues")
+    settings = dict(stages[:6])
+    policy = dict(stages[-8:-3])
+    supervised = policy["sft dialogues"]
     judges = [config for stage, config in stages if stage == "reward"]
     runs = [config for stage, config in stages if stage == "grpo"]
     last = runs[-1]
@@ -70,17 +68,16 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
     # each stage reads what one before it wrote
     assert policy["vision"].model == policy["pretrain"].output / "model"
     assert policy["vision"].teacher == policy["vision teacher"].output
-    assert looking.only_faces
-    assert looking.base == policy["vision"].output / "model"
-    assert looking.readings == supervised.readings == policy["vision"].output / READINGS
-    assert supervised.base == looking.output / "model"
+    assert policy["cer rules"].readings == policy["vision"].output / READINGS
+    assert supervised.base == policy["vision"].output / "model"
     assert Path(last.base) == supervised.output / "model"
-    assert last.prompts == (supervised.output / "samples.train.jsonl",)
+    assert last.prompts == supervised.records == (policy["cer rules"].output / "rows.jsonl",)
+    assert settings["sft cer"].records == (settings["cer rules"].output / "rows.jsonl",)
     asked = [last.judge.source, last.judge.reply_source]
     assert [source for source in asked if source] == [
         str(judge.output / "model") for judge in judges
     ]
-    assert all(Path(judge.base) == settings["sft"].output / "model" for judge in judges)
+    assert all(Path(judge.base) == settings["sft cer"].output / "model" for judge in judges)
     assert settings["cer"].mixing is not None
     for judge in judges:
         silver = settings["cer"].output
@@ -92,11 +89,11 @@ def test_a_variant_goes_from_the_corpora_to_its_checkpoint(planned, name, kinds,
 
 def test_variants_share_the_stages_before_the_judge_and_the_policy(planned):
     plans = [planned(name) for name in ("ur", "por", "urp")]
-    first, *others = ([*stages[:5], *stages[-8:-3]] for stages in plans)
+    first, *others = ([*stages[:6], *stages[-8:-3]] for stages in plans)
 
     assert all(other == first for other in others)
     # and that policy is the one that is shipped: what is done for one is not done again for the other
-    assert first[5:] == planned("full")[1:6]
+    assert first[6:] == planned("full")[1:6]
     assert first[0] == planned("full")[0]
 
 

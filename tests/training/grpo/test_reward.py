@@ -1,4 +1,4 @@
-"""The one reward function: by hand, then whole groups, unknown rewards, a judge that falls silent."""
+"""The reward function: by hand, then whole groups, unknown rewards, a judge that fails."""
 
 import math
 from dataclasses import replace
@@ -12,16 +12,13 @@ from compeer_core.errors import BackendError
 from compeer_core.redundancy import Settings
 from tests.training.grpo.world import WordEncoder, judge, record, turn
 from training.common import processes
-from training.data.histories import History
 from training.data.pictures import Pictures
 from training.grpo import reward as reward_module
 from training.grpo.reward import GroupReward, part_means
 from training.grpo.settings import RewardSettings
 
-HISTORIES = [
-    History(one.id, one.case.source_id, one.case.history, "good: I see.")
-    for one in (record(1), record(2))
-]
+ROWS = [record(1), record(2)]
+"""The reply of the corpus to each is "good: I see."."""
 
 
 def group_reward(reweighting: str = "signed", size: int = 2, **changes: object) -> GroupReward:
@@ -29,7 +26,7 @@ def group_reward(reweighting: str = "signed", size: int = 2, **changes: object) 
         changes.pop("judge", judge()),  # type: ignore[arg-type]
         changes.pop("encoder", WordEncoder()),  # type: ignore[arg-type]
         Settings(form=reweighting),  # type: ignore[arg-type]
-        HISTORIES,
+        ROWS,
         Pictures(),
         size,
         RewardSettings(**changes),  # type: ignore[arg-type]
@@ -120,23 +117,40 @@ def test_an_embedding_that_is_no_number_costs_its_own_group_alone():
 
     assert found[0] is not None and found[1] is not None
     assert found[2:] == [None, None]
-    assert one.last[2].reason == "the reweighted reward is no number"
+    assert one.last[2].reason == "the reweighted reward is not finite"
 
 
-def test_a_judge_that_stays_silent_ends_the_run_and_one_that_speaks_again_does_not():
-    one = group_reward(give_up_after=2)
-    silent = {"completions": [turn("x", history="broken")] * 2, "row": [0, 0]}
+def failing(count: int, word: str = "broken") -> dict[str, list]:
+    """Ten turns for one prompt; the judge fails on the first `count`."""
+    turns = [turn(f"x {n}", history=word if n < count else "h") for n in range(10)]
+    return {"completions": turns, "row": [0] * 10}
 
-    assert one(**silent) == [None, None]
-    assert one(completions=[turn("x"), "no turn"], row=[0, 0])[0] is not None
-    one(**silent)
+
+@pytest.mark.parametrize("word", ["broken", "exhausted"])
+def test_a_run_stops_where_more_than_a_tenth_of_the_judgements_fail(word):
+    one = group_reward(size=10, give_up_after=2)
+
+    assert one(**failing(10, word)) == [None] * 10  # the window of two generations is not full
+    assert None not in one(**failing(0))
+    one(**failing(1, word))  # the first generation has left the window: 1 of 20
+    one(**failing(1, word))  # 2 of 20 are exactly a tenth
     with pytest.raises(
-        BackendError, match=r"nothing for 2 generations in a row.*the reward model failed"
+        BackendError, match=r"3 of the latest 20 judgements failed, more than 10%.*reward model fai"
     ):
-        one(**silent)
+        one(**failing(2, word))
 
 
-def test_a_group_without_a_complete_turn_is_no_silence_of_the_judge():
+def test_the_share_of_judgements_that_may_fail_is_a_setting():
+    patient = group_reward(size=10, give_up_after=1, max_failed_share=0.5)
+    strict = group_reward(size=10, give_up_after=1, max_failed_share=0.0)
+
+    assert patient(**failing(5)).count(None) == 5
+    assert None not in strict(**failing(0))
+    with pytest.raises(BackendError, match="1 of the latest 10 judgements failed, more than 0%"):
+        strict(**failing(1))
+
+
+def test_incomplete_turns_are_not_failures_of_the_judge():
     one = group_reward(give_up_after=1)
 
     assert one(completions=["a", "b"], row=[0, 0]) == [-5.0, -5.0]

@@ -40,14 +40,14 @@ def test_an_adapter_is_merged_and_the_trained_weights_are_copied_by_hand():
     trained.outer.weight.requires_grad_(True).data = torch.tensor([[7.0, 8.0]])
     writer = RolloutModel(copy)
 
-    writer.follow(adapted)
+    writer.update_from(adapted)
 
     # W + 3/1 B A, with B A = [[1, -2], [0.5, -1]]
     assert copy.inner.weight.tolist() == [[4.0, -4.0], [4.5, 1.0]]
     assert torch.equal(copy.inner.bias, untouched)
     assert copy.outer.weight.tolist() == [[7.0, 8.0]]
     assert layer.base_layer.weight.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    writer.follow(adapted)
+    writer.update_from(adapted)
     assert copy.inner.weight.tolist() == [[4.0, -4.0], [4.5, 1.0]]  # not merged twice
     assert not any(weight.requires_grad for weight in copy.parameters())
 
@@ -94,9 +94,9 @@ def test_a_copy_may_lie_in_another_precision(moved):
 
 
 def test_settings_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="belongs to rollouts = 'shared', not 'plain'"):
+    with pytest.raises(ValueError, match="needs rollouts = 'shared', not 'plain'"):
         GRPOSettings(rollout_weights="bf16", rollouts="plain")
-    with pytest.raises(ValueError, match="cannot merge an adapter into weights of 4 bits"):
+    with pytest.raises(ValueError, match="cannot merge an adapter into 4-bit weights"):
         GRPOSettings(rollout_weights="bf16", quantize="4bit", lora={"rank": 2})
 
 
@@ -104,5 +104,5 @@ def test_a_copy_is_refused_where_whatever_is_loaded_is_split(moved, monkeypatch)
     monkeypatch.setattr(train, "is_deepspeed_zero3_enabled", lambda: True)
 
     moved()
-    with pytest.raises(ConfigError, match=r"under DeepSpeed ZeRO-3 .* leave it out, or use ZeRO-2"):
+    with pytest.raises(ConfigError, match=r"but DeepSpeed ZeRO-3 .* remove it, or use ZeRO-2"):
         moved(rollout_weights="bf16")

@@ -26,9 +26,13 @@ def test_the_papers_numbers_are_the_defaults():
     [
         ({"batch_size": 3, "accumulation": 2}, 1, r"completions splits a group of 4"),
         ({"batch_size": 1, "accumulation": 1}, 6, r"x 6 processes = 6 completions splits"),
-        ({"save_steps": 3, "iterations": 2}, 1, r"save_steps = 3 lies between .* fits is 4"),
-        ({"save_steps": 5, "generation_steps": 2, "iterations": 2}, 1, r"every 4 steps .* is 8"),
-        ({"batch_size": 2, "evaluate_every": 5}, 1, r"batch_size 2 x 1 processes is no multiple"),
+        ({"save_steps": 3, "iterations": 2}, 1, r"save_steps = 3 falls between .* use 4"),
+        ({"save_steps": 5, "generation_steps": 2, "iterations": 2}, 1, r"every 4 steps .* use 8"),
+        (
+            {"batch_size": 2, "evaluate_every": 5},
+            1,
+            r"batch_size 2 x 1 processes is not a multiple",
+        ),
     ],
 )
 def test_batches_that_split_groups_are_refused(changes, processes, says):
@@ -60,7 +64,7 @@ def test_unknown_keys_are_named_with_the_nearest(tmp_path):
     [
         ({}, "name a list of models"),
         ({"source": "a", "models": "b"}, "name a list of models"),
-        ({"models": "b", "adapter": "c"}, "the list says all"),
+        ({"models": "b", "adapter": "c"}, "the list describes the judge"),
     ],
 )
 def test_a_judge_is_named_in_one_way(values, says):
@@ -78,7 +82,7 @@ def test_a_missing_judge_is_named(tmp_path):
 
 
 def test_an_adapter_is_trained_further_or_a_new_one_is_begun():
-    with pytest.raises(ValueError, match="trained further as it is"):
+    with pytest.raises(ValueError, match="set only one of them"):
         GRPOSettings(adapter="a", lora={"rank": 4})
     assert GRPOSettings(adapter="a", quantize="4bit").trains_adapter
     with pytest.raises(ValueError, match="needs a"):

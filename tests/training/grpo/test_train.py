@@ -85,10 +85,10 @@ def test_histories_are_shortened_where_the_config_says_so(config):
     whole = train.Preparation.of(config())
     short = train.Preparation.of(config(config={"history_characters": 40}))
 
-    longest = [max(len(h.utterances) for h in ready.book.histories) for ready in (whole, short)]
+    longest = [max(len(r.case.history) for r in ready.book.records) for ready in (whole, short)]
     assert longest[1] < longest[0] == 3
-    for before, after in zip(whole.book.histories, short.book.histories, strict=True):
-        assert after.utterances[-1] == before.utterances[-1]
+    for before, after in zip(whole.book.records, short.book.records, strict=True):
+        assert after.case.history[-1] == before.case.history[-1]
     whole.close()
     short.close()
 
@@ -261,7 +261,7 @@ def test_a_signal_saves_at_the_next_generation_and_the_run_goes_on(
     before = signal.getsignal(number)
     at_step[1] = lambda: signal.raise_signal(number)
 
-    with pytest.raises(StoppedEarly, match="saved; go on with --resume"):
+    with pytest.raises(StoppedEarly, match="saved; continue with --resume"):
         train.run(config(**held))
 
     # step 1 lies within a generation: one step more, and the run can go on from there
@@ -333,9 +333,9 @@ def test_prompts_longer_than_the_context_are_left_out_and_counted(config, tmp_pa
     train.run(config(max_steps=1))
 
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
-    assert "left out: 2 x longer than 500 tokens" in log  # 512 less 12 for the completion
+    assert "skipped: 2 x longer than 500 tokens" in log  # 512 less 12 for the completion
     assert "8 prompts to train on" in log
-    with pytest.raises(ConfigError, match="no prompt has at most 3 tokens; the shortest has"):
+    with pytest.raises(ConfigError, match=r"no prompt fits into 3 tokens \(the shortest has"):
         train.run(config(longest_prompt=3), dry_run=True)
     with pytest.raises(ConfigError, match="leaves none of them for a prompt"):
         train.run(config(max_new_tokens=600), dry_run=True)
@@ -368,7 +368,7 @@ def test_a_policy_whose_tokenizer_loses_the_tags_is_refused(config, policy, tmp_
     (base / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     edit_json(base / "tokenizer_config.json", added_tokens_decoder=None)
 
-    with pytest.raises(ConfigError, match="its tokenizer loses the tags of the grammar"):
+    with pytest.raises(ConfigError, match="its tokenizer drops the tags of the grammar"):
         train.run(config(config={"base": base}), dry_run=True)
 
 

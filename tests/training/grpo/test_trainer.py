@@ -1,15 +1,15 @@
-"""The overrides of trl's trainer: advantages equal to its own, completions that were really sampled."""
+"""The overrides of trl's trainer: its advantages and loss, and completions sampled from the policy."""
 
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_generation import Prompt, generate_turns
+from training.data.histories import has_pictures
 from training.grpo.trainer import GroupTrainer, _runs
 
 pytestmark = [
@@ -81,13 +81,13 @@ def test_what_is_trained_on_is_what_was_written_after_the_prompt(trainer):
 
     rows = [row["row"] for row in inputs]
     assert rows[0] == rows[1] != rows[2]
-    shown = [one._book.histories[row].has_pictures for row in rows]
+    shown = [has_pictures(one._book.records[row]) for row in rows]
     processor = one.processing_class
     for place, row in enumerate(rows):
         mask = output["prompt_mask"][place].bool()
         said = processor.tokenizer.decode(output["prompt_ids"][place][mask])
         assert said.count("<|im_start|>user") == 2
-        assert f"number {one._book.histories[row].source[1:]}" in said
+        assert f"number {one._book.records[row].case.source_id[1:]}" in said
         assert ("<|image_pad|>" in said) == shown[place]
         ids = output["completion_ids"][place][output["completion_mask"][place].bool()]
         text = processor.tokenizer.decode(ids, skip_special_tokens=True)
@@ -100,7 +100,7 @@ def test_a_prompt_with_a_picture_is_read_alike_beside_a_longer_one(trainer):
     one = trainer(group_size=2, accumulation=4, rollouts="shared")
     one.model.train()
     inputs = inputs_of(one)
-    shown = [one._book.histories[row["row"]].has_pictures for row in inputs]
+    shown = [has_pictures(one._book.records[row["row"]]) for row in inputs]
     begin = shown.index(True)
 
     def log_probabilities(output: dict[str, Any]) -> torch.Tensor:
@@ -215,20 +215,47 @@ def test_a_seed_depends_on_the_step_and_the_place_and_of_held_out_prompts_on_nei
     assert len({*held_out, *alone}) == 6
 
 
-def test_the_loss_of_eq_2_by_hand(trainer, monkeypatch):
-    """At the first pass all ratios are 1: the loss is minus the mean advantage of whole turns."""
-    one = trainer(accumulation=2)
+# With epsilon 0.2 the clip goes from 0.8 to 1.2. The value is min(ratio A, clipped ratio A) / A; the
+# last two columns are the derivatives by the log-probability: the ratio, or 0 where the clip holds.
+EQ_2 = {
+    # ratio: value for A > 0, for A < 0, derivative for A > 0, for A < 0
+    0.5: (0.5, 0.8, 0.5, 0.0),
+    0.9: (0.9, 0.9, 0.9, 0.9),
+    1.1: (1.1, 1.1, 1.1, 1.1),
+    1.6: (1.2, 1.6, 0.0, 1.6),
+}
+
+
+def test_the_loss_of_eq_2_and_its_gradient_by_hand_on_both_sides_of_the_clip(trainer, monkeypatch):
+    one = trainer(accumulation=2, epsilon=0.2)
     one.model.train()
     one.current_gradient_accumulation_steps = 2
     batch = one._prepare_inputs(inputs_of(one))
+    lengths = batch["completion_mask"].sum(1).tolist()
+    assert len(lengths) == 2 and min(lengths) >= len(EQ_2)
+    ratios = [list(EQ_2)[index % len(EQ_2)] for index in range(batch["completion_mask"].shape[1])]
+    logprobs = torch.full(batch["completion_mask"].shape, -2.0, requires_grad=True)
+    batch["old_per_token_logps"] = (logprobs - torch.tensor(ratios).log()).detach()
     batch["advantages"] = torch.tensor([0.7, -0.2])
+    monkeypatch.setattr(
+        one,
+        "_get_per_token_logps_and_entropies",
+        lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+    )
 
     loss = one.compute_loss(one.model, batch)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
 
-    # each turn is the mean over its tokens, whatever their number; two passes make a step
-    assert loss.item() == pytest.approx(-(0.7 - 0.2) / 2 / 2, abs=1e-6)
-    gradient = torch.autograd.grad(loss, [p for p in one.model.parameters() if p.requires_grad][-1])
-    assert np.isfinite(gradient[0].sum().item())
+    # each turn is the mean over its tokens, whatever their number; two turns and two passes a step
+    expected, derivatives = 0.0, torch.zeros_like(gradient)
+    for row, (advantage, length) in enumerate(zip((0.7, -0.2), lengths, strict=True)):
+        for token in range(length):
+            values = EQ_2[ratios[token]]
+            share = -advantage / length / 2 / 2
+            expected += share * values[row]
+            derivatives[row, token] = share * values[2 + row]
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(gradient, derivatives)
 
 
 def test_a_failure_while_writing_is_not_swallowed(trainer, monkeypatch):
@@ -238,7 +265,7 @@ def test_a_failure_while_writing_is_not_swallowed(trainer, monkeypatch):
     def fails(prompt_ids: Any) -> Any:
         raise MemoryError("no room for a cache")
 
-    monkeypatch.setattr(one, "_written", fails)
+    monkeypatch.setattr(one, "_generate_shared", fails)
     with pytest.raises(MemoryError, match="no room for a cache"):
         one._generate_and_score_completions(inputs_of(one))
 
@@ -266,7 +293,7 @@ def test_prompts_read_once_give_trls_probabilities_entropies_and_gradients(train
     changes = {"lora": {"rank": 2}} if lora else {}
     one = trainer(group_size=4, batch_size=8, accumulation=1, temperature=0.7, **changes)
     one.model.train()
-    plain_ones = [r for r in one.train_dataset if not one._book.histories[r["row"]].has_pictures]
+    plain_ones = [r for r in one.train_dataset if not has_pictures(one._book.records[r["row"]])]
     inputs = [row for row in plain_ones[:2] for _ in range(4)]
     output = one._generate_and_score_completions([inputs[n] for n in (4, 0, 1, 5, 2, 6, 7, 3)])
     # trl shuffles what it trains on: the completions of a prompt need not stand together

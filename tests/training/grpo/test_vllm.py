@@ -85,7 +85,7 @@ def test_every_argument_is_one_of_trls():
 
 @pytest.mark.parametrize("rollouts", ["shared", "plain"])
 def test_its_table_without_its_use_is_a_mistake(rollouts):
-    with pytest.raises(ValidationError, match=f"belongs to rollouts = 'vllm', not '{rollouts}'"):
+    with pytest.raises(ValidationError, match=f"needs rollouts = 'vllm', not '{rollouts}'"):
         GRPOSettings(rollouts=rollouts, vllm=VllmRollouts())
 
 
@@ -94,7 +94,7 @@ def test_it_is_missing_and_the_way_out_is_named(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ConfigError, match=r"not installed; `pip install 'compeer\[vllm\]'`"):
+    with pytest.raises(ConfigError, match=r"not installed; run `pip install 'compeer\[vllm\]'`"):
         check_vllm(VllmRollouts(), 1, 0, None)
 
 
@@ -116,7 +116,7 @@ def test_a_version_that_trl_knows_is_taken(installed, version):
     [
         ({"tensor_parallel": 2}, (3, 0, None), "tensor_parallel = 2 must divide the 3 processes"),
         ({"context": 99}, (1, 100, None), "context = 99 is less than the 100 tokens"),
-        ({}, (1, 0, "4bit"), "it cannot take those of quantize = '4bit'"),
+        ({}, (1, 0, "4bit"), "which cannot take those of quantize = '4bit'"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_loaded(installed, settings, others, says):

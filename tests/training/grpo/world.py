@@ -1,6 +1,7 @@
 """A small world for GRPO: histories, a judge that goes by words, an encoder that does so too.
 
-A turn is wrong in a step where the step says "wrong", and cannot be judged where it says "broken". Of
+A turn is wrong in a step where the step says "wrong", and judging fails where it says "broken" (the
+server) or "exhausted" (torch). Of
 two replies the one with more "good" in it is better, else both are.
 """
 
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, HumanLabels
@@ -58,6 +60,8 @@ class WordScoring:
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         if "broken" in text:
             raise BackendError("the judge fell over")
+        if "exhausted" in text:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         if "True" in labels:
             return (0.2, 0.8) if "wrong" in text else (0.9, 0.1)
         first, _, second = text.partition("Second:")

@@ -147,7 +147,7 @@ def test_a_base_that_no_template_fits_is_refused(folders):
         ),
         (
             "{% generation %}{{ raise_exception('no') }}{% endgeneration %}",
-            "cannot write a judge's",
+            "cannot format a judge's",
         ),
     ],
 )

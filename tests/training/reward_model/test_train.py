@@ -109,7 +109,7 @@ def test_conversations_that_are_too_long_are_left_out_and_counted(config, caplog
     rows = list(training_rows(config.model_copy(update={"records": (long,), "longest": 4000})))
 
     assert len(rows) == 1
-    assert "1 conversations are longer than 4000 characters" in caplog.text
+    assert "skipped 1 conversations of more than 4000 characters" in caplog.text
 
 
 def test_a_dry_run_counts_and_writes_nothing(config, caplog):
@@ -126,7 +126,7 @@ def test_a_dry_run_counts_and_writes_nothing(config, caplog):
     ("rows", "says"),
     [
         ([record(1, split="valid")], "no row of the train split teaches .* 'unified'"),
-        ([record(1).case], r"bad\.jsonl, line 1: no CerRecord"),
+        ([record(1).case], r"bad\.jsonl, line 1: not a CerRecord"),
         ([record(1, images=("faces/none.jpg",))], r"faces/none\.jpg"),
     ],
 )

@@ -192,7 +192,7 @@ def test_steps_too_small_for_bf16_add_up_in_the_masters():
 def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
     model = adapter._load(config.base, "fp32")
     model.model.language_model.set_attn_implementation(ATTENTION)
-    reader = SampleReader(config.base, model, {})
+    reader = SampleReader(config.base, model)
     return model, RowBuilder(reader, Pictures(None, config.faces), longest)
 
 

@@ -132,7 +132,7 @@ def test_the_stage_leaves_metrics_and_a_policy_that_loads(config, caplog):
     caplog.set_level("INFO")
     cer.run(config, dry_run=True)
     assert not config.output.exists()
-    told = "4 turns to learn; left out: 2 of another split, 1 with a step that is judged wrong, "
+    told = "4 turns to learn; skipped: 2 of another split, 1 with a step that is judged wrong, "
     assert f"{told}5 without reasoning" in caplog.text
 
     cer.run(config)
@@ -178,3 +178,12 @@ def test_an_adapter_is_trained_where_a_shape_is_given(config):
 
     assert (config.output / "adapter" / "adapter_model.safetensors").is_file()
     assert not (config.output / "model").exists()
+
+
+def test_a_share_of_the_turns_is_drawn_by_the_seed(config):
+    half = training_rows(config.model_copy(update={"row_share": 0.5}))
+
+    assert len(half) == 2
+    texts = [row["prompt"][0]["content"][-1]["text"] for row in training_rows(config)]
+    drawn = [row["prompt"][0]["content"][-1]["text"] for row in half]
+    assert drawn == [text for text in texts if text in drawn]

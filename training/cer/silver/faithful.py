@@ -1,8 +1,7 @@
 """Turns made from the human labels: right by construction, in the wording of the first SFT set.
 
-The reply is the corpus's own. The sentences come from ``training/sft/wording.toml``, which is read as
-a file (stages do not import each other), so that the style does not differ from a policy trained on
-them. The labels follow the silver rule.
+The reply is the corpus's own. The sentences come from ``training/cer/rule_wording.toml``, so that the style does
+not differ from a policy trained on them. The labels follow the silver rule.
 """
 
 import re
@@ -32,7 +31,7 @@ from training.cer.silver.steps import (
 )
 from training.cer.silver.words import Context, Words
 
-WORDING = Path(__file__).parents[2] / "sft" / "wording.toml"
+WORDING = Path(__file__).parents[1] / "rule_wording.toml"
 _MARKUP = re.compile(r"[<>\[\]{}\"“”]")
 _TAG_SIGNS = re.compile(r"[<>]")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")

@@ -1,6 +1,7 @@
 """From dialogues to cases: rounds, histories, labels, and which layout of a dialogue counts."""
 
 import json
+import re
 import resource
 import time
 from itertools import pairwise
@@ -15,6 +16,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion, Strategy
 from tests.training.corpora_fixture import write_faces
 from training.cer.corpora import LOADERS
+from training.cer.esconv_rules import Config, rule_rows
 from training.cer.records import Dropped, SourceDialogue, SourceUtterance
 from training.cer.steps.cases import (
     Settings,
@@ -25,7 +27,6 @@ from training.cer.steps.cases import (
     rounds_of,
     turns_of,
 )
-from training.data.esconv import read_esconv
 from training.data.pictures import Pictures
 from training.data.samples import read_records, write_records
 
@@ -539,24 +540,13 @@ def test_each_dialogue_of_esconv_yields_cases_once(esconv):
 
 
 @pytest.mark.corpora
-def test_esconv_reads_as_the_fine_tuning_reads_it(esconv, corpora):
-    result = {case.id: case for case in esconv[0] if case.split == "train"}
-    by_dialogue: dict[str, list[Case]] = {}
-    for case in result.values():
-        by_dialogue.setdefault(case.dialogue_id, []).append(case)
-    rows = list(read_esconv(corpora / "esconv" / "train.txt.gz", "train"))
+def test_the_cases_of_esconv_are_those_of_the_rows_by_rule(esconv, corpora, tmp_path):
+    cases = {case.id: case for case in esconv[0] if case.split == "train"}
+    rows = list(rule_rows(Config(esconv=corpora / "esconv", output=tmp_path), "train"))
 
-    for source, cases in zip(rows, by_dialogue.values(), strict=True):
-        said = source.dialogue.utterances
-        expected = [
-            (said[n].text, source.strategies[n], said[:n])
-            for n in range(1, len(said))
-            if said[n].speaker is SUPPORTER
-        ]
-        assert len(expected) == len(cases)
-        for (text, strategy, before), case in zip(expected, cases, strict=True):
-            assert case.original == printable(text)
-            assert case.labels.strategies[0] == strategy
-            assert len(case.history) == len(before)
-            assert case.labels.emotion == source.emotion
-            assert case.labels.intensity_before == source.initial_intensity
+    assert {row.case.id for row in rows} == cases.keys()
+    for row in rows:
+        case = cases[row.case.id]
+        assert row.case.history == case.history
+        assert row.case.original == re.sub("[<>]", "", case.original).strip()
+        assert row.case.labels == case.labels
