@@ -445,4 +445,4 @@ def _is_other(persona: Persona, mine: Persona) -> bool:
 
 
 def _distance(first: Disc, second: Disc) -> float:
-    return sum((getattr(first, trait) - getattr(second, trait)) ** 2 for trait in "disc")
+    return float(sum((getattr(first, trait) - getattr(second, trait)) ** 2 for trait in "disc"))
