@@ -440,7 +440,9 @@ def test_the_second_model_of_a_judge_is_checked_like_the_first(tmp_path: Path) -
     )
     with pytest.raises(CheckpointError, match=r"model 'pair': there is no folder .*nowhere"):
         listed.check()
-    with pytest.raises(ValidationError, match="reply_source and reply_adapter are only for a judge"):
+    with pytest.raises(
+        ValidationError, match="reply_source and reply_adapter are only for a judge"
+    ):
         entry(reply_adapter=Path("lora"))
 
 
