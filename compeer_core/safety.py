@@ -15,9 +15,9 @@ Limits:
 
 Evaluation: ``tests/core/risk_messages.jsonl`` has 677 messages that a large language model wrote and
 labelled for this purpose, with look-alikes (idioms, lyrics, denials, fiction, games, the distant past).
-On the part ``tuning``, which was visible while the phrases were written, recall is 246 of 248 with 0
-false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) recall is 42 of
-88 with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
+On the part ``tuning``, which was visible while the phrases were written, they find 246 of 248 signs, with 0
+false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) they find 42 of
+88 signs, with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
 Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
 DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
 phrases, the labels or the messages.

@@ -97,7 +97,7 @@ def test_a_case_becomes_a_dialogue_with_or_without_its_pictures():
 
 
 def test_step_labels_need_a_turn_and_a_source():
-    with pytest.raises(ValidationError, match="3 steps are judged of a turn that has none"):
+    with pytest.raises(ValidationError, match="3 step labels, but the turn has no steps"):
         Candidate(author="m", reply="Why?", steps=(True, True, True), steps_by=RULE)
     for alone in ({"steps": (True, True, True)}, {"steps_by": RULE}):
         with pytest.raises(ValidationError, match="who decided them belong together"):

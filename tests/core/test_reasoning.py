@@ -322,7 +322,7 @@ def test_a_reply_that_could_not_be_read_back_is_refused(reply):
 
 @pytest.mark.parametrize("text", [" x", "a\nb", "<reply>"])
 def test_an_unreadable_label_is_one_plain_line(text):
-    with pytest.raises(ValueError, match="one line"):
+    with pytest.raises(ValueError, match="must be one line"):
         Unreadable(text)
 
 

@@ -343,12 +343,12 @@ def test_a_sign_that_forbids_a_reply_is_not_taken_for_one_that_allows_it():
 
 
 @pytest.mark.parametrize("split", ["tuning", "held"])
-def test_the_module_says_what_was_measured(split):
+def test_the_module_docstring_has_the_measured_numbers(split):
     found, signs, alarms, looks = counted(split)
-    said = " ".join((safety.__doc__ or "").split())
+    text = " ".join((safety.__doc__ or "").split())
 
-    assert f"find {found} of {signs} signs and raise {alarms} false alarms in {looks}" in said
-    assert f"holds {len(MESSAGES)} messages" in said
+    assert f"find {found} of {signs} signs, with {alarms} false alarms in {looks}" in text
+    assert f"has {len(MESSAGES)} messages" in text
 
 
 def test_only_signs_that_a_program_must_not_answer_forbid_a_reply():
