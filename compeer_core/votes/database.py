@@ -178,7 +178,7 @@ def _migrate(connection: Connection, name: str, *, is_sqlite: bool) -> None:
     others = set(inspect(connection).get_table_names()) - {VERSION_TABLE} if is_sqlite else set()
     if version is None and others:
         raise ConfigError(
-            f"{name}: is a database of another program, and was left as it was; name another file"
+            f"{name}: belongs to another program, and was not changed; name another file"
         )
     try:
         alembic.command.upgrade(config, "head")

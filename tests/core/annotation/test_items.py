@@ -139,7 +139,7 @@ def test_no_picture_is_read_outside_the_folder(sqlite_url, tmp_path, name, capsy
     write_records(folder / "rows.jsonl", [record(1, images=(name,))])
 
     assert added(folder / "rows.jsonl", sqlite_url) == 2
-    assert "is no picture below" in capsys.readouterr().err
+    assert "is not a picture below" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_key_of_other_items_is_refused(sqlite_url, tmp_path, capsys):
     row = json.loads(key.read_text())
     key.write_text(json.dumps({**row, "original": None}))
     assert added(shown, sqlite_url, "--key", key) == 2
-    assert "other replies" in capsys.readouterr().err
+    assert "different replies" in capsys.readouterr().err
     key.write_text(json.dumps({**row, "item_id": "x"}))
     assert added(shown, sqlite_url, "--key", key) == 2
     assert "the key has no item" in capsys.readouterr().err

@@ -185,7 +185,7 @@ def test_a_damaged_file_is_refused_in_words_and_kept(sqlite_url, damage):
     damaged = damage(with_votes(sqlite_url))
     path.write_bytes(damaged)
 
-    with pytest.raises(ConfigError, match="left as it was") as caught:
+    with pytest.raises(ConfigError, match="not changed") as caught:
         VoteStore(sqlite_url)
 
     assert str(path) in str(caught.value)
