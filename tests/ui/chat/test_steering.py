@@ -234,7 +234,10 @@ def test_a_reply_that_asks_instead_of_suggesting_has_a_badge_with_its_reason(ser
     asyncio.run(ben.send("advice please"))
 
     assert "Reasoning and reply contradict each other." in ben.inspector
-    assert "names “Providing Suggestions”, but the reply asks a question instead of suggesting anything" in ben.inspector
+    assert (
+        "names “Providing Suggestions”, but the reply asks a question instead of suggesting anything"
+        in ben.inspector
+    )
 
 
 def test_the_badge_speaks_chinese(services):
