@@ -160,7 +160,7 @@ def test_best_of_four_is_ranked_with_its_numbers_and_one_is_chosen(page):
 
     ranking = page.locator("#inspector .ranking")
     expect(ranking.locator("li").first).to_contain_text("Rank 1")
-    expect(ranking.locator("li").first).to_contain_text("s_in (others)1.000")
+    expect(ranking.locator("li").first).to_contain_text("s_in (group)1.000")
     expect(ranking.locator("code").first).to_have_text(re.compile(r"^r' = [−0-9.]+ / \(\(1 \+ "))
     fold(page, "best-formula").click()
     expect(page.locator("#inspector .bestof details")).to_contain_text("Form “signed”")

@@ -559,7 +559,7 @@ def test_the_agreement_is_kept_back_until_everything_is_done(world):
     html = bo.look(place="agreement")
     assert "Dropped: no consensus" in html
     assert "Item 3" in html
-    assert "100 % of all answers are “Right”" in html
+    assert "100 % of all answers are “Correct”" in html
     assert "<bdi>ann</bdi>" not in html  # only adjudicators see pairs
     assert "desk/export" not in html
     assert "<bdi>ann</bdi> · <bdi>bo</bdi>" in cy.look(place="agreement")
@@ -665,7 +665,7 @@ def test_an_empty_desk_says_how_to_fill_it(tmp_path):
 
 
 def test_an_unknown_request_is_an_input_error():
-    from ui_components.annotate.handlers import read_asked
+    from ui_components.annotate.handlers import read_request
 
     for body in (
         {},
@@ -675,4 +675,4 @@ def test_an_unknown_request_is_an_input_error():
         {"tab": "t", "x": 1},
     ):
         with pytest.raises(InputError):
-            read_asked(body)
+            read_request(body)
