@@ -164,18 +164,25 @@ def judging_methods(
     """Return all methods; each counts its own work."""
     prm, orm = pair
     works = [Work() for _ in range(5)]
-    Messages, Interviews = Sequence[Message], Sequence[CandidateQuestions]
 
-    def naive(messages: Messages, interviews: Interviews) -> list[Answers]:
+    def naive(
+        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
+    ) -> list[Answers]:
         return [judge_naively(unified, messages, each, works[0]) for each in interviews]
 
-    def sessions(messages: Messages, interviews: Interviews) -> list[Answers]:
+    def sessions(
+        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
+    ) -> list[Answers]:
         return [judge_in_session(unified, messages, each, works[1]) for each in interviews]
 
-    def ours(messages: Messages, interviews: Interviews) -> list[Answers]:
+    def ours(
+        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
+    ) -> list[Answers]:
         return _judge_together(unified, messages, interviews, works[2])
 
-    def naive_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
+    def naive_pair(
+        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
+    ) -> list[Answers]:
         answers = []
         for interview in interviews:
             steps = judge_naively(prm, messages, CandidateQuestions((), interview.chain), works[3])
@@ -183,7 +190,9 @@ def judging_methods(
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
-    def our_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
+    def our_pair(
+        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
+    ) -> list[Answers]:
         # Two models: the ORM cannot use the PRM's cache.
         steps, replies = (
             _judge_together(
@@ -238,11 +247,11 @@ def judge_in_session(
     _clear_cache(scorer)
     session = scorer.open(messages)
     work.passes += 1
-    work.tokens += len(session.track.ids)
+    work.tokens += len(session.state.ids)
     chain: list[tuple[float, ...]] = []
     ends: list[tuple[float, ...]] = []
     for place, question in enumerate((*interview.chain, *interview.ends)):
-        before = session.track.ids
+        before = session.state.ids
         probabilities = session.ask(question.text, question.labels)
         shared = next(
             (n for n, (a, b) in enumerate(zip(before, session.state.ids, strict=False)) if a != b),
@@ -353,7 +362,7 @@ def _local_pair(registry: Registry, name: str) -> tuple[TransformersScorer, Tran
 
 def _clear_cache(scorer: TransformersScorer) -> None:
     """Clear the prefix cache, on the owner thread so that closing sessions finish first."""
-    scorer.chat.owner.call(scorer.shelf.clear)
+    scorer.chat.owner.call(scorer.state_cache.clear)
 
 
 def _judge_together(
@@ -364,7 +373,7 @@ def _judge_together(
 ) -> list[Answers]:
     _clear_cache(scorer)
     passes, tokens = scorer.work.passes, scorer.work.tokens
-    outcomes = scorer.interview(messages, interviews)
+    outcomes = scorer.score_candidates(messages, interviews)
     work.passes += scorer.work.passes - passes
     work.tokens += scorer.work.tokens - tokens
     answers = []

@@ -5,10 +5,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from compeer_core.cer import CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.taxonomy import Emotion, Sentiment
-from training.data.samples import Sample
+from training.data.pictures import FACES
 
 
 class Condition(StrEnum):
@@ -22,11 +23,11 @@ class Condition(StrEnum):
 
 
 def with_swapped_faces(
-    samples: Sequence[Sample],
+    samples: Sequence[CerRecord],
     faces: Mapping[str, Sequence[str]],
     face_class_of: Mapping[Emotion, str],
     seed: int,
-) -> dict[Condition, list[Sample]]:
+) -> dict[Condition, list[CerRecord]]:
     """Return the samples under each condition, in order; photos of earlier messages are removed.
 
     Args:
@@ -39,9 +40,9 @@ def with_swapped_faces(
         ConfigError: There is no photo of a required class.
     """
     rng = np.random.default_rng(seed)
-    by_condition: dict[Condition, list[Sample]] = {condition: [] for condition in Condition}
+    by_condition: dict[Condition, list[CerRecord]] = {condition: [] for condition in Condition}
     for sample in samples:
-        emotion = parse(sample.completion).reasoning.emotion
+        emotion = parse(sample.first.turn or "").reasoning.emotion
         assert isinstance(emotion.emotion, Emotion), "labels of samples are from closed lists"
         classes = {
             Condition.NONE: None,
@@ -58,8 +59,10 @@ def with_swapped_faces(
     return by_condition
 
 
-def with_face(sample: Sample, face: str | None) -> Sample:
-    """Return a sample with this photo at the last message, and no others."""
-    plain = tuple(turn.model_copy(update={"face": None}) for turn in sample.history)
-    last = plain[-1].model_copy(update={"face": face})
-    return sample.model_copy(update={"history": (*plain[:-1], last)})
+def with_face(record: CerRecord, face: str | None) -> CerRecord:
+    """Return a row with this photo at the last message, and no others."""
+    *before, last = (turn.model_copy(update={"images": ()}) for turn in record.case.history)
+    if face is not None:
+        last = last.model_copy(update={"images": (f"{FACES}{face}",)})
+    case = record.case.model_copy(update={"history": (*before, last)})
+    return record.model_copy(update={"case": case})

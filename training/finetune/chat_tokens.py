@@ -6,6 +6,8 @@ the logits of one position, and one token closes a part. They are *added* tokens
 reward function.
 """
 
+from typing import Any
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -73,7 +75,7 @@ def chat_tokenizer(bpe: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def image_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+def image_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Return the ids of the image and video tokens, by their keys in Qwen2.5-VL's config."""
     ids = tokenizer.get_vocab()
     return {

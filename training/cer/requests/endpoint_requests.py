@@ -21,14 +21,14 @@ import httpx2
 import openai
 
 from compeer_core.backends.openai.client import (
-    KEY_VARIABLES,
     NO_MODEL,
-    NOTHING_LEFT,
+    QUOTA_SPENT,
     TOO_LONG,
     Dialect,
     Endpoint,
     chat_messages,
 )
+from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.errors import BackendError, CompeerError
 from training.cer.requests.generators import Prompt, Written, storable, visible
 from training.cer.requests.request_dispatch import (
@@ -199,14 +199,14 @@ class EndpointRequests:
             try:
                 # Not `chat.completions.create`: its typed wrappers take a quarter of the CPU time.
                 response = await self._client.post(
-                    "/chat/completions", cast_to=httpx2.Response, body=dialect.speak(body)
+                    "/chat/completions", cast_to=httpx2.Response, body=dialect.apply(body)
                 )
             except openai.APIError as error:
                 following = None
                 if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
                     complaint = error.response.text
                     if not (TOO_LONG.search(complaint) or NO_MODEL.search(complaint)):
-                        following = dialect.after(body, complaint)
+                        following = dialect.after_rejection(body, complaint)
                 if following is None:
                     raise self._explained(error) from error
                 dialect = following
@@ -221,7 +221,7 @@ class EndpointRequests:
         status, complaint = error.status_code, error.response.text
         author = self._dispatch.settings.author
         wait = self._client.retry_after(error.response.headers)
-        if status == 402 or (status == 429 and NOTHING_LEFT.search(complaint)):
+        if status == 402 or (status == 429 and QUOTA_SPENT.search(complaint)):
             return BackendError(f"the account behind {author} is out of credit ({status})")
         if wait > MAX_RETRY_AFTER_SECONDS:
             return BackendError(
@@ -315,7 +315,7 @@ class _HttpClient(openai.DefaultAsyncHttpxClient):
             raise
         if response.is_error:
             self._note(f"HTTP {response.status_code}")
-            if NOTHING_LEFT.search(response.text):
+            if QUOTA_SPENT.search(response.text):
                 response.headers["x-should-retry"] = "false"  # the SDK obeys this header
         return response
 
