@@ -291,8 +291,12 @@ class ModelEncoder(_Encoder):
             CheckpointError: It cannot be loaded.
         """
         super().__init__(name)
-        from sentence_transformers import SentenceTransformer
-
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
+            raise ConfigError(
+                f"encoder {name!r} needs sentence-transformers: pip install 'compeer[train]'"
+            ) from error
         try:
             self._model = SentenceTransformer(name, device=device)
         except Exception as error:  # the library raises any exception

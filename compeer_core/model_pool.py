@@ -7,6 +7,7 @@ Only safetensors are read, and code in a checkpoint is never executed.
 """
 
 import functools
+import importlib.util
 import json
 import logging
 import threading
@@ -350,6 +351,8 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
         dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if quantize is None:
         return {"dtype": dtype}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("quantize needs bitsandbytes: pip install 'compeer[quantize]'")
     from transformers import BitsAndBytesConfig
 
     compute = dtype if place.type == "cuda" else torch.float32

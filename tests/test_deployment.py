@@ -34,8 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
 SPACES_ADD = ("uvicorn>=0.14.0", "websockets>=10.4", "spaces")
 """A gradio Space installs these in addition to requirements.txt and gradio[oauth,mcp]==sdk_version."""
-LOADED_BY_NAME = {"accelerate", "bitsandbytes", "psycopg"}
-"""transformers imports the first two on demand, SQLAlchemy the third."""
+LOADED_BY_NAME = {"accelerate"}
+"""transformers and peft import it on demand."""
+OPTIONAL = {"sentence-transformers"}
+"""An encoder by name imports it and says which extra to install."""
 START_SECONDS = 90.0
 
 
@@ -124,24 +126,35 @@ def test_the_readme_starts_after_the_front_matter():
 # --- requirements.txt -----------------------------------------------------------------------------
 
 
+def extras() -> dict[str, list[str]]:
+    return project()["optional-dependencies"]
+
+
 def declared() -> dict[str, Requirement]:
-    extras = project()["optional-dependencies"]
-    lines = [*project()["dependencies"], *extras["postgres"]]
-    return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+    """Return every requirement of pyproject.toml by name; one name has the same bounds everywhere."""
+    lines = [*project()["dependencies"], *(line for lines in extras().values() for line in lines)]
+    every: dict[str, Requirement] = {}
+    for requirement in map(Requirement, lines):
+        name = canonicalize_name(requirement.name)
+        if name == "compeer":
+            continue
+        assert str(every.setdefault(name, requirement)) == str(requirement)
+    return every
 
 
-def test_requirements_txt_has_the_bounds_of_pyproject_toml():
-    known = declared()
+def test_requirements_txt_is_what_its_generator_writes():
+    generated = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "requirements"], capture_output=True, text=True, check=True
+    )
 
-    assert {name: str(requirement) for name, requirement in requirements().items()} == {
-        name: str(known[name]) for name in requirements()
-    }
+    assert (ROOT / "requirements.txt").read_text(encoding="utf-8") == generated.stdout
 
 
-def test_requirements_txt_lists_exactly_what_the_app_imports():
-    files = [ROOT / "app.py"]
-    files += [*(ROOT / "compeer_core").rglob("*.py"), *(ROOT / "ui_components").rglob("*.py")]
-    modules = {
+def imported_modules(*places: str) -> set[str]:
+    """Return the top-level modules that Python files import, at module level or later."""
+    roots = [ROOT / place for place in places]
+    files = [file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py"))]
+    return {
         name.partition(".")[0]
         for path in files
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -153,15 +166,29 @@ def test_requirements_txt_lists_exactly_what_the_app_imports():
             else []
         )
     }
-    distributions = packages_distributions()
-    known = declared()
-    needed = {
-        canonicalize_name(distribution)
-        for module in modules
-        for distribution in distributions.get(module, ())
-    }
 
-    assert set(requirements()) == (needed & set(known)) | LOADED_BY_NAME
+
+def distributions_of(modules: set[str]) -> set[str]:
+    known = packages_distributions()
+    return {canonicalize_name(name) for module in modules for name in known.get(module, ())}
+
+
+def test_the_dependencies_are_exactly_what_the_app_imports():
+    needed = distributions_of(imported_modules("app.py", "compeer_core", "ui_components"))
+    every = declared()
+    chat = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
+
+    assert chat == (needed & set(every)) - OPTIONAL | LOADED_BY_NAME
+
+
+def test_the_extras_hold_what_training_imports_beyond_the_chat():
+    needed = distributions_of(imported_modules("training"))
+    every = declared()
+    lines = [line for extra in ("cer", "eval", "train", "ray") for line in extras()[extra]]
+    offered = {canonicalize_name(Requirement(line).name) for line in lines}
+    chat = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
+
+    assert (needed & set(every)) - chat == offered - {"bitsandbytes"}  # transformers imports it
 
 
 def test_requirements_txt_selects_the_cpu_build_of_pytorch():

@@ -30,6 +30,7 @@ from training.stages import STAGES, Stage, StoppedEarly, WaitingForPeople, load_
 
 PROGRAM = "python -m training"
 RESULTS = "results"
+INSTALL = "install the extras of training: pip install 'compeer[train,cer,eval]'"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,6 +66,11 @@ def main(arguments: Sequence[str] | None = None, stages: Mapping[str, Stage] = S
         return 130
     except CompeerError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in {"compeer_core", "training"}:
+            raise
+        print(f"{PROGRAM}: the package {error.name} is missing; {INSTALL}", file=sys.stderr)
         return 1
 
 
