@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class PolicySource(FrozenModel):
     """Checkpoint folder or Hub ID."""
     adapter: Path | None = None
     style: Style = "trained"
+    temperature: float | None = Field(default=None, ge=0)
+    """Replaces the evaluation's sampling temperature for this policy; 0 is greedy."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Answerer:
         Raises:
             CompeerError: The policy cannot process one of the histories.
         """
+        if self._policy.temperature is not None:
+            sampling = replace(sampling, temperature=self._policy.temperature)
         answers = self._generate(
             requests, sampling, None if stored is None else AnswerStore(stored)
         )

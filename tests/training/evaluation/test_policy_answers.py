@@ -112,3 +112,17 @@ def test_fewer_requests_do_not_truncate_the_file(policy, generated, tmp_path):
     assert answers(policy, requests(2), stored) == whole[:2]
     assert answers(policy, requests(4), stored) == whole
     assert generated == []
+
+
+def test_a_policys_own_temperature_replaces_that_of_the_evaluation(policy, monkeypatch):
+    temperatures: list[float] = []
+
+    def record(_: Any, prompts: Any, sampling: Any) -> list[tuple[str, ...]]:
+        temperatures.append(sampling.temperature)
+        return [("",) for _ in prompts]
+
+    monkeypatch.setattr(Answerer, "_generate_batch", record)
+    answers(policy, requests(1), None, temperature=0.7)
+    answers(policy.model_copy(update={"temperature": 0.0}), requests(1), None, temperature=0.7)
+
+    assert temperatures == [0.7, 0.0]
