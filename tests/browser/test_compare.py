@@ -372,7 +372,7 @@ def test_on_a_phone_both_sides_are_opened_before_the_vote(phone):
     expect(phone.locator('#compare-talk .side[data-side="0"]')).to_be_visible()
     expect(phone.locator('#compare-talk .side[data-side="1"]')).to_be_hidden()
     expect(ballot(phone).locator("[data-reason]")).to_have_text(
-        "Open B first, so that you have seen both."
+        "Open B first: please read both before you vote."
     )
     expect(ballot(phone).locator("[data-vote]").first).to_be_disabled()
     phone.keyboard.press("1")

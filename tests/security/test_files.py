@@ -253,7 +253,7 @@ def test_a_picture_of_a_refused_call_is_deleted(server):
         kind, said = call_chat(program, image=picture_of(path))
 
     assert kind == "error"
-    assert "not a picture" in str(said)
+    assert "not an image" in str(said)
     assert not Path(path).exists()
 
 

@@ -27,6 +27,7 @@ posteriori sampling (Bardsley, Solonen, Haario and Laine, 2014, SIAM J. Sci. Com
 With many votes that changes nothing; without any, it returns the prior.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -115,11 +116,15 @@ def fit(matches: Matches, ridge: float, *, prior: Floats | None = None) -> Fit:
     regression = LogisticRegression(
         C=1 / ridge, fit_intercept=False, solver="newton-cg", tol=_TOLERANCE, max_iter=1000
     )
-    regression.fit(
-        vstack([blocks, blocks], format="csr"),
-        np.repeat([1, 0], blocks.shape[0]),
-        sample_weight=np.concatenate([won.ravel(), lost.ravel()]),
-    )
+    with warnings.catch_warnings():
+        # Next to the solution rounding can end scipy's first line search; scikit-learn then uses another one,
+        # and warns itself if that fails too.
+        warnings.filterwarnings("ignore", "The line search algorithm did not converge")
+        regression.fit(
+            vstack([blocks, blocks], format="csr"),
+            np.repeat([1, 0], blocks.shape[0]),
+            sample_weight=np.concatenate([won.ravel(), lost.ravel()]),
+        )
     parameters = regression.coef_.reshape(sets, models)
     return Fit(parameters[:, :-1] @ contrasts, parameters[:, -1])
 

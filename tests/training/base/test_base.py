@@ -111,7 +111,7 @@ def test_zero_block_stays_zero():
 
 
 def test_rejects_incomplete_blocks():
-    with pytest.raises(ValueError, match="33 bytes are no whole blocks of 34"):
+    with pytest.raises(ValueError, match="rows of 33 bytes are not whole blocks of 34"):
         unpacked(torch.zeros(2, 33, dtype=torch.uint8), "q8_0")
 
 

@@ -135,7 +135,7 @@ def test_lines_of_another_layout_are_skipped_and_a_file_of_nothing_else_is_an_er
 
     write_esconv(tmp_path / "train.txt.gz", [good, bad])
     assert len(list(rule_rows(config, "train"))) == 1
-    assert "1 x another layout" in caplog.text
+    assert "1 x not in the corpus's layout" in caplog.text
     write_esconv(tmp_path / "train.txt.gz", [bad])
     with pytest.raises(ConfigError, match=r"train\.txt\.gz: no dialogue in ESConv's layout"):
         list(rule_rows(config, "train"))

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.esconv import read_esconv
+from training.cer.corpora.esconv import load_lines
+from training.cer.records import Dropped
 from training.data.near_duplicates import HeldOut, Rule, plain_words
 
 LONG = (
@@ -89,8 +90,8 @@ def test_copies_of_esconv_with_inserted_words_and_merged_turns_are_found(corpora
     rng = random.Random(0)
     dialogues = {
         split: {
-            source.dialogue.id: [said.text for said in source.dialogue.utterances]
-            for source in read_esconv(corpora / "esconv" / f"{split}.txt.gz", split)
+            source.id: [utterance.text for utterance in source.utterances]
+            for source in load_lines(corpora / "esconv" / f"{split}.txt.gz", Dropped(), split)
         }
         for split in ("train", "test")
     }

@@ -72,7 +72,7 @@ def test_the_arithmetic_on_memory_is_right(path):
     training = load_toml(path, Config).training
     a_token = 2 * TEXT["num_hidden_layers"] * TEXT["num_key_value_heads"] * 128 * 2
     assert a_token == pytest.approx(57e3, rel=0.01)
-    assert "57 kB a token" in path.read_text(encoding="utf-8").replace("\n# ", " ")
+    assert "57 kB per token" in path.read_text(encoding="utf-8").replace("\n# ", " ")
     if training.rollouts == "vllm":
         return
     tokens = training.longest_prompt + training.max_new_tokens
@@ -102,7 +102,7 @@ def test_weights_take_what_the_recipes_say(qwen_7b):
     assert said(QWEN / "grpo_qlora.toml", r"([\d.]+) GB of weights") == pytest.approx(
         packed / 1e9, abs=0.05
     )
-    assert said(QWEN / "grpo_full.toml", r"arithmetic: (\d+) GB") == pytest.approx(
+    assert said(QWEN / "grpo_full.toml", r"memory: (\d+) GB") == pytest.approx(
         (4 * every + 12 * (every - encoder)) / 1e9, abs=1
     )
 

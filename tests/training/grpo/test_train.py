@@ -313,7 +313,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_processes(config, tmp_path,
     with pytest.raises(ConfigError, match="saved by 1 processes, and now there are 2"):
         train.run(config(max_steps=1), resume=tmp_path / "run")
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match="a run is already there"):
+    with pytest.raises(ConfigError, match="there is already a run"):
         train.run(config(max_steps=1))
 
 

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
 
-CONFIGS = Path(__file__).resolve().parents[2] / "training" / "configs"
+CONFIGS = Path(__file__).resolve().parents[3] / "training" / "configs"
 QWEN = sorted((CONFIGS / "qwen").glob("reward_*.toml"))
 PROCESSES = {"reward_full": 8, "reward_lora": 1, "reward_qlora": 1}
 

@@ -197,7 +197,7 @@ def test_nothing_reveals_the_models_before_the_vote(anna, services):
     anna.send("Slowly, please.")
     assert anna.screens
     services.compare_jobs.stop(anna.key)
-    with pytest.raises(VoteRefusedError, match="own vote"):
+    with pytest.raises(VoteRefusedError, match="names are shown after the vote"):
         services.votes.reveal(anna.battle, anna.key.visitor)
     aged(anna)
     anna.vote("both")

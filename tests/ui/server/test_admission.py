@@ -322,7 +322,7 @@ def test_a_closed_page_leaves_the_queue(services, address):
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening() as events:
-            assert any("number 1 in line" in event for event in events)
+            assert any("number 1 in the queue" in event for event in events)
         left = time.monotonic()
         eventually(lambda: len(line) == 0)
         gone_after = time.monotonic() - left

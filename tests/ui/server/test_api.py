@@ -252,7 +252,7 @@ def test_the_server_goes_on_after_a_bad_value(client):
 def test_an_upload_that_is_no_picture_is_refused(client, tmp_path: Path):
     (tmp_path / "notes.png").write_text("words", encoding="utf-8")
 
-    with pytest.raises(AppError, match="not a picture"):
+    with pytest.raises(AppError, match="not an image"):
         client.predict("look", image=handle_file(tmp_path / "notes.png"), api_name="/chat")
 
 

@@ -16,6 +16,7 @@ since WAL does not work over NFS.
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import astuple, dataclass
@@ -69,7 +70,7 @@ class ResponseStore:
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
         try:
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            _enter_wal_mode(self._connection)
             self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute(_TABLE)
         except sqlite3.DatabaseError as error:
@@ -100,3 +101,20 @@ class ResponseStore:
         """Close the file. May be called twice."""
         with self._lock:
             self._connection.close()
+
+
+def _enter_wal_mode(connection: sqlite3.Connection) -> None:
+    """Switch a database to WAL mode; SQLite itself does not wait for other processes that do so just now.
+
+    Raises:
+        sqlite3.DatabaseError: The file is no database, or stays locked for `BUSY_SECONDS`.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)

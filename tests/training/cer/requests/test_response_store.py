@@ -1,7 +1,9 @@
 """The response store returns what was added, from any process and after any interruption."""
 
 import multiprocessing
+import sqlite3
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,16 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="cannot be used as a store of responses"):
         ResponseStore(path)
     assert path.read_text(encoding="utf-8") == "my notes\n" * 200
+
+
+def test_a_file_that_another_process_has_locked_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    other = sqlite3.connect(path, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    timer = threading.Timer(0.3, other.close)
+    timer.start()
+
+    with ResponseStore(path) as store:
+        store.add([attempt("a")])
+        assert store.attempts("a") == (attempt("a"),)
+    timer.join()
