@@ -86,6 +86,27 @@ def test_paths_that_documents_name_exist(document):
     assert sorted({path for path in paths if not (ROOT / path).exists()}) == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_commands_of_documents_name_a_config_of_their_stage(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    commands = re.findall(r"-m training ((?:[a-z]+ )+)(training/configs/\S+\.toml)", text)
+
+    assert [
+        f"{stage}{path}" for stage, path in commands if stage.strip() != stage_of(ROOT / path)
+    ] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_documents_install_only_extras_that_exist(document):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (ROOT / document).read_text(encoding="utf-8")
+    lists = re.findall(r"pip install -e '\.\[([\w,]+)\]'", text)
+    named = {extra for names in lists for extra in names.split(",")}
+    named.update(re.findall(r"extra\s+`(\w+)`", text))
+
+    assert named <= set(project["optional-dependencies"])
+
+
 def headings_of(path: Path) -> set[str]:
     """The anchors that GitHub and MkDocs make of a document's headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)

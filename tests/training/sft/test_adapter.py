@@ -1,4 +1,4 @@
-"""SFT of an adapter: dialogues of CER rows, cut short and gone on with, alone and in two processes."""
+"""SFT of an adapter: dialogues of CER rows, interrupted and resumed, alone and in two processes."""
 
 import json
 from pathlib import Path

@@ -30,7 +30,7 @@ SMALL = MappingProxyType(
         ),
         "vision_teacher.toml": (*_FEW_STEPS, "batch_size=8"),
         "vision.toml": (*_FEW_STEPS, "batch_size=8", "compile=false"),
-        "rules.toml": (),
+        "cer_rules.toml": (),
         "sft_dialogues.toml": (*_FEW_STEPS, *_FEW_DIALOGUES),
         "export_policy.toml": (),
         "evaluate_esconv.toml": ("turns=6", "picture_turns=2", "perplexity_turns=2"),
