@@ -205,8 +205,8 @@ class RowWriter:
 
 
 def _history(before: list[Turn], photo: str | None, characters: int) -> tuple[CaseUtterance, ...]:
-    kept = before[first_kept([len(turn.text) for turn in before], characters) :]
-    utterances = [CaseUtterance(speaker=turn.speaker, text=turn.text) for turn in kept]
+    recent = before[first_kept([len(turn.text) for turn in before], characters) :]
+    utterances = [CaseUtterance(speaker=turn.speaker, text=turn.text) for turn in recent]
     if photo is not None:
         utterances[-1] = utterances[-1].model_copy(update={"images": (photo,)})
     return tuple(utterances)

@@ -404,5 +404,5 @@ def _share(
     name: str, values: Sequence[float], weights: Floats, about: str, of: str
 ) -> results.Metric:
     known = len(values) - sum(math.isnan(value) for value in values)
-    found = estimate(weighted_mean(weights, values), known)
-    return results.measured(name, found, unit="%", of=of, about=about)
+    share = estimate(weighted_mean(weights, values), known)
+    return results.measured(name, share, unit="%", of=of, about=about)

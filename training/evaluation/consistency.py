@@ -452,12 +452,14 @@ def _count_metrics(study: Study, counts: Counts | None) -> list[results.Metric]:
         for reason, count in sorted(study.rejected.items())
     ]
     if counts is not None:
-        asked = counts.asked + counts.known
+        question_count = counts.asked + counts.known
         about = "questions to the assessor"
-        lines.append(line(about, "asked", asked, asked))
-        lines.append(line(about, "given up", counts.given_up, asked))
-        lines.append(line(about, "unanswered", counts.unanswered.total(), asked))
-        lines += [line(about, f"of no use: {why}", n, asked) for why, n in counts.retried.items()]
+        lines.append(line(about, "asked", question_count, question_count))
+        lines.append(line(about, "given up", counts.given_up, question_count))
+        lines.append(line(about, "unanswered", counts.unanswered.total(), question_count))
+        lines += [
+            line(about, f"of no use: {why}", n, question_count) for why, n in counts.retried.items()
+        ]
     return lines
 
 

@@ -365,11 +365,11 @@ def _adapted(model: Any, config: Config) -> PeftModel:
     if config.start is not None:
         weights = load_peft_weights(str(config.start), device="cpu")
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        there, asked = (
+        stored, required = (
             {(name, tensor.shape) for name, tensor in tensors.items()}
             for tensors in (weights, expected)
         )
-        if different := sorted(there ^ asked):
+        if different := sorted(stored ^ required):
             raise CheckpointError(
                 f"{config.start} does not fit {config.base}: {len(different)} weights differ, first "
                 f"{different[0][0]}; name the base that it was trained on"

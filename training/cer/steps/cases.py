@@ -157,7 +157,7 @@ def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
     r"""Join consecutive utterances of one speaker; skip those without a visible character.
 
     Example:
-        >>> said = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
+        >>> utterances = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
         >>> talk = SourceDialogue(
         ...     id="a", source_id="a", corpus="a", language="en", split="train", licence="",
         ...     utterances=[{"speaker": who, "text": text} for who, text in said],

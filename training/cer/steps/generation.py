@@ -323,10 +323,10 @@ class _Generating:
         if settings.share == "each":
             with source.open("rb") as file:
                 total = sum(1 for _ in file) * settings.samples_per_case
-        asked = questions(
+        turn_questions = questions(
             source, settings, self._names, self._authors[name], self._pictures, self._seed
         )
-        yield from self._askers[name].ask(asked, check, label="turns", total=total)
+        yield from self._askers[name].ask(turn_questions, check, label="turns", total=total)
 
     def _counted(self, source: Path) -> Iterator[Case]:
         for case in read_records(source, Case):
