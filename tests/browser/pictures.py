@@ -30,7 +30,7 @@ from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS, REPOSITORY
 from tests.voting import hold_votes
-from training.data.samples import write_records
+from training.data.records import write_records
 from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services

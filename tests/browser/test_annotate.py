@@ -12,7 +12,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.votes.__main__ import main
 from tests.browser.axe import violations
 from tests.pages import COMPLETE, eventually, make_services
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 from training.reward_model.conversations import Kind, conversations
 from ui_components.server.app import build_server, serving
 

@@ -59,7 +59,7 @@ from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import process_count
 from training.common.run_directory import RunDirectory, versions
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.grpo import train
 from training.grpo.reward import GroupReward
 from training.grpo.settings import GRPOSettings, RewardSettings

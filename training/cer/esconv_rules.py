@@ -29,7 +29,7 @@ from training.cer.steps.cases import Turn, rounds_of, turns_of
 from training.data.faces import face_class_of
 from training.data.histories import first_kept
 from training.data.pictures import Photos, read_photos
-from training.data.samples import write_records
+from training.data.records import write_records
 
 _log = logging.getLogger(__name__)
 

@@ -72,7 +72,7 @@ from training.common.fingerprints import fingerprint
 from training.common.interrupts import StopRequest
 from training.common.run_directory import CONFIG_FILE, RunDirectory
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 from training.stages import StoppedEarly, WaitingForPeople
 
 _log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from training.cer.requests.seeding import generator_for, stable_hash
 from training.data.faces import FACE_CLASSES
 from training.data.pictures import Photos, read_photos
 from training.data.quotations import invented
-from training.data.samples import write_records
+from training.data.records import write_records
 
 _log = logging.getLogger(__name__)
 

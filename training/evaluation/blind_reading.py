@@ -35,7 +35,7 @@ from training.common.run_directory import versions
 from training.data.histories import read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records, write_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
     AnswerRequest,

@@ -49,7 +49,7 @@ from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
     Rates,

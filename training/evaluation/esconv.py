@@ -34,7 +34,7 @@ from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records, write_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.esconv_measures import (
     PUBLISHED,

@@ -53,7 +53,7 @@ from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.histories import read_histories, shortened
 from training.data.pictures import Pictures
-from training.data.samples import drawn
+from training.data.records import drawn
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.bleu_rouge import overlap
 from training.evaluation.likelihood import LikelihoodModel

@@ -13,7 +13,7 @@ from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict
 from training.common.progress import track
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 
 class Rated(FrozenModel):

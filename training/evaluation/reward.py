@@ -31,7 +31,7 @@ from compeer_core.taxonomy import Preference
 from training.common import results
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
 from training.evaluation.judge_ratings import Rated, rate_file
 from training.evaluation.metrics import (

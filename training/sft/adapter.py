@@ -45,7 +45,7 @@ from training.common.processes import (
     sum_over_processes,
 )
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.finetune.base_model import LoraShape, Weights, check_base, load_base, lora_config
 from training.finetune.optimisation import (
     CHECKPOINT,

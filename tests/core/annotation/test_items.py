@@ -14,7 +14,7 @@ from compeer_core.votes.__main__ import main
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import TURN
 from training.cer.steps.annotation import items
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 PERSON = DecidedBy(kind="person", name="somebody")
 

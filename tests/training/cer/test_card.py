@@ -18,7 +18,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
 from training.cer import card
 from training.cer.records import StepReport
-from training.data.samples import write_records
+from training.data.records import write_records
 
 TURN = (
     "<history>It is about work.\nStage: Exploration</history>\n<emotion>It shows.\nSentiment: "

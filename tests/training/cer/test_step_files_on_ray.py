@@ -28,7 +28,7 @@ from training.cer.steps import cases, filtering
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.ingest import CorpusFile, collect
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 # Ray warns of its own settings. Workers import all that they need, on cores that others use too.
 pytestmark = [

@@ -18,7 +18,7 @@ from training.cer import written
 from training.cer.written import Config, read_written, split_of, written_rows
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
-from training.data.samples import read_records
+from training.data.records import read_records
 from training.sft.cer import turns_to_learn
 
 SHIPPED = Path(__file__).resolve().parents[3] / "assets" / "cer" / "plain.jsonl.gz"

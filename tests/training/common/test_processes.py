@@ -11,7 +11,7 @@ from tests.training.reward_model.test_train import record
 from tests.training.runs import run_in_processes
 from training.common import processes
 from training.common.run_directory import RunDirectory
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.sft.cer import Config as SftConfig
 
 

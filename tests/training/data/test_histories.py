@@ -8,7 +8,7 @@ from compeer_core.cer import Variant
 from compeer_core.errors import ConfigError
 from tests.training.grpo.world import record, write_rows
 from training.data.histories import first_kept, has_pictures, read_histories, shortened
-from training.data.samples import write_records
+from training.data.records import write_records
 
 
 def test_rows_of_a_split_with_a_reply_are_read(tmp_path):

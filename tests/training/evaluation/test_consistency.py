@@ -17,7 +17,7 @@ from tests.training.cer.endpoint import Endpoint, asked
 from training.cer import esconv_rules
 from training.cer.steps.generation import GeneratedTurn
 from training.common import results
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 from training.evaluation import consistency
 from training.evaluation.consistency import Config, StoredVerdicts
 from training.evaluation.strategy_signs import measure_signs

@@ -14,7 +14,7 @@ from tests.training.corpora_fixture import write_faces
 from tests.training.evaluation.test_face_swap import sample
 from tests.training.grpo.world import record
 from training.common import results
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.evaluation import esconv
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (

@@ -15,7 +15,7 @@ from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge
 from training.common import results
 from training.data.pictures import Pictures
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.evaluation import reward
 from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.reward import MAJORITY, Config, comparison

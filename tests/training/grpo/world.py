@@ -21,7 +21,7 @@ from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict
 from compeer_core.reasoning import Reading
 from compeer_core.taxonomy import Emotion, Preference, Strategy
 from compeer_core.unifireward import Judge
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.grpo.reward import GroupReward, Scored
 
 

@@ -11,7 +11,7 @@ from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedB
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.taxonomy import Preference
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.finetune.base_model import LoraShape
 from training.finetune.sft_trainer import FineTuning
 from training.reward_model import train as reward

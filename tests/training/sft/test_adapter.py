@@ -18,7 +18,7 @@ from tests.training.reward_model.test_train import record
 from tests.training.runs import interrupt_at_step_3, run_in_processes
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import ATTENTION, row_loss, shared_prefix_row
 from training.sft import adapter

@@ -12,7 +12,7 @@ from compeer_core.reasoning import parse, render
 from compeer_core.taxonomy import Preference
 from tests.training.reward_model.test_train import RULE, record
 from training.data.faces import read_faces
-from training.data.samples import write_records
+from training.data.records import write_records
 from training.finetune.base_model import LoraShape
 from training.finetune.sft_trainer import FineTuning
 from training.sft import cer

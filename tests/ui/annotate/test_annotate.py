@@ -23,7 +23,7 @@ from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
 from tests.pages import COMPLETE, make_services
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
 from ui_components.annotate.routes import (
     MOST_DELAYED,

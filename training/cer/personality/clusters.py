@@ -33,7 +33,7 @@ from training.cer.personality.traits import Disc, Persona
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
 from training.cer.step_files import write_json
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 Floats = NDArray[np.float64]
 

@@ -49,7 +49,7 @@ from training.cer.requests.asking import Asker, Question
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for, seed_for
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
 

@@ -110,7 +110,7 @@ from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.raking import Pattern, Row, UnreachableError, choose, dependence
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 VERSION = "silver/1"
 CORPUS = "corpus"

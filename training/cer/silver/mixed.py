@@ -45,7 +45,7 @@ from training.cer.silver.steps import (
 from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 AUTHOR = "mixed"
 """Follows the model's name in the author of such a turn."""

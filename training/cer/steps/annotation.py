@@ -37,7 +37,7 @@ from compeer_core.reasoning import Part, SupportTurn, read
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for, stable_hash
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 INCOMPLETE = "incomplete turn"
 REPEATED = "repeated turn for the same case"

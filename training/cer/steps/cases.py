@@ -38,7 +38,7 @@ from training.cer.requests.seeding import generator_for
 from training.cer.sampling import sample_rounds
 from training.common.progress import count_lines, track
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 SAME_TURN_RATIO = 0.8
 """From this `difflib` ratio of their letters on, two turns are the same turn in two layouts. All rated
@@ -160,7 +160,7 @@ def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
         >>> utterances = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
         >>> talk = SourceDialogue(
         ...     id="a", source_id="a", corpus="a", language="en", split="train", licence="",
-        ...     utterances=[{"speaker": who, "text": text} for who, text in said],
+        ...     utterances=[{"speaker": who, "text": text} for who, text in utterances],
         ... )
         >>> [turn.text for turn in turns_of(talk)]
         ['Hi.\nI am lost.', 'Where are you?']

@@ -45,7 +45,7 @@ from compeer_core.errors import ConfigError
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
 from training.common.progress import count_lines, track
 from training.data.near_duplicates import HeldOut, Rule, plain_words
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 CORPUS_OF_CARD: Mapping[str, str] = MappingProxyType(
     {"esconv": "esconv", "epitome": "epitome", "smile": "smile", "psyqa": "smile"}

@@ -60,7 +60,7 @@ from training.cer.requests.asking import Answer, Asker, Question
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import seed_for
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 PAPER = "over 23 % of the data (COMPEER, Construction of the CER Dataset)"
 LONG_LETTERS = 20

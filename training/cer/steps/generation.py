@@ -40,7 +40,7 @@ from training.cer.requests.asking import Answer, Asker, Counts, Question
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.requests.seeding import generator_for, seed_for
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 INCOMPLETE = "incomplete"
 UNREADABLE = "unreadable label"

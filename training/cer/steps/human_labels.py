@@ -61,7 +61,7 @@ from training.cer.records import Dropped, SourceDialogue, SourceUtterance, StepR
 from training.cer.requests.seeding import generator_for
 from training.cer.steps.ingest import drawn_split
 from training.common.progress import track
-from training.data.samples import write_records
+from training.data.records import write_records
 
 SAME_REPLY = "identical replies"
 VOTES_TOO_CLOSE = "votes too close"

@@ -30,7 +30,7 @@ from training.cer.corpora.hub import OWN_SPLITS, hub_parts, is_hub_name
 from training.cer.records import Dropped, Reason, SourceDialogue, StepReport
 from training.cer.requests.seeding import generator_for
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 SHARES: tuple[tuple[Split, float], ...] = (("train", 0.8), ("valid", 0.1), ("test", 0.1))
 """Shares of the sources that have no split of their own."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.cer.records import SourceDialogue, StepReport
 from training.cer.requests.seeding import stable_hash
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 NOT_DRAWN = "not in the subset"
 

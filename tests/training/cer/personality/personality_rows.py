@@ -17,7 +17,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.taxonomy import Emotion, Preference, Sentiment, Stage, Strategy
 from training.cer.requests.asking import Answer, Check, Question
-from training.data.samples import write_records
+from training.data.records import write_records
 
 RULE = DecidedBy(kind="rule", name="test/1")
 

@@ -22,7 +22,7 @@ from training.cer.personality.clusters import (
     fit,
 )
 from training.cer.personality.traits import Disc, Persona
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 
 def persona(name, *, source=None, split="train", speaker=Speaker.SEEKER, d=0.5, language="en"):

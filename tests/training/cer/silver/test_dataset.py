@@ -53,7 +53,7 @@ from training.cer.steps.raking import (
     rake,
     table_of,
 )
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 LISTS = words()
 RULE = StepSettings()

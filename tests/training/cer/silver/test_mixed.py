@@ -23,7 +23,7 @@ from training.cer.silver.mixed import Mixing, Steps, mix, mixed_turn, take_apart
 from training.cer.silver.steps import Habits, count_habits, judge_steps
 from training.cer.silver.words import Context, words
 from training.cer.steps.generation import GeneratedTurn
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 LISTS = words()
 SETTINGS = silver.Settings()

@@ -20,7 +20,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from training.cer.steps.annotation import DroppedAnswer, Need, items, settle
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TURN = """\

@@ -28,7 +28,7 @@ from training.cer.steps.cases import (
     turns_of,
 )
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 SEEKER, SUPPORTER = Speaker.SEEKER, Speaker.SUPPORTER
 ALL = Settings(rounds_per_dialogue="all")

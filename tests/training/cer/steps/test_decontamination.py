@@ -18,7 +18,7 @@ from training.cer.steps.decontamination import (
     terms,
 )
 from training.cer.steps.ingest import CorpusFile, collect
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 LONG = "nobody told me that the old house by the river would be sold before the winter came round again"
 OTHER = "my sister has not called me once since the storm and she will not answer the door to me"

@@ -32,7 +32,7 @@ from training.cer.steps.filtering import (
     transcript,
 )
 from training.cer.steps.ingest import CorpusFile, collect
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 SEEKER, SUPPORTER = Speaker.SEEKER, Speaker.SUPPORTER
 PLAIN = ("I lost my job in May.", "That must be hard.", "It is, and nobody asks.", "I do ask.")

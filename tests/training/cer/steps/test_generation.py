@@ -44,7 +44,7 @@ from training.cer.steps.generation import (
     wanted,
 )
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records, write_records
 
 ONE = Settings()
 FACE = "faces/fer2013/train/sad/train_000.jpg"

@@ -6,7 +6,7 @@ from compeer_core.cer import CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from tests.training.grpo.world import record
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records, write_records
 
 ROW = record(1, images=("faces/a",), original="Hi,\nme \u2028 \u5922 \U0001f614")
 
