@@ -26,11 +26,11 @@ from compeer_core.annotation.items import add_items
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.registry import Registry
+from compeer_core.row_files import write_rows
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS, REPOSITORY
 from tests.voting import hold_votes
-from training.data.records import write_records
 from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         desk = Desk(votes)
         token = desk.add_annotator(ANNOTATOR)
         rows = Path(folder) / "rows.jsonl"
-        write_records(rows, [_recorded_item()])
+        write_rows(rows, [_recorded_item()])
         add_items(desk, rows)
         services.models.warm_up(lambda error: sys.exit(str(error))).join()
         with serving(build_server(services)) as address, sync_playwright() as playwright:

@@ -9,10 +9,11 @@ from playwright.sync_api import Browser, Page, expect
 from compeer_core.annotation.desk import Desk
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
+from compeer_core.row_files import write_rows
 from compeer_core.votes.__main__ import main
 from tests.browser.axe import violations
 from tests.pages import COMPLETE, eventually, make_services
-from training.data.records import read_records, write_records
+from training.data.records import read_records
 from training.reward_model.conversations import Kind, conversations
 from ui_components.server.app import build_server, serving
 
@@ -64,7 +65,7 @@ class World:
         self.services = make_services(folder)
         self.desk = Desk(self.services.votes)
         PIL.Image.new("RGB", (60, 40), "teal").save(folder / "photo.png")
-        write_records(folder / "rows.jsonl", [record(number) for number in range(items)])
+        write_rows(folder / "rows.jsonl", [record(number) for number in range(items)])
         url = f"sqlite:///{folder / 'compeer.sqlite3'}"
         assert main(["items", str(folder / "rows.jsonl"), "--database-url", url]) == 0
         names = {"ann": False, "bo": False, "cy": True}

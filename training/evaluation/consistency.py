@@ -41,6 +41,7 @@ from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict, Unsc
 from compeer_core.prompts import LANGUAGES, consistency_question
 from compeer_core.reasoning import render_step
 from compeer_core.registry import Registry
+from compeer_core.row_files import write_rows
 from compeer_core.stats import Estimate, Floats, bootstrap_weights, estimate
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
@@ -49,7 +50,7 @@ from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
-from training.data.records import read_records, write_records
+from training.data.records import read_records
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
     Rates,
@@ -320,7 +321,7 @@ def report(study: Study, config: Config) -> None:
     )
     results.publish(result, config.output, config.folder)
     plot_rates(metrics, SEEN, BY_CHANCE, config.folder / "table.png")
-    write_records(config.folder / "turns.jsonl", _evaluated_turns(study))
+    write_rows(config.folder / "turns.jsonl", _evaluated_turns(study))
 
 
 @dataclass(frozen=True)

@@ -261,10 +261,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     whole = SHIPPED.read_bytes()
     for broken in (b"{}", whole[:1000], whole[:600] + b"\0" * 99, gzip.compress(b"\xff")):
         path.write_bytes(broken)
-        with pytest.raises(ConfigError, match="not gzip-compressed JSON lines"):
+        with pytest.raises(ConfigError, match=r"cannot be read|is not UTF-8"):
             list(read_written(path))
     path.write_bytes(gzip.compress(b"\n[1]\n"))
-    with pytest.raises(ConfigError, match="line 2: the line: Input should be"):
+    with pytest.raises(ConfigError, match="line 2: Input should be"):
         list(read_written(path))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from compeer_core import row_files
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, HumanLabels
 from compeer_core.dialogue import Speaker
@@ -21,7 +22,6 @@ from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict
 from compeer_core.reasoning import Reading
 from compeer_core.taxonomy import Emotion, Preference, Strategy
 from compeer_core.unifireward import Judge
-from training.data.records import write_records
 from training.grpo.reward import GroupReward, Scored
 
 
@@ -139,13 +139,13 @@ def record(number: int, split: str = "train", **changes: Any) -> CerRecord:
 
 
 def write_rows(path: Path, count: int, split: str = "train", **changes: Any) -> Path:
-    write_records(path, [record(number, split, **changes) for number in range(1, count + 1)])
+    row_files.write_rows(path, [record(number, split, **changes) for number in range(1, count + 1)])
     return path
 
 
 def write_mixed_rows(path: Path, count: int, face: str) -> None:
     """Every third history shows a face beside its last utterance."""
-    write_records(
+    row_files.write_rows(
         path,
         [record(n, images=(face,) if n % 3 == 0 else ()) for n in range(1, count + 1)],
     )

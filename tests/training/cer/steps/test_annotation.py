@@ -18,9 +18,10 @@ from compeer_core.cer import Case, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.steps.annotation import DroppedAnswer, Need, items, settle
-from training.data.records import read_records, write_records
+from training.data.records import read_records
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TURN = """\
@@ -133,7 +134,7 @@ def desk(tmp_path):
         )
         for n, order in enumerate(orders)
     ]
-    write_records(tmp_path / "key.jsonl", keys)
+    write_rows(tmp_path / "key.jsonl", keys)
     return tmp_path
 
 
