@@ -7,12 +7,12 @@ import pytest
 
 from compeer_core.annotation.annotations import read_annotations
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord, DecidedBy
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
 from compeer_core.votes.store import VoteStore
+from tests.cases import case_of
 from tests.core.votes.made_up import TURN
 from training.cer.steps.annotation import items
 from training.data.records import read_records
@@ -21,20 +21,7 @@ PERSON = DecidedBy(kind="person", name="somebody")
 
 
 def case(number, images=()):
-    said = CaseUtterance(speaker=Speaker.SEEKER, text=f"I failed {number}.", images=images)
-    return Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=(said,),
-        original="Oh no.",
-    )
+    return case_of(f"d{number}", f"I failed {number}.", images)
 
 
 def record(number, turn=TURN, images=()):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord, DecidedBy
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
+from tests.cases import case_of
 from training.finetune.base_model import LoraShape
 from training.finetune.sft_trainer import FineTuning
 from training.reward_model import train as reward
@@ -33,19 +33,7 @@ def record(number: int, *, split="train", images=(), text="I lost my job") -> Ce
         "Emotion: Sadness\nIntensity: 3</emotion><strategy>Ask.\nStrategy: Question</strategy>"
         "<reply>Why?</reply>"
     )
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"s{number}",
-        corpus="esconv",
-        language="en",
-        split=split,
-        licence="CC BY-NC 4.0",
-        round=0,
-        rounds=1,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text=f"{text} {number}.", images=images),),
-        original="I see.",
-    )
+    case = case_of(f"d{number}", f"{text} {number}.", images, split=split)
     steps = (True, number % 2 == 0, False)
     return CerRecord(
         id=f"r{number}",

@@ -16,13 +16,13 @@ from fastapi.testclient import TestClient
 
 from compeer_core.annotation.annotations import read_csv, read_jsonl
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import InputError, StoreError
 from compeer_core.reasoning import Part
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
+from tests.cases import case_of
 from tests.pages import COMPLETE, make_services
 from training.data.records import read_records
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
@@ -41,20 +41,7 @@ HOSTILE = '<img src=x onerror="stolen()"> ${stolen()} {{ 7 * 7 }} \u202eabc\u200
 
 
 def record(number, reply="Tell me.", text="I failed.", images=()):
-    said = CaseUtterance(speaker=Speaker.SEEKER, text=text, images=images)
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up_corpus",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=(said,),
-        original="Oh no.",
-    )
+    case = case_of(f"d{number}", text, images, corpus="made_up_corpus")
     return CerRecord(
         id=f"d{number}#0",
         case=case,
