@@ -76,12 +76,12 @@ def check_step(text: str, dialogue: Dialogue) -> tuple[Evidence, ...]:
 
     Example:
         >>> from compeer_core.dialogue import Speaker, Utterance
-        >>> said = Dialogue((Utterance(Speaker.SEEKER, "My boss shouted at me."),))
-        >>> [e.ground.value for e in check_step('They say "my boss" and "my job".', said)]
+        >>> dialogue = Dialogue((Utterance(Speaker.SEEKER, "My boss shouted at me."),))
+        >>> [e.ground.value for e in check_step('They say "my boss" and "my job".', dialogue)]
         ['found', 'not_said']
     """
-    found = [*_quotations(text, dialogue), *_photo_talk(text, dialogue)]
-    return tuple(sorted(found, key=lambda evidence: (evidence.start, evidence.end)))
+    passages = [*_quotations(text, dialogue), *_photo_talk(text, dialogue)]
+    return tuple(sorted(passages, key=lambda evidence: (evidence.start, evidence.end)))
 
 
 def invented_quotations(text: str, messages: Sequence[str]) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def invented_quotations(text: str, messages: Sequence[str]) -> tuple[str, ...]:
 
     Args:
         text: Any text, such as the history step of a turn.
-        messages: What was said before it.
+        messages: The messages before it.
     """
     folded = [_folded(message) for message in messages]
     return tuple(quotation for _, quotation in _quoted(text) if _place(quotation, folded) is None)

@@ -120,8 +120,8 @@ class Judgement:
                 unscorable=0,
             )
         outcomes = [*(self.steps or ()), self.response]
-        asked = [outcome for outcome in outcomes if not isinstance(outcome, NotApplicable)]
-        values = [_value(outcome, form) for outcome in asked]
+        applicable = [outcome for outcome in outcomes if not isinstance(outcome, NotApplicable)]
+        values = [_value(outcome, form) for outcome in applicable]
         format_value = None if self.is_complete is None else 1.0
         parts_values = values if format_value is None else [*values, format_value]
         known = [value for value in parts_values if value is not None]

@@ -1,11 +1,14 @@
-"""Files of rows: JSON lines, CSV cells that no spreadsheet runs, and times in UTC."""
+"""Files of rows: JSON lines, CSV cells that no spreadsheet executes, and times in UTC."""
 
+import gzip
+import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Annotated, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ValidationError
 
@@ -38,16 +41,18 @@ UtcDatetime = Annotated[AwareDatetime, BeforeValidator(_iso_time), AfterValidato
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 file for reading, with or without a byte order mark.
+    """Open a UTF-8 file for reading, with or without a byte order mark; `.gz` is decompressed.
 
     Raises:
         ConfigError: The file cannot be read, or is not UTF-8.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        open_text = gzip.open if path.suffix == ".gz" else open
+        with open_text(path, "rt", encoding="utf-8-sig", newline="") as file:
             yield file
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {problem}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 (save it as 'CSV UTF-8')") from error
 
@@ -78,7 +83,7 @@ def write_lines(file: IO[str], rows: Iterable[BaseModel]) -> int:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a file that are not empty, each after the place that errors name.
+    """Yield the place, as errors name it, and the text of each line that is not empty.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -89,18 +94,31 @@ def json_lines(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path}, line {number}", line
 
 
+def parse_json(where: str, line: str) -> Any:
+    """Return the value of a line of JSON.
+
+    Raises:
+        ConfigError: The line is not JSON; the message names the place.
+    """
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: is not JSON: {error}") from error
+
+
 def parse_row(kind: type[Row], where: str, line: str) -> Row:
     """Return the row of a line of JSON.
 
     Raises:
-        ConfigError: The line is no such row: the sentence names the place and the first problem.
+        ConfigError: The line is not such a row; the message names the place and the first problem.
     """
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
         detail = error.errors()[0]
         field = ".".join(map(str, detail["loc"]))
-        raise ConfigError(f"{where}: {field + ': ' if field else ''}{detail['msg']}") from error
+        problem = f"{field + ': ' if field else ''}{detail['msg']}"
+        raise ConfigError(f"{where}: {problem} (expected a {kind.__name__})") from error
 
 
 def read_rows(path: Path, kind: type[Row]) -> Iterator[Row]:
@@ -114,7 +132,7 @@ def read_rows(path: Path, kind: type[Row]) -> Iterator[Row]:
 
 
 def guarded(text: str) -> str:
-    """Return the text of a CSV cell, after an apostrophe where a spreadsheet might run it.
+    """Return the text of a CSV cell, with an apostrophe before what a spreadsheet may execute.
 
     Example:
         >>> guarded("=1+1"), guarded("plain")

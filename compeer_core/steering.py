@@ -4,10 +4,10 @@ A turn can begin with given steps; the model continues after them. `edited_step`
 the fields of a form.
 
 ```python
-kept = kept_steps(reading, before=Part.EMOTION)      # the history step, as the model wrote it
+history = kept_steps(reading, before=Part.EMOTION)   # the history step, as the model wrote it
 changed = edited_step(Part.EMOTION, "There is grief, not fear.",
                       {"sentiment": "Negative", "emotion": "Sadness", "intensity": "4"})
-policy.respond(dialogue, Controls(given=(*kept, GivenStep(changed))), stop)
+policy.respond(dialogue, Controls(given=(*history, GivenStep(changed))), stop)
 ```
 """
 

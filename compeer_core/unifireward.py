@@ -206,29 +206,32 @@ class Judge:
         stop: threading.Event | None,
     ) -> list[Judgement]:
         """Judge in batches; turns that a batch leaves unanswered are judged one by one."""
-        asked = {
+        questions_of = {
             number: questions
             for number, (turn, reference) in enumerate(pairs)
             if (questions := self._questions(turn, reference)) is not None
         }
         if self.reply_scorer is None:
             candidates = {
-                n: CandidateQuestions(steps, replies) for n, (steps, replies) in asked.items()
+                n: CandidateQuestions(steps, replies)
+                for n, (steps, replies) in questions_of.items()
             }
             answered = self._scored(self.scorer, dialogue, candidates)
         else:
             on_steps = {
-                n: CandidateQuestions((), steps) for n, (steps, _) in asked.items() if steps
+                n: CandidateQuestions((), steps) for n, (steps, _) in questions_of.items() if steps
             }
             on_replies = {
-                n: CandidateQuestions((), replies) for n, (_, replies) in asked.items() if replies
+                n: CandidateQuestions((), replies)
+                for n, (_, replies) in questions_of.items()
+                if replies
             }
             step_answers = self._scored(self.scorer, dialogue, on_steps)
             reply_answers = self._scored(self.reply_scorer, dialogue, on_replies)
             none = Answers((), ())
             answered = {
                 n: Answers(step_answers.get(n, none).ends, reply_answers.get(n, none).ends)
-                for n in asked
+                for n in questions_of
                 if (n in step_answers or n not in on_steps)
                 and (n in reply_answers or n not in on_replies)
             }

@@ -171,12 +171,17 @@ def test_every_module_has_a_docstring(package):
     assert undocumented == []
 
 
-def test_importing_the_core_loads_neither_torch_nor_gradio():
-    code = (
-        "import sys, compeer_core.dialogue, compeer_core.reasoning, compeer_core.unifireward, "
-        "compeer_core.turn, compeer_core.registry; "
-        "sys.exit(' '.join({'torch', 'transformers', 'gradio'} & set(sys.modules)) or 0)"
-    )
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        (("dialogue", "reasoning", "unifireward", "turn", "registry"), set()),
+        (("votes.store", "votes.database"), {"psycopg"}),
+    ],
+)
+def test_importing_the_core_loads_neither_torch_nor_gradio(modules, unwanted):
+    imports = ", ".join(f"compeer_core.{module}" for module in modules)
+    unwanted |= {"torch", "transformers", "gradio"}
+    code = f"import sys, {imports}; sys.exit(' '.join({unwanted} & set(sys.modules)) or 0)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -612,7 +612,7 @@ class Desk:
             answers = by_item(answers_of(session))
             rows = select(ItemRow).where(ItemRow.record.is_not(None)).order_by(ItemRow.position)
             for row in session.scalars(rows):
-                asked = (
+                questions = (
                     part
                     for part in QUESTIONS
                     if part is not Part.REPLY or row.item["replies"] is not None
@@ -620,7 +620,7 @@ class Desk:
                 of_item = answers.get(row.id, [])
                 record = labelled(
                     CerRecord.model_validate(row.record),
-                    {part: opinions(of_item, part) for part in asked},
+                    {part: opinions(of_item, part) for part in questions},
                 )
                 if record is not None:
                     yield record

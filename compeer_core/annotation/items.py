@@ -7,7 +7,6 @@ pipeline their answers become rows of CER here; without it they are exported for
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from compeer_core.cer import CerRecord
 from compeer_core.errors import CompletionError, ConfigError, ImageError
 from compeer_core.images import Image, read_image
 from compeer_core.reasoning import read
-from compeer_core.row_files import json_lines, parse_row, read_rows
+from compeer_core.row_files import json_lines, parse_json, parse_row, read_rows
 
 NO_TURN = "no complete reasoning to judge"
 KNOWN = "already there"
@@ -56,10 +55,7 @@ class ItemFile:
 
     def _has_cases(self) -> bool:
         for where, line in json_lines(self.path):
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{where}: is not JSON: {error}") from error
+            row = parse_json(where, line)
             return isinstance(row, dict) and "case" in row
         raise ConfigError(f"{self.path}: is empty")
 

@@ -65,19 +65,19 @@ def _check(plan: Plan, recorder: Recorder, folder: Path) -> int:
             path = folder / again.file_name
             at = first_difference(load_recording(path).raw, again.raw)
             differ |= at is not None
-            told = "the same text" if at is None else f"another text from character {at} on"
-            _say(f"{path.name}: {told}")
+            comparison = "the same text" if at is None else f"different text from character {at} on"
+            _say(f"{path.name}: {comparison}")
     return int(differ)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False, description="record the turns of the tour")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, told in (
-        ("record", _record, "ask each model once, keep what it says, and let the judge look at it"),
-        ("check", _check, "ask the shipped models again and compare"),
+    for name, run, description in (
+        ("record", _record, "run each model once, store its output, and let the judge assess it"),
+        ("check", _check, "run the shipped models again and compare"),
     ):
-        command = commands.add_parser(name, help=told, allow_abbrev=False)
+        command = commands.add_parser(name, help=description, allow_abbrev=False)
         command.set_defaults(run=run)
         command.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
         command.add_argument("--models", type=Path, default=ASSETS / "models.toml", metavar="FILE")

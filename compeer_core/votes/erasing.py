@@ -45,8 +45,8 @@ class Eraser:
         """
         self._path = path
         self._turn = turn
-        self._asked: Future[None] = Future()
-        self._asked.set_result(None)
+        self._latest: Future[None] = Future()
+        self._latest.set_result(None)
         self._waiting: list[Future[None]] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -57,14 +57,14 @@ class Eraser:
     def erased(self) -> "Future[None]":
         """Done when everything deleted before the last call of `ask` is overwritten."""
         with self._changed:
-            return self._asked
+            return self._latest
 
     def ask(self) -> "Future[None]":
         """Overwrite everything deleted so far; the future is done when that is finished."""
         done: Future[None] = Future()
         done.set_running_or_notify_cancel()
         with self._changed:
-            self._asked = done
+            self._latest = done
             self._waiting.append(done)
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="eraser", daemon=True)
@@ -90,26 +90,26 @@ class Eraser:
                 if self._is_closed or not self._waiting:
                     self._thread = None
                     return
-                asked = tuple(self._waiting)
+                requests = tuple(self._waiting)
             begun = time.monotonic()
             is_done = self._try()
             took = time.monotonic() - begun
             with self._changed:
                 if is_done:
-                    del self._waiting[: len(asked)]
+                    del self._waiting[: len(requests)]
             if is_done:
-                for each in asked:
+                for each in requests:
                     each.set_result(None)
                 pause = _FIRST_PAUSE_SECONDS
-            self._rest(took * _PAUSE_PER_WORK, 0.0 if is_done else pause, len(asked))
+            self._rest(took * _PAUSE_PER_WORK, 0.0 if is_done else pause, len(requests))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    def _rest(self, least: float, pause: float, asked: int) -> None:
+    def _rest(self, least: float, pause: float, known: int) -> None:
         """Pause for `least` seconds, then for up to `pause` more until the next request."""
         with self._changed:
             if self._waiting:
                 self._changed.wait_for(lambda: self._is_closed, least)
-                self._changed.wait_for(lambda: self._is_closed or len(self._waiting) > asked, pause)
+                self._changed.wait_for(lambda: self._is_closed or len(self._waiting) > known, pause)
 
     def _try(self) -> bool:
         """Make one attempt; return whether all deleted data is overwritten."""

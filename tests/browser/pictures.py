@@ -23,14 +23,14 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import app
 from compeer_core.annotation.desk import Desk
 from compeer_core.annotation.items import add_items
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord
 from compeer_core.registry import Registry
+from compeer_core.row_files import write_rows
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.cases import case_of
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS, REPOSITORY
 from tests.voting import hold_votes
-from training.data.samples import write_records
 from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
@@ -193,29 +193,17 @@ def _animate(name: str, frames: Sequence[Frame]) -> None:
 
 
 def _recorded_item() -> CerRecord:
-    said, first = (
+    base, first = (
         json.loads((REPOSITORY / "assets" / "tour" / f"job.{stage}.json").read_text("utf-8"))
         for stage in ("base", "sft")
     )
-    case = Case(
-        id="tour/job",
-        dialogue_id="tour/job",
-        source_id="tour/job",
-        corpus="tour",
-        language="en",
-        split="test",
-        licence="CC BY-NC-SA 4.0",
-        round=0,
-        rounds=1,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text=first["said"]),),
-        original=None,
-    )
+    case = case_of("tour/job", first["said"], corpus="tour", split="test", original=None)
     reply = first["raw"].split("<reply>")[1].split("</reply>")[0]
     return CerRecord(
         id="tour/job",
         case=case,
         first=Candidate(author="compeer-nano", reply=reply, turn=first["raw"]),
-        second=Candidate(author="base", reply=said["raw"][:300].strip() or "(nothing)"),
+        second=Candidate(author="base", reply=base["raw"][:300].strip() or "(nothing)"),
     )
 
 
@@ -232,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         desk = Desk(votes)
         token = desk.add_annotator(ANNOTATOR)
         rows = Path(folder) / "rows.jsonl"
-        write_records(rows, [_recorded_item()])
+        write_rows(rows, [_recorded_item()])
         add_items(desk, rows)
         services.models.warm_up(lambda error: sys.exit(str(error))).join()
         with serving(build_server(services)) as address, sync_playwright() as playwright:

@@ -7,12 +7,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord
+from compeer_core.row_files import write_rows
 from compeer_core.votes.__main__ import main
 from tests.browser.axe import violations
+from tests.cases import case_of
 from tests.pages import COMPLETE, eventually, make_services
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 from training.reward_model.conversations import Kind, conversations
 from ui_components.server.app import build_server, serving
 
@@ -30,22 +31,10 @@ def _patient() -> None:
 
 
 def record(number):
-    said = CaseUtterance(
-        speaker=Speaker.SEEKER,
-        text=f"I failed exam {number}. {HOSTILE}",
-        images=("photo.png",) if number == 0 else (),
-    )
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=(said,),
+    case = case_of(
+        f"d{number}",
+        f"I failed exam {number}. {HOSTILE}",
+        ("photo.png",) if number == 0 else (),
         original=BAD,
     )
     turn = f"{COMPLETE.partition('<reply>')[0]}<reply>{GOOD}</reply>"
@@ -64,7 +53,7 @@ class World:
         self.services = make_services(folder)
         self.desk = Desk(self.services.votes)
         PIL.Image.new("RGB", (60, 40), "teal").save(folder / "photo.png")
-        write_records(folder / "rows.jsonl", [record(number) for number in range(items)])
+        write_rows(folder / "rows.jsonl", [record(number) for number in range(items)])
         url = f"sqlite:///{folder / 'compeer.sqlite3'}"
         assert main(["items", str(folder / "rows.jsonl"), "--database-url", url]) == 0
         names = {"ann": False, "bo": False, "cy": True}

@@ -268,7 +268,7 @@ def test_check_finds_a_text_that_is_no_longer_written(folder, capsys):
     assert run(folder, "check") == 1
     at = first_difference(COMPLETE, other)
 
-    assert f"another text from character {at} on" in capsys.readouterr().out
+    assert f"different text from character {at} on" in capsys.readouterr().out
 
 
 def test_kept_words_do_not_answer_another_message(folder, capsys):

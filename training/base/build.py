@@ -11,8 +11,6 @@ largest logit, so no adapter could learn to generate the token.
 The image tower is randomly initialised; the stage `base tower` adds its weights.
 """
 
-import gzip
-import json
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -28,6 +26,7 @@ from compeer_core.backends.transformers_.packed_weights import packed_rows, save
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from compeer_core.row_files import json_lines, parse_json
 from training.base.gguf_file import GgufLlama, read_gguf, sha256_of
 from training.base.vocabulary import (
     Vocabulary,
@@ -207,13 +206,12 @@ def _texts(config: Config) -> Sequence[str]:
 
 
 def _written_texts(path: Path) -> Iterator[str]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                for turn in json.loads(line)["turns"]:
-                    yield from (v for k, v in turn.items() if k != "role" and isinstance(v, str))
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not gzipped JSON lines of dialogues ({error!r})") from error
+    for where, line in json_lines(path):
+        try:
+            for turn in parse_json(where, line)["turns"]:
+                yield from (v for k, v in turn.items() if k != "role" and isinstance(v, str))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{where}: not a dialogue with turns ({error!r})") from error
 
 
 def _packed(

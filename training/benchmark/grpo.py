@@ -44,6 +44,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
 from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.registry import Quantize, Registry, SourceKind
+from compeer_core.row_files import write_rows
 from compeer_core.unifireward import Judge
 from training.benchmark.measure import GIB, machine, summarise
 from training.benchmark.naive_scoring import NaiveScorer
@@ -59,7 +60,6 @@ from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import process_count
 from training.common.run_directory import RunDirectory, versions
-from training.data.samples import write_records
 from training.grpo import train
 from training.grpo.reward import GroupReward
 from training.grpo.settings import GRPOSettings, RewardSettings
@@ -309,7 +309,7 @@ def write_synthetic_prompts(path: Path, count: int, config: Config) -> Path:
         return CerRecord(id=case.id, case=case, first=Candidate(author="rule", reply=reference))
 
     # Twice as many as needed, since duplicate histories are dropped.
-    write_records(path, (row(number) for number in range(2 * count)))
+    write_rows(path, (row(number) for number in range(2 * count)))
     return path
 
 

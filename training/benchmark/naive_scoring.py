@@ -64,19 +64,19 @@ class _Session:
         self._scorer = scorer
         self._messages = list(messages)
         self._work = work
-        self._asked: list[Message] | None = None
+        self._question: list[Message] | None = None
 
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
-        self._asked = with_question(self._messages, text)
+        self._question = with_question(self._messages, text)
         return score_without_cache(
-            self._scorer, self._asked, Question(text, tuple(labels)), self._work
+            self._scorer, self._question, Question(text, tuple(labels)), self._work
         )
 
     def answer(self, label: str) -> None:
-        if self._asked is None:
+        if self._question is None:
             raise BackendError(f"{self._scorer.name}: answer() was called before ask()")
-        self._messages = [*self._asked, Message("assistant", (label,))]
-        self._asked = None
+        self._messages = [*self._question, Message("assistant", (label,))]
+        self._question = None
 
     def close(self) -> None:
         pass

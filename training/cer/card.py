@@ -27,7 +27,7 @@ from compeer_core.taxonomy import Preference
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
 from training.cer.step_files import write_json, write_whole
-from training.data.samples import read_records
+from training.data.records import read_records
 
 README = "README.md"
 JSON = "card.json"

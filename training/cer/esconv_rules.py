@@ -21,6 +21,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import SupportTurn, render
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion
 from training.cer.corpora.esconv import load_lines
 from training.cer.records import Dropped, Reason, SourceDialogue
@@ -29,7 +30,6 @@ from training.cer.steps.cases import Turn, rounds_of, turns_of
 from training.data.faces import face_class_of
 from training.data.histories import first_kept
 from training.data.pictures import Photos, read_photos
-from training.data.samples import write_records
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         _log.info("%s: %d turns", split, len(split_rows))
         rows += split_rows
     if not dry_run:
-        write_records(config.output / "rows.jsonl", rows)
+        write_rows(config.output / "rows.jsonl", rows)
 
 
 def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
@@ -205,8 +205,8 @@ class RowWriter:
 
 
 def _history(before: list[Turn], photo: str | None, characters: int) -> tuple[CaseUtterance, ...]:
-    kept = before[first_kept([len(turn.text) for turn in before], characters) :]
-    utterances = [CaseUtterance(speaker=turn.speaker, text=turn.text) for turn in kept]
+    recent = before[first_kept([len(turn.text) for turn in before], characters) :]
+    utterances = [CaseUtterance(speaker=turn.speaker, text=turn.text) for turn in recent]
     if photo is not None:
         utterances[-1] = utterances[-1].model_copy(update={"images": (photo,)})
     return tuple(utterances)

@@ -44,6 +44,7 @@ from compeer_core.cer import SPLITS, CerRecord, Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import VOCABULARIES
 from training.cer import card
 from training.cer.corpora.hub import is_hub_name
@@ -72,7 +73,7 @@ from training.common.fingerprints import fingerprint
 from training.common.interrupts import StopRequest
 from training.common.run_directory import CONFIG_FILE, RunDirectory
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 from training.stages import StoppedEarly, WaitingForPeople
 
 _log = logging.getLogger(__name__)
@@ -684,7 +685,7 @@ def _texts(files: Iterable[Path]) -> dict[str, str]:
 
 def _split(step: str, source: Path, outputs: Mapping[Split, Path]) -> StepReport:
     counts = {
-        name: write_records(
+        name: write_rows(
             path, (row for row in read_records(source, CerRecord) if row.case.split == name)
         )
         for name, path in outputs.items()

@@ -8,15 +8,13 @@ photos for the train split, held-out ones for the others. A small image tower mi
 turn would then be wrong; `readings` restricts the draw to photos that the tower reads as the class in question.
 """
 
-import gzip
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, Split
 from compeer_core.config import FrozenModel
@@ -30,12 +28,12 @@ from compeer_core.reasoning import (
     SupportTurn,
     render,
 )
+from compeer_core.row_files import json_lines, parse_row, write_rows
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer.requests.seeding import generator_for, stable_hash
 from training.data.faces import FACE_CLASSES
 from training.data.pictures import Photos, read_photos
 from training.data.quotations import invented
-from training.data.samples import write_records
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +169,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         sources = {case.source_id for case in cases}
         _log.info("%s: %d turns of %d dialogues", split, len(cases), len(sources))
     if not dry_run:
-        write_records(config.output / "rows.jsonl", rows)
+        write_rows(config.output / "rows.jsonl", rows)
 
 
 def written_rows(config: Config) -> Iterator[CerRecord]:
@@ -204,33 +202,18 @@ def read_written(path: Path) -> Iterator[WrittenDialogue]:
     """Yield the dialogues of a file.
 
     Raises:
-        ConfigError: The file is missing or not a gzip file, a line is not a dialogue, or an id occurs twice.
+        ConfigError: The file is missing or damaged, a line is not a dialogue, or an id occurs twice.
     """
-    try:
-        text = gzip.decompress(path.read_bytes()).decode("utf-8")
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise ConfigError(
             f"{path}: no such file (the written dialogues, shipped as assets/cer/plain.jsonl.gz)"
-        ) from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: not gzip-compressed JSON lines ({error}); fetch the file again"
-        ) from error
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            dialogue = WrittenDialogue.model_validate_json(line)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"])) or "the line"
+        )
+    first_use: dict[str, str] = {}
+    for where, line in json_lines(path):
+        dialogue = parse_row(WrittenDialogue, where, line)
+        if (first := first_use.setdefault(dialogue.id, where)) != where:
             raise ConfigError(
-                f"{path}, line {number}: {place}: {problem['msg']}; correct or remove the line"
-            ) from error
-        if (first := lines.setdefault(dialogue.id, number)) != number:
-            raise ConfigError(
-                f"{path}, line {number}: id {dialogue.id} is already used in line {first}; "
+                f"{where}: id {dialogue.id} is already used in {first.removeprefix(f'{path}, ')}; "
                 "choose another"
             )
         yield dialogue

@@ -67,8 +67,8 @@ def distinct_without(
     """
     spectra = _spectra_without(texts, groups, length)
     if amount is not None:
-        return [_expected(one, amount) for one in spectra]
-    return [one.total() / _runs(one) if one else 0.0 for one in spectra]
+        return [_expected(spectrum, amount) for spectrum in spectra]
+    return [spectrum.total() / _runs(spectrum) if spectrum else 0.0 for spectrum in spectra]
 
 
 def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int:

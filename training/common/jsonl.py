@@ -5,14 +5,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from compeer_core.row_files import json_lines, parse_json
+
 
 def complete_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, except a truncated last line; a missing file has none."""
+    """Yield the rows of a file, except a truncated last line; a missing file has none.
+
+    Raises:
+        ConfigError: A complete line is not JSON.
+    """
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for where, line in json_lines(path):
         if line.endswith("\n"):
-            yield json.loads(line)
+            yield parse_json(where, line)
 
 
 def filter_rows(path: Path, predicate: Callable[[dict[str, Any]], bool]) -> None:

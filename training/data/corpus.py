@@ -14,7 +14,6 @@ Marker strings inside corpus texts are neutralised, so only this module writes m
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from pydantic import Field
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.prompts import neutralise
+from compeer_core.row_files import json_lines, parse_json
 
 DOCUMENT_END = "<|endoftext|>"
 """Separates documents in plain-text files and ends each tokenised document."""
@@ -176,13 +176,11 @@ def _read_dialogue(path: Path) -> Iterator[str]:
 
 
 def _read_esconv(path: Path) -> Iterator[str]:
-    with _open_text(path) as file:
-        for line in file:
-            if line.strip():
-                turns = json.loads(line)["dialog"]
-                yield chat_document(
-                    [("user" if t["speaker"] == "usr" else "assistant", t["text"]) for t in turns]
-                )
+    for where, line in json_lines(path):
+        turns = parse_json(where, line)["dialog"]
+        yield chat_document(
+            [("user" if t["speaker"] == "usr" else "assistant", t["text"]) for t in turns]
+        )
 
 
 def _read_counselchat(path: Path) -> Iterator[str]:

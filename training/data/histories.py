@@ -10,7 +10,7 @@ from pathlib import Path
 
 from compeer_core.cer import CerRecord, Split
 from compeer_core.errors import ConfigError
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 def first_kept(lengths: Sequence[int], limit: int) -> int:

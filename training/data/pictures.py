@@ -87,7 +87,7 @@ class Pictures:
         self._faces_folder = faces
         self._skip_unreadable = skip_unreadable
         self._lock = threading.RLock()
-        self._kept: OrderedDict[str, Image] = OrderedDict()
+        self._cache: OrderedDict[str, Image] = OrderedDict()
         self._limit = kept_bytes
         self._faces: Mapping[str, Face] | None = None
         self._classes: Mapping[Emotion, str] | None = None
@@ -101,9 +101,9 @@ class Pictures:
                 below the folder of corpora.
         """
         with self._lock:
-            if name in self._kept:
-                self._kept.move_to_end(name)
-                return self._kept[name]
+            if name in self._cache:
+                self._cache.move_to_end(name)
+                return self._cache[name]
             try:
                 image = read_image(self._face(name) if name.startswith(FACES) else self._file(name))
             except ImageError as error:
@@ -126,8 +126,12 @@ class Pictures:
             ConfigError: As `open`.
         """
         return tuple(
-            tuple(image for name in said.images if (image := self._open_or_note(name)) is not None)
-            for said in history
+            tuple(
+                image
+                for name in utterance.images
+                if (image := self._open_or_note(name)) is not None
+            )
+            for utterance in history
         )
 
     def photo_for(self, emotion: Emotion, split: str, rng: np.random.Generator) -> str | None:
@@ -160,10 +164,10 @@ class Pictures:
             return None
 
     def _keep(self, name: str, image: Image) -> None:
-        self._kept[name] = image
+        self._cache[name] = image
         self.kept_bytes += len(image.data)
         while self.kept_bytes > self._limit:
-            _, oldest = self._kept.popitem(last=False)
+            _, oldest = self._cache.popitem(last=False)
             self.kept_bytes -= len(oldest.data)
 
     def _face(self, name: str) -> bytes:
@@ -192,7 +196,7 @@ class Pictures:
         if outside or not (path := root.joinpath(inner).resolve()).is_relative_to(root):
             raise ConfigError(f"picture {name!r}: leads out of the folder of corpora")
         try:
-            if not path.is_file():  # a pipe would block for ever
+            if not path.is_file():  # a pipe would block forever
                 raise _Unreadable(f"picture {name}: no such file below {self._data_dir}")
             if path.stat().st_size > LARGEST_FILE:
                 raise _Unreadable(f"picture {name}: larger than {LARGEST_FILE >> 20} MiB")

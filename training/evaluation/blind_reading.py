@@ -27,6 +27,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import TAGS, read
+from compeer_core.row_files import write_rows
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
 from training.common import results
 from training.common.diversity import loops
@@ -35,7 +36,7 @@ from training.common.run_directory import versions
 from training.data.histories import read_histories
 from training.data.pictures import Pictures
 from training.data.quotations import invented
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
     AnswerRequest,
@@ -267,8 +268,8 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) ->
             "policies": [candidates[number].policy for number in order],
         }
     config.output.mkdir(parents=True, exist_ok=True)
-    write_records(config.output / TURNS, turns)
-    write_records(config.output / SHEET, lines)
+    write_rows(config.output / TURNS, turns)
+    write_rows(config.output / SHEET, lines)
     shutil.copy(RUBRIC, config.output / "rubric.md")
     temporary = config.output / f"{KEY}.new"
     temporary.write_text(json.dumps({"asked": settings, "lines": key}, indent=1), encoding="utf-8")
@@ -404,5 +405,5 @@ def _share(
     name: str, values: Sequence[float], weights: Floats, about: str, of: str
 ) -> results.Metric:
     known = len(values) - sum(math.isnan(value) for value in values)
-    found = estimate(weighted_mean(weights, values), known)
-    return results.measured(name, found, unit="%", of=of, about=about)
+    share = estimate(weighted_mean(weights, values), known)
+    return results.measured(name, share, unit="%", of=of, about=about)

@@ -48,8 +48,8 @@ def fit_temperature(probability_true: Sequence[float], label: Sequence[bool]) ->
         scaled = odds / np.exp(log_temperature)
         return float(np.logaddexp(0.0, np.where(truth, -scaled, scaled)).mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
+    return float(np.exp(optimum.x))
 
 
 def tempered(probability_true: ArrayLike, temperature: float) -> Floats:
@@ -89,9 +89,11 @@ def calibration_error(probability_true: ArrayLike, label: Sequence[bool]) -> flo
         >>> calibration_error([0.75] * 4, [True, True, True, False])
         0.0
     """
-    found = reliability(probability_true, label)
-    total = sum(one.count for one in found)
-    return sum(one.count * abs(one.mean_probability - one.share_true) for one in found) / total
+    bins = reliability(probability_true, label)
+    total = sum(group.count for group in bins)
+    return (
+        sum(group.count * abs(group.mean_probability - group.share_true) for group in bins) / total
+    )
 
 
 def _log_odds(probability_true: ArrayLike) -> Floats:

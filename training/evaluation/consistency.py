@@ -41,6 +41,7 @@ from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict, Unsc
 from compeer_core.prompts import LANGUAGES, consistency_question
 from compeer_core.reasoning import render_step
 from compeer_core.registry import Registry
+from compeer_core.row_files import write_rows
 from compeer_core.stats import Estimate, Floats, bootstrap_weights, estimate
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
@@ -49,7 +50,7 @@ from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 from training.evaluation.contradictions import (
     CONTRADICTIONS,
     Rates,
@@ -320,7 +321,7 @@ def report(study: Study, config: Config) -> None:
     )
     results.publish(result, config.output, config.folder)
     plot_rates(metrics, SEEN, BY_CHANCE, config.folder / "table.png")
-    write_records(config.folder / "turns.jsonl", _evaluated_turns(study))
+    write_rows(config.folder / "turns.jsonl", _evaluated_turns(study))
 
 
 @dataclass(frozen=True)
@@ -452,12 +453,14 @@ def _count_metrics(study: Study, counts: Counts | None) -> list[results.Metric]:
         for reason, count in sorted(study.rejected.items())
     ]
     if counts is not None:
-        asked = counts.asked + counts.known
+        question_count = counts.asked + counts.known
         about = "questions to the assessor"
-        lines.append(line(about, "asked", asked, asked))
-        lines.append(line(about, "given up", counts.given_up, asked))
-        lines.append(line(about, "unanswered", counts.unanswered.total(), asked))
-        lines += [line(about, f"of no use: {why}", n, asked) for why, n in counts.retried.items()]
+        lines.append(line(about, "asked", question_count, question_count))
+        lines.append(line(about, "given up", counts.given_up, question_count))
+        lines.append(line(about, "unanswered", counts.unanswered.total(), question_count))
+        lines += [
+            line(about, f"of no use: {why}", n, question_count) for why, n in counts.retried.items()
+        ]
     return lines
 
 

@@ -29,12 +29,13 @@ from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
+from compeer_core.row_files import json_lines, parse_json, write_rows
 from compeer_core.stats import wilson
 from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.esconv_measures import (
     PUBLISHED,
@@ -243,8 +244,8 @@ def training_metrics(config: Config) -> Iterator[results.Metric]:
         of, about = "image tower alone", "expressions of validation photos, 7 classes"
         yield results.measured("accuracy", right, unit="%", of=of, about=about)
     if config.pretraining is not None:
-        rows = config.pretraining.read_text(encoding="utf-8").splitlines()
-        losses = [row for row in map(json.loads, rows) if "validation_loss" in row]
+        rows = [parse_json(where, line) for where, line in json_lines(config.pretraining)]
+        losses = [row for row in rows if "validation_loss" in row]
         yield results.Metric(
             name="NLL, nats/token",
             value=losses[-1]["validation_loss"],
@@ -266,7 +267,7 @@ class _Turn(FrozenModel):
 
 
 def _write_turns(path: Path, answers: Sequence[Answer]) -> None:
-    write_records(
+    write_rows(
         path,
         (
             _Turn(id=each.sample.id, text=each.reading.raw, complete=each.reading.is_complete)

@@ -90,8 +90,8 @@ def _agreement(
     verdict: Ints = np.array([names[name] for name in given])
     table = confusion(weights, truth, verdict, len(names))
     for measure, values in (("accuracy", accuracy(table)), ("weighted F1", weighted_f1(table))):
-        found = estimate(values, len(true))
-        yield results.measured(measure, found, unit="%", of=of, about=about)
+        result = estimate(values, len(true))
+        yield results.measured(measure, result, unit="%", of=of, about=about)
 
 
 # --- replies -----------------------------------------------------------------------------------
@@ -122,12 +122,12 @@ def reply_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[result
             yield _turns(measure, estimate(values, len(answers)), name)
 
 
-def _reply(measure: str, found: Estimate, of: str) -> results.Metric:
-    return results.measured(measure, found, unit="%", of=of, about=_REPLIES)
+def _reply(measure: str, result: Estimate, of: str) -> results.Metric:
+    return results.measured(measure, result, unit="%", of=of, about=_REPLIES)
 
 
-def _turns(measure: str, found: Estimate, of: str) -> results.Metric:
-    return results.measured(measure, found, unit="%", of=of, about="whole turns")
+def _turns(measure: str, result: Estimate, of: str) -> results.Metric:
+    return results.measured(measure, result, unit="%", of=of, about="whole turns")
 
 
 def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> Estimate:
@@ -187,8 +187,8 @@ def picture_metrics(answers: Mapping[Condition, Sequence[Answer]]) -> Iterator[r
         ("with a matching photo", with_photo),
         ("difference", with_photo - alone),
     ):
-        found = estimate(values, len(without))
-        yield results.measured("accuracy", found, unit="%", of=of, about="emotion and photos")
+        result = estimate(values, len(without))
+        yield results.measured("accuracy", result, unit="%", of=of, about="emotion and photos")
     # After a mere greeting the text is neutral, so a sad face does not contradict it.
     for about, is_greeting in (
         ("sentiment label where photo and text contradict", False),
@@ -224,8 +224,8 @@ def _sentiment_changes(
             [after == face != before for before, after, face in of_turn],
         ),
     ):
-        found = estimate(weighted_mean(weights, flags), len(pairs))
-        yield results.measured("share", found, unit="%", of=of, about=about)
+        result = estimate(weighted_mean(weights, flags), len(pairs))
+        yield results.measured("share", result, unit="%", of=of, about=about)
 
 
 def _weights(answers: Sequence[Answer]) -> Floats:

@@ -53,7 +53,7 @@ from training.common.progress import track
 from training.common.run_directory import versions
 from training.data.histories import read_histories, shortened
 from training.data.pictures import Pictures
-from training.data.samples import drawn
+from training.data.records import drawn
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.bleu_rouge import overlap
 from training.evaluation.likelihood import LikelihoodModel
@@ -395,19 +395,19 @@ _JUDGE, _PEOPLE, _REPLIES, _VARIETY = "the judge", "people's labels", "replies",
 Value = Callable[[Answer], float]
 MEANS: dict[str, dict[str, tuple[str, Value]]] = {
     _JUDGE: {
-        REWARD: ("", lambda one: one.reward),
-        "steps": ("", lambda one: one.steps),
-        "reply": ("", lambda one: one.reply),
-        "complete": ("%", lambda one: float(one.reading.is_complete)),
-        "unscorable": ("%", lambda one: float(math.isnan(one.reward))),
+        REWARD: ("", lambda answer: answer.reward),
+        "steps": ("", lambda answer: answer.steps),
+        "reply": ("", lambda answer: answer.reply),
+        "complete": ("%", lambda answer: float(answer.reading.is_complete)),
+        "unscorable": ("%", lambda answer: float(math.isnan(answer.reward))),
     },
     _PEOPLE: {
-        "strategy": ("%", lambda one: math.nan if one.strategy is None else one.strategy),
-        "emotion": ("%", lambda one: math.nan if one.emotion is None else one.emotion),
+        "strategy": ("%", lambda answer: math.nan if answer.strategy is None else answer.strategy),
+        "emotion": ("%", lambda answer: math.nan if answer.emotion is None else answer.emotion),
     },
     _REPLIES: {
-        "words": ("", lambda one: reply_length(one.reading.reply or "")),
-        "NLL under the SFT policy, nats/token": ("", lambda one: one.reply_nll),
+        "words": ("", lambda answer: reply_length(answer.reading.reply or "")),
+        "NLL under the SFT policy, nats/token": ("", lambda answer: answer.reply_nll),
     },
 }
 """Means over turns, by topic and name: the unit and the value of a turn, NaN if undefined."""
@@ -442,21 +442,21 @@ def comparison_metrics(
     metrics = []
     for name, own in measures.items():
         for other in (None, *pairs[name]):
-            for place, one in enumerate(own):
-                values = one.values
+            for place, measure in enumerate(own):
+                values = measure.values
                 if other is not None:
                     values = values - measures[other][place].values
                 if np.isnan(values[0]):
                     continue
-                found = jackknife(values, count) if one.is_text else estimate(values, count)
+                result = jackknife(values, count) if measure.is_text else estimate(values, count)
                 metrics.append(
                     results.measured(
-                        one.name,
-                        found,
-                        unit=one.unit,
+                        measure.name,
+                        result,
+                        unit=measure.unit,
                         of=name,
                         baseline=other or "",
-                        about=one.about,
+                        about=measure.about,
                     )
                 )
     return metrics
@@ -507,9 +507,9 @@ def run_metrics(
             values = weighted_mean(
                 weights[:, [answer.history for answer in own]], [answer.reward for answer in own]
             )
-            found = estimate(values, len({*sources}))
+            result = estimate(values, len({*sources}))
             metrics.append(
-                results.measured(f"seed {seed}", found, of=policy.name, about="reward of each run")
+                results.measured(f"seed {seed}", result, of=policy.name, about="reward of each run")
             )
     return metrics
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from compeer_core.cer import CerRecord, StepLabels
 from compeer_core.config import FrozenModel
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict
 from training.common.progress import track
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 
 class Rated(FrozenModel):
@@ -54,7 +55,7 @@ def rate_file(
     """
     if not path.exists():
         ratings = track(rate(judge, records, pictures), f"{judge.name} rates", total=total)
-        write_records(path, ratings)
+        write_rows(path, ratings)
     return list(read_records(path, Rated))
 
 

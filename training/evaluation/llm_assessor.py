@@ -35,7 +35,7 @@ from compeer_core.errors import BackendError, CompeerError, ConfigError, Endpoin
 from compeer_core.registry import SourceKind, parse_source
 from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
-from training.data.samples import read_records
+from training.data.records import read_records
 
 _log = logging.getLogger(__name__)
 

@@ -50,15 +50,15 @@ def reward_model_report(
             since rows of one are alike. None takes each row by itself.
 
     Raises:
-        ValueError: Lengths differ, or all labels are alike.
+        ValueError: Lengths differ, or all labels are the same.
     """
     label = _labels(correct)
     weights = bootstrap_weights(groups if groups is not None else range(len(label)))
     truth = label.astype(int)
     always_true = confusion(weights, truth, np.ones_like(truth), 2)
-    found = _of_verdicts(weights, label, probability_correct)
-    found["weighted_f1_always_true"] = weighted_f1(always_true)
-    return _defined(found, len(label))
+    measures = _of_verdicts(weights, label, probability_correct)
+    measures["weighted_f1_always_true"] = weighted_f1(always_true)
+    return _defined(measures, len(label))
 
 
 def reward_model_difference(
@@ -67,7 +67,7 @@ def reward_model_difference(
     other: Sequence[float],
     groups: Sequence[str] | None = None,
 ) -> dict[str, Estimate]:
-    """Return by how much a judge's measures exceed another's on the same steps, in pairs.
+    """Return the paired differences between two judges' measures on the same steps.
 
     Args:
         correct: The labels.
@@ -76,18 +76,18 @@ def reward_model_difference(
         groups: As in `reward_model_report`; both judges are measured on the same draws.
 
     Raises:
-        ValueError: Lengths differ, or all labels are alike.
+        ValueError: Lengths differ, or all labels are the same.
     """
     label = _labels(correct)
     weights = bootstrap_weights(groups if groups is not None else range(len(label)))
-    one, two = (_of_verdicts(weights, label, given) for given in (probability_correct, other))
-    return _defined({name: one[name] - two[name] for name in one}, len(label))
+    first, second = (_of_verdicts(weights, label, given) for given in (probability_correct, other))
+    return _defined({name: first[name] - second[name] for name in first}, len(label))
 
 
 def _labels(correct: Sequence[bool]) -> Bools:
     label = np.asarray(correct, dtype=bool)
     if label.all() or not label.any():
-        raise ValueError("all labels are alike, nothing can be told about the judge")
+        raise ValueError("all labels are the same, so the judge cannot be measured")
     return label
 
 
@@ -114,7 +114,7 @@ def preference_report(
     verdicts: Sequence[str],
     groups: Sequence[str] | None = None,
 ) -> dict[str, Estimate]:
-    """Return what is known about verdicts on the reply, each beside the majority class's.
+    """Return measures of verdicts on the reply, each with the majority class's.
 
     Args:
         labels: The preferences of people or of a rule.
@@ -122,10 +122,10 @@ def preference_report(
         groups: As in `reward_model_report`.
 
     Returns:
-        The measures that are defined: kappa is not where all labels and verdicts are the same.
+        The measures that are defined: kappa is undefined if all labels and verdicts are the same.
 
     Raises:
-        ValueError: Lengths differ, or there is nothing.
+        ValueError: Lengths differ, or there are no labels.
     """
     if len(labels) != len(verdicts) or not labels:
         raise ValueError(f"{len(labels)} labels and {len(verdicts)} verdicts")
@@ -137,7 +137,7 @@ def preference_report(
     table = confusion(weights, truth, verdict, len(names))
     always_majority = np.full_like(truth, np.bincount(truth).argmax())
     majority = confusion(weights, truth, always_majority, len(names))
-    found = {
+    measures = {
         "accuracy": accuracy(table),
         "accuracy_majority": accuracy(majority),
         "weighted_f1": weighted_f1(table),
@@ -145,17 +145,17 @@ def preference_report(
         "balanced_accuracy": balanced_accuracy(table),
         "kappa": cohen_kappa(table),
     }
-    return _defined(found, len(labels))
+    return _defined(measures, len(labels))
 
 
 # --- measures under rows of weights --------------------------------------------------------------
 
 
-def _defined(found: Mapping[str, Floats], n: int) -> dict[str, Estimate]:
+def _defined(measures: Mapping[str, Floats], n: int) -> dict[str, Estimate]:
     """Return the estimates of the measures that are defined for the sample."""
     return {
         name: estimate(values, n)
-        for name, values in found.items()
+        for name, values in measures.items()
         if not np.isnan(values[0]) and not np.isnan(values[1:]).all()
     }
 
@@ -173,7 +173,7 @@ def accuracy(table: Floats) -> Floats:
 
 
 def recalls(table: Floats) -> Floats:
-    """Return the share of each true class that was found, NaN for a class that is not there."""
+    """Return the share of each true class that was predicted correctly, NaN for an absent class."""
     return ratio(np.diagonal(table, axis1=1, axis2=2), table.sum(axis=2))
 
 

@@ -20,7 +20,7 @@ _STEPS_PER_POINT = 5
 TRAINING: Mapping[str, str] = {
     "reward/total": "reward, before reweighting",
     "text/distinct_2": "distinct-2 of a step's replies",
-    "redundancy/s_in": "likeness of a group's replies (s_in)",
+    "redundancy/s_in": "similarity of a group's replies (s_in)",
     "entropy": "entropy of a token, nats",
 }
 """The metrics of a run that `plot_training` shows, with their titles."""
@@ -29,12 +29,12 @@ TRAINING: Mapping[str, str] = {
 def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
     """Plot the balanced accuracy of each judge on each question, with its interval."""
     shown = [
-        one
-        for one in metrics
-        if one.name == "balanced accuracy" and one.low is not None and not one.baseline
+        metric
+        for metric in metrics
+        if metric.name == "balanced accuracy" and metric.low is not None and not metric.baseline
     ]
-    questions = list(dict.fromkeys(one.about for one in shown))
-    judges = list(dict.fromkeys(one.of for one in shown))
+    questions = list(dict.fromkeys(metric.about for metric in shown))
+    judges = list(dict.fromkeys(metric.of for metric in shown))
     figure = Figure(figsize=(8, 1.2 + 0.28 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
     ticks: list[float] = []
@@ -42,13 +42,14 @@ def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
     place = 0.0
     for question in questions:
         for judge in judges:
-            found = [one for one in shown if (one.about, one.of) == (question, judge)]
-            for one in found:
-                assert one.low is not None
-                assert one.high is not None
+            for metric in shown:
+                if (metric.about, metric.of) != (question, judge):
+                    continue
+                assert metric.low is not None
+                assert metric.high is not None
                 marker = _DOTS[judges.index(judge) % len(_DOTS)]
-                axes.plot([one.low, one.high], [place, place], color=_INK, linewidth=1)
-                axes.plot([one.value], [place], marker=marker, color=_INK, linestyle="none")
+                axes.plot([metric.low, metric.high], [place, place], color=_INK, linewidth=1)
+                axes.plot([metric.value], [place], marker=marker, color=_INK, linestyle="none")
                 ticks.append(place)
                 names.append(f"{question}: {judge}")
                 place -= 1.0
@@ -68,22 +69,22 @@ def plot_reliability(
     axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
     if probability:
         bins = reliability(probability, label)
-        most = max(one.count for one in bins)
+        most = max(group.count for group in bins)
         axes.plot(
-            [one.mean_probability for one in bins],
-            [one.share_true for one in bins],
+            [group.mean_probability for group in bins],
+            [group.share_true for group in bins],
             color=_INK,
             linewidth=1,
         )
         axes.scatter(
-            [one.mean_probability for one in bins],
-            [one.share_true for one in bins],
-            s=[20 + 180 * one.count / most for one in bins],
+            [group.mean_probability for group in bins],
+            [group.share_true for group in bins],
+            s=[20 + 180 * group.count / most for group in bins],
             color=_INK,
-            label="verdicts (size: how many)",
+            label="verdicts (area: number)",
         )
     axes.set_xlabel("probability of True")
-    axes.set_ylabel("share of steps that are right")
+    axes.set_ylabel("share of correct steps")
     axes.set_title(name)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -92,17 +93,19 @@ def plot_reliability(
 
 
 def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, path: Path) -> None:
-    """Plot a rate of each judge with its interval, and the rate by chance as an open circle."""
-    shown = [one for one in metrics if one.name == measure and not one.baseline]
-    by_chance = {(one.about, one.of): one.value for one in metrics if one.name == control}
+    """Plot a rate of each judge with its interval, and the chance rate as an open circle."""
+    shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
+    by_chance = {
+        (metric.about, metric.of): metric.value for metric in metrics if metric.name == control
+    }
     figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
-    for place, one in enumerate(shown):
-        assert one.low is not None
-        assert one.high is not None
-        axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
-        axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
-        chance = by_chance[one.about, one.of]
+    for place, metric in enumerate(shown):
+        assert metric.low is not None
+        assert metric.high is not None
+        axes.plot([metric.low, metric.high], [-place, -place], color=_INK, linewidth=1)
+        axes.plot([metric.value], [-place], marker="o", color=_INK, linestyle="none")
+        chance = by_chance[metric.about, metric.of]
         axes.plot(
             [chance],
             [-place],
@@ -113,7 +116,8 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
             linestyle="",
         )
     axes.set_yticks(
-        [-place for place in range(len(shown))], [f"{one.about}:\n{one.of}" for one in shown]
+        [-place for place in range(len(shown))],
+        [f"{metric.about}:\n{metric.of}" for metric in shown],
     )
     axes.set_xlabel(f"{measure}, %, 95 % CI\nring: {control}")
     axes.set_xlim(left=0)
@@ -123,14 +127,14 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
 
 def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
     """Plot a measure of each policy, with its interval."""
-    shown = [one for one in metrics if one.name == measure and not one.baseline]
+    shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
     figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
-    for place, one in enumerate(shown):
-        if one.low is not None and one.high is not None:
-            axes.plot([one.low, one.high], [-place, -place], color=_INK, linewidth=1)
-        axes.plot([one.value], [-place], marker="o", color=_INK, linestyle="none")
-    axes.set_yticks([-place for place in range(len(shown))], [one.of for one in shown])
+    for place, metric in enumerate(shown):
+        if metric.low is not None and metric.high is not None:
+            axes.plot([metric.low, metric.high], [-place, -place], color=_INK, linewidth=1)
+        axes.plot([metric.value], [-place], marker="o", color=_INK, linestyle="none")
+    axes.set_yticks([-place for place in range(len(shown))], [metric.of for metric in shown])
     axes.set_xlabel(f"{measure}, with 95 % CI")
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
@@ -179,4 +183,4 @@ def smoothed_curve(
     for row in rows:
         if row.get(metric) is not None:
             values.setdefault(-(-int(row["step"]) // window) * window, []).append(row[metric])
-    return {step: float(np.mean(some)) for step, some in values.items()}
+    return {step: float(np.mean(window_values)) for step, window_values in values.items()}

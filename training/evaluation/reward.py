@@ -31,7 +31,7 @@ from compeer_core.taxonomy import Preference
 from training.common import results
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
 from training.evaluation.judge_ratings import Rated, rate_file
 from training.evaluation.metrics import (
@@ -150,10 +150,14 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
         if "human" in parts:
             metrics += human_agreement(name, parts["human"])
         unread = sum(row.unscorable for row in parts["test"])
-        asked = sum(_questions(row) for row in parts["test"])
+        question_count = sum(_questions(row) for row in parts["test"])
         metrics.append(
             results.measured(
-                "share", wilson(unread, asked), unit="%", of=name, about="unreadable verdicts"
+                "share",
+                wilson(unread, question_count),
+                unit="%",
+                of=name,
+                about="unreadable verdicts",
             )
         )
     result = results.Result(
@@ -197,14 +201,14 @@ def comparison(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
             if not _both_kinds(label for label, _, _ in read):
                 continue
             own_labels, probabilities, own_groups = map(list, zip(*read, strict=True))
-            found = reward_model_report(own_labels, probabilities, own_groups)
-            metrics += _line(found, STEP_MEASURES, name, about)
+            estimates = reward_model_report(own_labels, probabilities, own_groups)
+            metrics += _line(estimates, STEP_MEASURES, name, about)
             if len(own_labels) > len(labels):
                 labels, groups = own_labels, own_groups
         if labels:
             majority = float(np.mean(labels) >= 0.5)
-            found = reward_model_report(labels, [majority] * len(labels), groups)
-            metrics += _line(found, STEP_MEASURES, MAJORITY, about)
+            estimates = reward_model_report(labels, [majority] * len(labels), groups)
+            metrics += _line(estimates, STEP_MEASURES, MAJORITY, about)
         metrics += _differences(rated, place, about)
     metrics += _reply_lines(rated)
     return metrics
@@ -227,8 +231,8 @@ def _differences(
         ]
         if _both_kinds(label for label, *_ in read):
             labels, own_probabilities, others, groups = map(list, zip(*read, strict=True))
-            found = reward_model_difference(labels, own_probabilities, others, groups)
-            metrics += _line(found, STEP_MEASURES, first, about, baseline=name)
+            difference = reward_model_difference(labels, own_probabilities, others, groups)
+            metrics += _line(difference, STEP_MEASURES, first, about, baseline=name)
     return metrics
 
 
@@ -240,15 +244,15 @@ def _reply_lines(rated: Mapping[str, Sequence[Rated]]) -> list[results.Metric]:
         if not read:
             continue
         labels, verdicts, groups = map(list, zip(*read, strict=True))
-        found = preference_report(labels, verdicts, groups)
-        metrics += _line(found, REPLY_MEASURES, name, "reply")
+        estimates = preference_report(labels, verdicts, groups)
+        metrics += _line(estimates, REPLY_MEASURES, name, "reply")
         if len(labels) > len(longest):
             longest = list(zip(labels, groups, strict=True))
     if longest:
         labels, groups = map(list, zip(*longest, strict=True))
-        majority = max(Preference, key=lambda one: labels.count(one.value)).value
-        found = preference_report(labels, [majority] * len(labels), groups)
-        metrics += _line(found, REPLY_MEASURES, MAJORITY, "reply")
+        majority = max(Preference, key=lambda preference: labels.count(preference.value)).value
+        estimates = preference_report(labels, [majority] * len(labels), groups)
+        metrics += _line(estimates, REPLY_MEASURES, MAJORITY, "reply")
     return metrics
 
 
@@ -289,13 +293,13 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
         if not read:
             continue
         labels, verdicts, groups = map(list, zip(*read, strict=True))
-        found = preference_report(labels, verdicts, groups)
+        estimates = preference_report(labels, verdicts, groups)
         measures = {
             "accuracy": "accuracy",
             "accuracy_majority": "accuracy of the majority class",
             "kappa": "kappa",
         }
-        metrics += _line(found, measures, name, f"corpus: {corpus}")
+        metrics += _line(estimates, measures, name, f"corpus: {corpus}")
     return metrics
 
 
@@ -354,7 +358,7 @@ def _both_kinds(labels: Iterable[bool]) -> bool:
 
 
 def _line(
-    found: Mapping[str, Estimate],
+    estimates: Mapping[str, Estimate],
     measures: Mapping[str, str],
     of: str,
     about: str,
@@ -363,12 +367,12 @@ def _line(
     return [
         results.measured(
             title,
-            found[key],
+            estimates[key],
             unit="" if key in _PLAIN else "%",
             of=of,
             baseline=baseline,
             about=about,
         )
         for key, title in measures.items()
-        if key in found
+        if key in estimates
     ]

@@ -15,7 +15,7 @@ from compeer_core.consistency import Followed, carries_out
 from compeer_core.stats import Estimate, bootstrap_weights, estimate
 from compeer_core.taxonomy import Strategy
 from training.common import results
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from compeer_core.cer import Candidate, Case, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.consistency import CLEAR_SIGNS, Followed, carries_out
 from compeer_core.reasoning import Reading, SupportTurn, read
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 class Rejected(StrEnum):

@@ -51,7 +51,7 @@ from training.common.processes import is_first, process_count
 from training.common.run_directory import RunDirectory
 from training.data.histories import has_pictures, read_histories, shortened
 from training.data.pictures import Pictures
-from training.data.samples import drawn
+from training.data.records import drawn
 from training.finetune.base_model import freeze_image_encoder, load_base, lora_config
 from training.finetune.trl_common import (
     MetricsToRunDirectory,

@@ -56,7 +56,9 @@ def conversations(
     """
     opening = judge_messages(record.case.dialogue(pictures), language)
     reply = _about_the_reply(record, language)
-    steps = [about for one in record.candidates if (about := _about_the_steps(one, language))]
+    steps = [
+        about for candidate in record.candidates if (about := _about_the_steps(candidate, language))
+    ]
     match kind:
         case Kind.OUTCOME:
             if reply:

@@ -20,7 +20,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 from training.common.run_directory import RunDirectory
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.finetune.sft_trainer import FineTuning, Row, fine_tune, message_rows
 from training.finetune.trl_common import open_processor
 from training.reward_model.conversations import Kind, conversations

@@ -45,7 +45,7 @@ from training.common.processes import (
     sum_over_processes,
 )
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.finetune.base_model import LoraShape, Weights, check_base, load_base, lora_config
 from training.finetune.optimisation import (
     CHECKPOINT,
@@ -68,19 +68,24 @@ from training.sft.tokenise import SampleReader
 _log = logging.getLogger(__name__)
 
 
-class Config(Schedule):
-    """`[sft adapter]`: which rows, which base, how long; of the learning rates only `adamw_lr` counts."""
+class DialogueConfig(Schedule):
+    """What both stages that train on whole dialogues read and write."""
 
     records: tuple[Path, ...] = Field(min_length=1)
-    """Files of CER rows. The train split is learnt, the valid split measured."""
+    """Files of CER rows. Training uses the train split, validation the valid split."""
     base: Path
-    """Checkpoint that the adapter is trained on, a Qwen2.5-VL."""
+    """Checkpoint to start from, a Qwen2.5-VL."""
     output: Path
-    """Run directory: `adapter` is the result."""
-    start: Path | None = None
-    """Adapter to begin with, of the shape `lora`; None begins with one that changes nothing."""
+    """Run directory, which receives `adapter` or `model`."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
+
+
+class Config(DialogueConfig):
+    """`[sft adapter]`: rows, base and schedule. Of the learning rates only `adamw_lr` is used."""
+
+    start: Path | None = None
+    """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
     compute: Weights | None = None
     """Precision of the base and the adapter in memory; None picks the faster one of this CPU, see
@@ -105,8 +110,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         "%d turns of %d dialogues to learn, %d dialogues held out",
         *(sum(map(len, dialogues)), len(dialogues), len(held_out)),
     )
-    for split, found in (("train", dialogues), ("valid", held_out)):
-        if not found:
+    for split, of_split in (("train", dialogues), ("valid", held_out)):
+        if not of_split:
             files = ", ".join(map(str, config.records))
             raise ConfigError(f"{files}: no turn of the {split} split that can be learnt")
     if dry_run:
@@ -365,11 +370,11 @@ def _adapted(model: Any, config: Config) -> PeftModel:
     if config.start is not None:
         weights = load_peft_weights(str(config.start), device="cpu")
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        there, asked = (
+        stored, required = (
             {(name, tensor.shape) for name, tensor in tensors.items()}
             for tensors in (weights, expected)
         )
-        if different := sorted(there ^ asked):
+        if different := sorted(stored ^ required):
             raise CheckpointError(
                 f"{config.start} does not fit {config.base}: {len(different)} weights differ, first "
                 f"{different[0][0]}; name the base that it was trained on"

@@ -24,7 +24,7 @@ from compeer_core.reasoning import SupportTurn, read, render
 from compeer_core.taxonomy import Preference
 from training.common.run_directory import RunDirectory
 from training.data.pictures import Pictures
-from training.data.samples import drawn, read_records
+from training.data.records import drawn, read_records
 from training.finetune.base_model import check_base
 from training.finetune.sft_trainer import FineTuning, Row, fine_tune, message_rows
 

@@ -23,29 +23,20 @@ from training.finetune.base_model import check_base
 from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
-    Schedule,
     load_checkpoint,
     open_run,
     run_steps,
 )
 from training.finetune.shared_prefix import ATTENTION, SharedPrefixRow, row_loss, shared_prefix_row
-from training.sft.adapter import LearntTurn, read_dialogues, steps_of
+from training.sft.adapter import DialogueConfig, LearntTurn, read_dialogues, steps_of
 from training.sft.tokenise import SampleReader
 
 _log = logging.getLogger(__name__)
 
 
-class Config(Schedule):
-    """`[sft dialogues]`: which rows, which base, how long."""
+class Config(DialogueConfig):
+    """`[sft dialogues]`: rows, base and schedule."""
 
-    records: tuple[Path, ...] = Field(min_length=1)
-    """Files of CER rows. The train split is learnt, the valid split measured."""
-    base: Path
-    """Checkpoint to start from, a Qwen2.5-VL."""
-    output: Path
-    """Run directory: `model` is the result."""
-    faces: Path | None = None
-    """Folder of the packed faces, for rows that show one."""
     dialogues_per_step: int = Field(default=3, gt=0)
     vision_lr: float = Field(default=3e-4, gt=0)
     """Learning rate of the image tower."""

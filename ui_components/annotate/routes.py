@@ -170,9 +170,9 @@ def _add_desk(app: FastAPI, services: Services, desk: Desk, annotating: Annotati
             if annotator is None:
                 if name == "view" and ANNOTATOR_COOKIE not in request.cookies:
                     return _json({"html": view.outside(texts), "said": ""})
-                said = texts("annotate.error_logged_out")
-                html = view.outside(texts, said=said)
-                return _json({"code": "logged_out", "error": said, "html": html}, 401)
+                message = texts("annotate.error_logged_out")
+                html = view.outside(texts, said=message)
+                return _json({"code": "logged_out", "error": message, "html": html}, 401)
             return _json(handler(annotator, read_request(body), texts))
 
     for name, handler in handlers.items():
@@ -295,8 +295,8 @@ def _failed(error: InputError | StoreError, texts: Texts) -> Response:
         _log.error("the desk failed: %s", error)
         return _refused("store", texts("annotate.error_store"), 503)
     if error.code in _SENTENCES:
-        said = texts(f"annotate.error_{error.code}", **error.values)
-        return _refused(error.code, said, 409)
+        message = texts(f"annotate.error_{error.code}", **error.values)
+        return _refused(error.code, message, 409)
     return _refused(error.code, texts("annotate.error_other"), 400)
 
 

@@ -122,7 +122,9 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
             "text": work.item.steps[number],
             **_step_words(part, work.item.steps[number], texts),
             "chosen": _step_of(form, number),
-            "said": None if conflict is None else _said(conflict, part, work, texts),
+            "answers": None
+            if conflict is None
+            else _conflicting_answers(conflict, part, work, texts),
         }
         for number, part in enumerate(STEPS)
     ]
@@ -139,9 +141,9 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
             for number, value in enumerate(Preference, start=1)
         ],
         preference=preference,
-        reply_said=None
+        reply_answers=None
         if conflict is None or replies is None
-        else _said(conflict, Part.REPLY, work, texts),
+        else _conflicting_answers(conflict, Part.REPLY, work, texts),
         confidence=form.get("confidence"),
         note=form.get("note") or "",
         seconds=form.get("seconds") or 0,
@@ -167,8 +169,8 @@ def _filled_in(work: Work) -> Mapping[str, Any]:
 
 def _step_of(form: Mapping[str, Any], number: int) -> bool | None:
     steps = form.get("steps")
-    found = steps[number] if isinstance(steps, list) and len(steps) > number else None
-    return found if isinstance(found, bool) else None
+    answer = steps[number] if isinstance(steps, list) and len(steps) > number else None
+    return answer if isinstance(answer, bool) else None
 
 
 def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
@@ -176,10 +178,10 @@ def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
     free: list[str] = []
     labels: dict[str, str] = {}
     for line in text.splitlines():
-        found = _LABEL_LINE.fullmatch(line)
-        name = found[1].lower() if found else ""
-        if found and name in LABELS[part]:
-            labels[name] = found[2]
+        match = _LABEL_LINE.fullmatch(line)
+        name = match[1].lower() if match else ""
+        if match and name in LABELS[part]:
+            labels[name] = match[2]
         else:
             free.append(line)
     titles = {"emotion": "feeling", "strategy": "chosen"}
@@ -204,26 +206,28 @@ def _label_value(name: str, value: str, texts: Texts) -> str:
 def _history(work: Work, texts: Texts) -> list[dict[str, object]]:
     count = 0
     turns: list[dict[str, object]] = []
-    for said in work.item.history:
+    for utterance in work.item.history:
         turns.append(
             {
-                "speaker": said.speaker.value,
-                "who": texts(f"annotate.{said.speaker.value}"),
-                "text": said.text,
-                "pictures": _pictures(said, count, work, texts),
+                "speaker": utterance.speaker.value,
+                "who": texts(f"annotate.{utterance.speaker.value}"),
+                "text": utterance.text,
+                "pictures": _pictures(utterance, count, work, texts),
             }
         )
-        count += len(said.images)
+        count += len(utterance.images)
     return turns
 
 
-def _pictures(said: CaseUtterance, before: int, work: Work, texts: Texts) -> list[dict[str, str]]:
+def _pictures(
+    utterance: CaseUtterance, before: int, work: Work, texts: Texts
+) -> list[dict[str, str]]:
     return [
         {
             "address": f"desk/picture?{urlencode({'item': work.item.id, 'number': number})}",
             "alt": texts("annotate.picture", number=number + 1),
         }
-        for number in range(before, before + len(said.images))
+        for number in range(before, before + len(utterance.images))
     ]
 
 
@@ -231,7 +235,7 @@ def _in_order(replies: tuple[str, str], work: Work) -> tuple[str, str]:
     return replies if work.shown_first == "first" else (replies[1], replies[0])
 
 
-def _said(
+def _conflicting_answers(
     conflict: tuple[Annotation, Annotation], part: Part, work: Work, texts: Texts
 ) -> dict[str, object]:
     """Return the first two answers to a question, ordered as the third annotator sees the replies."""
@@ -265,35 +269,35 @@ def _answer(annotation: Annotation, texts: Texts) -> dict[str, object]:
 # --- agreement ------------------------------------------------------------------------------------
 
 
-def agreement(found: Report | None, around: Around, texts: Texts) -> str:
+def agreement(report: Report | None, around: Around, texts: Texts) -> str:
     """Draw the agreement report; None means that the annotator may not see it yet."""
     return render(
         "annotate_agreement.html",
         t=texts,
-        found=found,
+        report=report,
         person=around.annotator,
         progress=around.progress,
-        questions=[] if found is None else [_question(p, found, texts) for p in QUESTIONS],
-        skewed=[] if found is None else _skewed(found, texts),
+        questions=[] if report is None else [_question(p, report, texts) for p in QUESTIONS],
+        skewed=[] if report is None else _skewed(report, texts),
         pairs=[]
-        if found is None or not around.annotator.may_adjudicate
+        if report is None or not around.annotator.may_adjudicate
         else [
             {
                 "names": pair.names,
                 "cells": [_measures(pair.questions[part], texts) for part in QUESTIONS],
             }
-            for pair in found.pairs
+            for pair in report.pairs
         ],
         titles=[_title(part, texts) for part in QUESTIONS],
         dropped=[]
-        if found is None
+        if report is None
         else [
             {
                 "number": each.number,
                 "question": _title(each.question, texts),
                 "answers": texts.listed([_label(answer, texts) for answer in each.answers]),
             }
-            for each in found.dropped
+            for each in report.dropped
         ],
     )
 
@@ -307,8 +311,8 @@ def _label(answer: str, texts: Texts) -> str:
     return texts(f"annotate.{kinds.get(answer, f'item_{answer}')}")
 
 
-def _question(part: Part, found: Report, texts: Texts) -> dict[str, object]:
-    question: Question = found.questions[part]
+def _question(part: Part, report: Report, texts: Texts) -> dict[str, object]:
+    question: Question = report.questions[part]
     return {
         "title": _title(part, texts),
         "question": question,
@@ -325,10 +329,14 @@ def _measures(measured: Agreement, texts: Texts) -> dict[str, object]:
     }
 
 
-def _coefficient(found: Estimate | None, texts: Texts, *, percent: bool = False) -> dict[str, str]:
-    if found is None:
+def _coefficient(
+    estimate: Estimate | None, texts: Texts, *, percent: bool = False
+) -> dict[str, str]:
+    if estimate is None:
         return {"value": "–", "interval": texts("annotate.undefined")}
-    value, low, high = (_number(each, percent) for each in (found.value, found.low, found.high))
+    value, low, high = (
+        _number(each, percent) for each in (estimate.value, estimate.low, estimate.high)
+    )
     return {"value": value, "interval": texts("annotate.interval", low=low, high=high)}
 
 
@@ -336,7 +344,7 @@ def _number(value: float, percent: bool) -> str:
     return f"{100 * value:.0f} %" if percent else f"{value:.2f}".replace("-", "−")
 
 
-def _skewed(found: Report, texts: Texts) -> list[str]:
+def _skewed(report: Report, texts: Texts) -> list[str]:
     return [
         texts(
             "annotate.skewed",
@@ -344,11 +352,11 @@ def _skewed(found: Report, texts: Texts) -> list[str]:
             answer=_label(question.skewed, texts),
             percent=round(100 * question.agreement.shares[question.skewed]),
         )
-        for part, question in found.questions.items()
+        for part, question in report.questions.items()
         if question.skewed is not None
     ]
 
 
-def as_json(found: Report) -> str:
+def as_json(report: Report) -> str:
     """Serialise a report deterministically for programs."""
-    return json.dumps(found.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    return json.dumps(report.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"

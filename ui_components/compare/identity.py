@@ -37,13 +37,13 @@ _ITSELF = (
 _I_AM_CHINESE = r"(?:我是|我叫|我的名字是|我的名字叫|本人是|作为)(?!不)[^。！？,，.!?]{0,8}?"
 
 
-def says_who_wrote_it(text: str, names: Iterable[str], asked: str = "") -> bool:
+def says_who_wrote_it(text: str, names: Iterable[str], message: str = "") -> bool:
     """Return whether a reply names its writer.
 
     Args:
         text: The reply, and whatever else of the turn is shown.
         names: Names and titles in the model list.
-        asked: The seeker's message; a name in it may be repeated in a reply.
+        message: The seeker's message; a name in it may be repeated in a reply.
 
     Example:
         >>> says_who_wrote_it("I'm Qwen, made by Alibaba Cloud.", [])
@@ -51,7 +51,7 @@ def says_who_wrote_it(text: str, names: Iterable[str], asked: str = "") -> bool:
         >>> says_who_wrote_it("So you asked ChatGPT before you came here.", ["compeer-nano"])
         False
     """
-    plain, question = _plain(text), _plain(asked)
+    plain, question = _plain(text), _plain(message)
     listed = {_plain(name) for name in names} - {""}
     # A single plain word, such as "base", is not treated as a name.
     words = {name for name in listed if name.isalpha() and name.isascii()}

@@ -145,7 +145,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         address: str | None,
     ) -> RoundJob:
         dialogue = before.dialogue(message)
-        opened = self._opened(key, dialogue, message, request, address)
+        opened = self._opened(key, dialogue, request, address)
         try:
             stored = self.store.update(
                 key, lambda _: replace(before, rounds=(*before.rounds, opened))
@@ -161,14 +161,10 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         return job
 
     def _opened(
-        self,
-        key: SessionKey,
-        dialogue: Dialogue,
-        message: Utterance,
-        request: RoundRequest,
-        address: str | None,
+        self, key: SessionKey, dialogue: Dialogue, request: RoundRequest, address: str | None
     ) -> Round:
-        """Draw the sides of a round and store them in the database."""
+        """Draw the sides of a round about the last message and store them in the database."""
+        message = dialogue.utterances[-1]
         seed = secrets.randbelow(SEEDS)
         drawn = draw_sides(request.models, seed)
         plans = drawn[:BLIND_SIDES] if request.blind else drawn

@@ -82,12 +82,12 @@ class Results:
             yield {self._parts.board: trouble_html(texts, texts("results.unusable"))}
             return
         boards = self._services.boards
-        kept = boards.kept(filters)
-        if kept is None:
+        latest = boards.kept(filters)
+        if latest is None:
             yield {self._parts.board: counting_html((texts.language,))}
         else:
-            yield self._shown(kept, filters, texts, drawn)
-            drawn = form_key(kept.choices, texts)
+            yield self._shown(latest, filters, texts, drawn)
+            drawn = form_key(latest.choices, texts)
         try:
             # A client that disconnects must not cancel the board for others who wait for it.
             now = await asyncio.shield(asyncio.wrap_future(boards.current(filters)))
@@ -99,7 +99,7 @@ class Results:
             logger.warning("the votes cannot be read: %s", error)
             sentence = texts("results.failed")
         else:
-            if kept is None or now.board is not kept.board:
+            if latest is None or now.board is not latest.board:
                 yield self._shown(now, filters, texts, drawn)
             return
         yield {self._parts.board: trouble_html(texts, sentence)}

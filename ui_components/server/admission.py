@@ -123,8 +123,8 @@ class Call:
 
 def call_of(request: gr.Request | None) -> Call | None:
     """Return the call that a handler answers; None outside HTTP."""
-    asked = getattr(request, "request", None)
-    call: Call | None = None if asked is None else asked.scope.get(IN_SCOPE)
+    http_request = getattr(request, "request", None)
+    call: Call | None = None if http_request is None else http_request.scope.get(IN_SCOPE)
     if call is not None and request is not None:
         call.belongs_to(request.session_hash or "")
     return call

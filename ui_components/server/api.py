@@ -102,8 +102,8 @@ class Program:
         def work(caller: Caller, stop: threading.Event) -> dict[str, Any]:
             dialogue = _dialogue(history)
             images = self._images(image, request)
-            said = check_message(_text(message, "message"), bool(images))
-            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, said, images))
+            text = check_message(_text(message, "message"), bool(images))
+            dialogue = dialogue.adding(Utterance(Speaker.SEEKER, text, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
             risk = _risk(dialogue)

@@ -286,12 +286,12 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _with_length(scope: Scope, length: int) -> Scope:
-    kept = [
+    headers = [
         (name, value)
         for name, value in scope["headers"]
         if name not in (b"content-length", b"transfer-encoding")
     ]
-    return {**scope, "headers": [*kept, (b"content-length", str(length).encode())]}
+    return {**scope, "headers": [*headers, (b"content-length", str(length).encode())]}
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -225,13 +225,13 @@ class Uploads:
         for path in late:
             self._delete(path)
         with self._lock:
-            kept = {Path(path).parent for path in self._uploads}
+            in_use = {Path(path).parent for path in self._uploads}
         if not self._folder.is_dir():
             return
         for entry in self._folder.iterdir():
             with contextlib.suppress(OSError):  # already gone
                 is_old = time.time() - entry.lstat().st_mtime > KEEP_SECONDS
-                if is_old and entry not in kept and not entry.name.startswith("."):
+                if is_old and entry not in in_use and not entry.name.startswith("."):
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
     def _delete(self, path: str) -> None:
@@ -258,23 +258,23 @@ class Uploads:
     def _superfluous(self, owner: str) -> list[str]:
         """The uploads to evict so that the limits hold; call with the lock held."""
         superfluous: list[str] = []
-        kept = dict(self._uploads)
+        remaining = dict(self._uploads)
 
         def drop(path: str) -> None:
             superfluous.append(path)
-            del kept[path]
+            del remaining[path]
 
-        own = [path for path, upload in kept.items() if upload.owner == owner]
-        held = sum(kept[path].size for path in own)
+        own = [path for path, upload in remaining.items() if upload.owner == owner]
+        held = sum(remaining[path].size for path in own)
         while len(own) > 1 and (len(own) > MAX_FILES or held > MAX_BYTES):
-            held -= kept[own[0]].size
+            held -= remaining[own[0]].size
             drop(own.pop(0))
-        while sum(upload.size for upload in kept.values()) > MAX_TOTAL_BYTES:
+        while sum(upload.size for upload in remaining.values()) > MAX_TOTAL_BYTES:
             by_address: dict[str, int] = {}
-            for upload in kept.values():
+            for upload in remaining.values():
                 by_address[upload.address] = by_address.get(upload.address, 0) + upload.size
             greediest = max(by_address, key=lambda address: by_address[address])
-            drop(next(path for path, upload in kept.items() if upload.address == greediest))
+            drop(next(path for path, upload in remaining.items() if upload.address == greediest))
         return superfluous
 
     def _read(self, path: str, owner: str, alt: str) -> Image:

@@ -18,7 +18,7 @@ from ui_components.shared.progress import Progress
 
 MAX_TURNS = 100
 MAX_REPLIES = 24
-"""Per message, alternatives included."""
+"""Per message, including alternatives."""
 MAX_KEPT = 400
 """Per conversation."""
 UNDO_SECONDS = 600.0
@@ -57,7 +57,7 @@ class Turn:
     best_of: BestOf | None = None
     """The latest group."""
     risk: RiskKind | None = None
-    """The risk sign in the message, if any."""
+    """The kind of risk that the message shows, if any."""
     language: str = "und"
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     """Names the turn in the URLs of its images; unguessable."""
@@ -66,8 +66,8 @@ class Turn:
     def replies(self) -> tuple[Progress, ...]:
         """All replies, ordered by number."""
         shown = () if self.progress is None else (self.progress,)
-        found = (*shown, *(branch.progress for branch in self.aside))
-        return tuple(sorted(found, key=lambda progress: progress.number))
+        replies = (*shown, *(branch.progress for branch in self.aside))
+        return tuple(sorted(replies, key=lambda progress: progress.number))
 
     @property
     def next_number(self) -> int:
@@ -76,7 +76,7 @@ class Turn:
 
     def reply(self, number: int) -> Progress | None:
         """Return the reply with that number, None if there is none."""
-        return next((one for one in self.replies if one.number == number), None)
+        return next((reply for reply in self.replies if reply.number == number), None)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Session:
     def progress(self, key: str) -> Progress | None:
         """Return the reply with that key, current or not."""
         turns = (*self.turns[-1:], *self.held())  # usually in the newest turn
-        return next((one for turn in turns for one in turn.replies if one.key == key), None)
+        return next((reply for turn in turns for reply in turn.replies if reply.key == key), None)
 
     def with_progress(self, progress: Progress) -> "Session":
         """Return the session with the reply of the same key replaced, also in what Undo holds."""
@@ -151,7 +151,7 @@ class Session:
 
     def with_turn(self, turn: Turn) -> "Session":
         """Return the session with a turn of the current thread replaced."""
-        turns = tuple(turn if turn.key == one.key else one for one in self.turns)
+        turns = tuple(turn if turn.key == current.key else current for current in self.turns)
         return replace(self, turns=turns)
 
     def begun(self, index: int, progress: Progress) -> "Session":
@@ -168,8 +168,8 @@ class Session:
         aside = turn.aside
         if turn.progress is not None and (turn.progress.has_words or self.turns[index + 1 :]):
             aside = (*aside, Branch(turn.progress, self.turns[index + 1 :]))
-        kept = replace(turn, progress=None, aside=aside)
-        shown = replace(kept, progress=replace(progress, number=kept.next_number))
+        turn = replace(turn, progress=None, aside=aside)
+        shown = replace(turn, progress=replace(progress, number=turn.next_number))
         return replace(self, turns=(*self.turns[:index], shown), selected=None, compared=0)
 
     def sampled(self, samples: tuple[Progress, ...]) -> "Session":
@@ -182,10 +182,10 @@ class Session:
         if turn.progress is not None and not turn.progress.has_words:
             turn = replace(turn, progress=None)
         first = turn.next_number
-        numbered = [replace(one, number=first + place) for place, one in enumerate(samples)]
+        numbered = [replace(sample, number=first + place) for place, sample in enumerate(samples)]
         shown = turn.progress
         reference = shown.number if shown is not None and shown.reply.strip() else 0
-        best_of = BestOf(tuple(one.number for one in numbered), reference)
+        best_of = BestOf(tuple(sample.number for sample in numbered), reference)
         if shown is None:
             shown = numbered.pop(0)
         aside = (*turn.aside, *map(Branch, numbered))
@@ -218,7 +218,7 @@ class Session:
         turn = self.turn(index)
         if turn.progress is not None and turn.progress.number == number:
             return self
-        wanted = next((one for one in turn.aside if one.progress.number == number), None)
+        wanted = next((branch for branch in turn.aside if branch.progress.number == number), None)
         if wanted is None:
             raise InputError("no such reply", code="turn_gone")
         aside = tuple(branch for branch in turn.aside if branch is not wanted)
@@ -243,8 +243,8 @@ class Session:
         """Check the limits; `begun` and `sampled` call this before every reply."""
         if forbids_reply(turn.risk):
             raise InputError("no model may reply to this message", code="left_to_people")
-        kept = sum(len(one.replies) for one in every_turn(self.turns))
-        if len(turn.replies) + count > MAX_REPLIES or kept + count > MAX_KEPT:
+        reply_count = sum(len(each.replies) for each in every_turn(self.turns))
+        if len(turn.replies) + count > MAX_REPLIES or reply_count + count > MAX_KEPT:
             raise InputError("too many", code="too_many_replies", values={"limit": MAX_REPLIES})
 
     @property
@@ -264,12 +264,12 @@ class Session:
         return None
 
     def pictures(self) -> Iterator[Image]:
-        """Every image it holds."""
+        """Yield every image of the session."""
         for turn in self.held():
             yield from turn.message.images
 
     def held(self) -> Iterator[Turn]:
-        """Every turn, including alternatives and what Undo holds."""
+        """Yield every turn, including alternatives and what Undo holds."""
         yield from every_turn(self.turns)
         if self.undo:
             yield from every_turn(self.undo.turns)
@@ -286,7 +286,7 @@ def way_back(
 
 
 def every_turn(turns: tuple[Turn, ...]) -> Iterator[Turn]:
-    """Every turn among these and after their alternative replies."""
+    """Yield these turns and those after their alternative replies."""
     for turn in turns:
         yield turn
         for branch in turn.aside:

@@ -124,7 +124,7 @@ def _labels(step: Any, part: Part, texts: Texts) -> list[dict[str, str]]:
         Part.EMOTION: (("emotion", "feeling", "emotions"), ("intensity", "intensity", "")),
         Part.STRATEGY: (("strategy", "chosen", "strategies"),),
     }[part]
-    found = []
+    labels = []
     for name, title, vocabulary in shown:
         value = getattr(step, name)
         if isinstance(value, Unreadable):
@@ -133,8 +133,8 @@ def _labels(step: Any, part: Part, texts: Texts) -> list[dict[str, str]]:
             words = texts("inspector.intensity_of", value=value)
         else:
             words = texts.label(vocabulary, str(value))
-        found.append({"name": texts(f"inspector.{title}"), "value": words})
-    return found
+        labels.append({"name": texts(f"inspector.{title}"), "value": words})
+    return labels
 
 
 def _person(opinion: Opinion | None, texts: Texts) -> dict[str, str] | None:
@@ -237,10 +237,14 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
     """The shipped judge's quality, and whether it differs from chance."""
     figures = tour.figures
     order = {part: figures[f"judge_order_{part}"] for part in STEPS}
-    found = {part: figures[f"judge_found_{part}"] for part in STEPS}
-    a_guess = all(one.low is None or one.low <= 50 for one in order.values())
+    sensitivity = {part: figures[f"judge_found_{part}"] for part in STEPS}
+    a_guess = all(figure.low is None or figure.low <= 50 for figure in order.values())
     first = order[Part.HISTORY]
-    judges = [one.judged.judge for one in tour.recordings.values() if one.judged is not None]
+    judges = [
+        recording.judged.judge
+        for recording in tour.recordings.values()
+        if recording.judged is not None
+    ]
     return {
         "a_guess": a_guess,
         "words": texts("tour.judge_guess") if a_guess else texts("tour.judge_better"),
@@ -256,7 +260,7 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
                 "low": order[part].low,
                 "high": order[part].high,
                 "value": order[part].value,
-                "found": found[part].text,
+                "found": sensitivity[part].text,
             }
             for part in STEPS
         ],
@@ -315,9 +319,9 @@ def _tenths(value: float) -> str:
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
-    """Each limit and its source file."""
+    """Return each limit with its source file."""
     shown = tour.recording(tour.plan.cases[0], tour.plan.shown)
-    found: Mapping[str, str] = {
+    sensitivity: Mapping[str, str] = {
         part.value: tour.figures[f"judge_found_{part}"].text for part in STEPS
     }
     each_misread = all(
@@ -332,7 +336,7 @@ def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
     return [
         {"words": first, "file": "tour/notes.toml" if each_misread else shown.model.card},
         {
-            "words": texts("tour.limit_2", **found),
+            "words": texts("tour.limit_2", **sensitivity),
             "file": tour.figures["judge_found_history"].file,
         },
         {"words": texts("tour.limit_3"), "file": shown.model.card},

@@ -143,7 +143,7 @@ def plan_candidate(
     tokens_of: Callable[[Sequence[str]], tuple[int, ...]],
     like: Encoded | None = None,
 ) -> tuple[Plan, Encoded]:
-    """Lay out an candidate with every verdict of its chain drafted as its first label.
+    """Lay out a candidate with every verdict of its chain drafted as its first label.
 
     Args:
         chat: The model.
@@ -158,26 +158,27 @@ def plan_candidate(
     Raises:
         NotAChainError: The chat template does not allow it.
     """
-    said = list(messages)
+    conversation = list(messages)
     chain: list[int] = []
     at_verdict: list[tuple[int, ...]] = []
-    for asked in candidate.chain:
-        said = with_question(said, asked.text)
-        at_verdict.append(chat.encode(said, like=like).ids)
+    for question in candidate.chain:
+        conversation = with_question(conversation, question.text)
+        at_verdict.append(chat.encode(conversation, like=like).ids)
         chain.append(len(at_verdict[-1]))
-        said = [*said, Message("assistant", (asked.labels[0],))]
+        conversation = [*conversation, Message("assistant", (question.labels[0],))]
     conversations = [
-        chat.encode(with_question(said, asked.text), like=like) for asked in candidate.ends
+        chat.encode(with_question(conversation, question.text), like=like)
+        for question in candidate.ends
     ]
     if not conversations:
-        conversations = [chat.encode(said, reply=False, like=like)]
+        conversations = [chat.encode(conversation, reply=False, like=like)]
     trunk = conversations[0]
     tokens = list(trunk.ids)
     after_chain = chain[-1] + 1 if chain else 0
-    for asked, before in zip(candidate.chain, at_verdict, strict=True):
+    for question, before in zip(candidate.chain, at_verdict, strict=True):
         place = len(before)
         draft = tokens[place : place + 1]
-        if tuple(tokens[:place]) != before or draft != [tokens_of(asked.labels)[0]]:
+        if tuple(tokens[:place]) != before or draft != [tokens_of(question.labels)[0]]:
             raise NotAChainError
     positions = list(range(len(tokens)))
     ends = [len(tokens) - 1] if candidate.ends else []
@@ -199,8 +200,8 @@ def plan_candidate(
         branches=branches,
         chain=chain,
         ends=ends,
-        chain_labels=[tokens_of(asked.labels) for asked in candidate.chain],
-        end_labels=[tokens_of(asked.labels) for asked in candidate.ends],
+        chain_labels=[tokens_of(question.labels) for question in candidate.chain],
+        end_labels=[tokens_of(question.labels) for question in candidate.ends],
     )
     return plan, trunk
 

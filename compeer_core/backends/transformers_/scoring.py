@@ -74,9 +74,9 @@ class TransformersScoringSession:
 
     def _ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         self._scorer.label_tokens(labels)
-        asked = with_question(self._messages, text)
+        messages = with_question(self._messages, text)
         try:
-            encoded = self._chat.encode(asked, like=self.state.encoded)
+            encoded = self._chat.encode(messages, like=self.state.encoded)
             self._scorer.check_length(encoded, text)
             self.state.set_prompt(encoded)
             probabilities = self._scorer.probabilities(self.state, labels)
@@ -85,7 +85,7 @@ class TransformersScoringSession:
         except Exception as error:
             self.state.reset()
             raise BackendError(f"{self._scorer.name} failed: {brief(error)}") from error
-        self._question = asked
+        self._question = messages
         return probabilities
 
 

@@ -9,13 +9,14 @@ from sqlalchemy import func, select
 
 from compeer_core.annotation.annotations import AnnotationItem
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
+from compeer_core.cer import Candidate, CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError, InputError, StoreError
 from compeer_core.images import read_image
 from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.schema import AnnotatorRow, AnswerRow, PassRow
+from tests.cases import case_of
 from tests.core.votes.made_up import TURN
 from training.reward_model.conversations import Kind, conversations
 
@@ -31,22 +32,9 @@ def item(number, replies=("Oh no.", "Tell me more.")):
 
 def row(number):
     """The row of an item: the second reply is the turn that is judged."""
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=HISTORY,
-        original="Oh no.",
-    )
     return CerRecord(
         id=f"d{number}#0@i{number}",
-        case=case,
+        case=case_of(f"d{number}", history=HISTORY),
         first=Candidate(author="corpus", reply="Oh no."),
         second=Candidate(author="nano", reply="Tell me more.", turn=TURN.format("Tell me more.")),
     )

@@ -7,33 +7,21 @@ import pytest
 
 from compeer_core.annotation.annotations import read_annotations
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord, DecidedBy
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
 from compeer_core.votes.store import VoteStore
+from tests.cases import case_of
 from tests.core.votes.made_up import TURN
 from training.cer.steps.annotation import items
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 PERSON = DecidedBy(kind="person", name="somebody")
 
 
 def case(number, images=()):
-    said = CaseUtterance(speaker=Speaker.SEEKER, text=f"I failed {number}.", images=images)
-    return Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=(said,),
-        original="Oh no.",
-    )
+    return case_of(f"d{number}", f"I failed {number}.", images)
 
 
 def record(number, turn=TURN, images=()):
@@ -76,7 +64,7 @@ def test_rows_of_cer_become_items_without_their_labels_and_come_out_with_new_one
     url, tmp_path, capsys
 ):
     rows = [record(1), record(2, turn="<history>Nothing"), record(3)]
-    write_records(tmp_path / "rows.jsonl", rows)
+    write_rows(tmp_path / "rows.jsonl", rows)
 
     assert added(tmp_path / "rows.jsonl", url) == 0
     assert capsys.readouterr().out == "2 items\nleft out, no complete reasoning to judge: 1\n"
@@ -117,7 +105,7 @@ def test_items_of_the_pipeline_come_with_their_key_or_without(url, tmp_path, wit
 
 
 def test_pictures_are_kept_with_the_item(url, tmp_path, capsys):
-    write_records(tmp_path / "rows.jsonl", [record(1, images=("faces/a.png",))])
+    write_rows(tmp_path / "rows.jsonl", [record(1, images=("faces/a.png",))])
     assert added(tmp_path / "rows.jsonl", url) == 2
     assert "a.png" in capsys.readouterr().err
 
@@ -136,7 +124,7 @@ def test_no_picture_is_read_outside_the_folder(sqlite_url, tmp_path, name, capsy
     folder = tmp_path / "in"
     folder.mkdir()
     PIL.Image.new("RGB", (4, 3)).save(tmp_path / "secret.png")
-    write_records(folder / "rows.jsonl", [record(1, images=(name,))])
+    write_rows(folder / "rows.jsonl", [record(1, images=(name,))])
 
     assert added(folder / "rows.jsonl", sqlite_url) == 2
     assert "is not a picture below" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from compeer_core.votes.__main__ import main
 from compeer_core.votes.rows import read_votes
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 @pytest.fixture

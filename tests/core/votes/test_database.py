@@ -290,23 +290,6 @@ def test_a_missing_driver_is_told_with_the_way_out(monkeypatch):
         Database("postgresql://user@127.0.0.1:1/db")
 
 
-def test_the_store_loads_neither_torch_nor_gradio():
-    code = (
-        "import sys, compeer_core.votes.store, compeer_core.votes.database; "
-        "sys.exit(' '.join({'torch', 'transformers', 'gradio', 'psycopg'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert done.returncode == 0, f"loaded: {done.stderr}"
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     tmp_path.chmod(0o500)

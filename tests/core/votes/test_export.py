@@ -16,7 +16,7 @@ from compeer_core.votes.export import Moved, export_cer, import_cer
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import HISTORY, NOON, TURN, fought, plan, result
 from training.data.pictures import Pictures
-from training.data.samples import read_records
+from training.data.records import read_records
 from training.reward_model.conversations import Kind, conversations
 
 FORMS = pytest.mark.parametrize("form", ["jsonl", "csv"])

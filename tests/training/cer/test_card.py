@@ -15,10 +15,10 @@ from compeer_core.cer import (
 )
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer import card
 from training.cer.records import StepReport
-from training.data.samples import write_records
 
 TURN = (
     "<history>It is about work.\nStage: Exploration</history>\n<emotion>It shows.\nSentiment: "
@@ -95,7 +95,7 @@ ROWS = [
 @pytest.fixture
 def described(tmp_path):
     def describe(rows=ROWS, reports=(), **settings):
-        write_records(tmp_path / "rows.jsonl", rows)
+        write_rows(tmp_path / "rows.jsonl", rows)
         files = {"rows.jsonl": tmp_path / "rows.jsonl"}
         return card.describe(files, reports, card.Settings(**settings), seed=0)
 
@@ -264,7 +264,7 @@ def test_limits_follow_from_who_decided(described):
 
 
 def test_the_same_rows_give_the_same_files(tmp_path):
-    write_records(tmp_path / "rows.jsonl", ROWS)
+    write_rows(tmp_path / "rows.jsonl", ROWS)
     settings = card.Settings(title="Six rows", command="python -m training cer x.toml")
     for name in ("one", "two"):
         report = card.write({"rows.jsonl": tmp_path / "rows.jsonl"}, tmp_path / name, [], settings)

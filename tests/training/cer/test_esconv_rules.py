@@ -15,7 +15,7 @@ from training.cer import esconv_rules
 from training.cer.corpora.reading import opening_key
 from training.cer.esconv_rules import Config, rule_rows
 from training.data.faces import read_faces
-from training.data.samples import read_records
+from training.data.records import read_records
 from training.sft.cer import turns_to_learn
 
 LOST = "My boss fired me, and I am worried."

@@ -20,7 +20,7 @@ from training.__main__ import main
 from training.cer import pipeline
 from training.cer.pipeline import Config
 from training.cer.requests.engines import LocalEngine
-from training.data.samples import read_records
+from training.data.records import read_records
 from training.stages import StoppedEarly
 
 CONFIGS = Path(pipeline.__file__).parents[1] / "configs"

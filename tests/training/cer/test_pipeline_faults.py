@@ -18,7 +18,7 @@ from tests.training.cer.endpoint import HALF_BODY, RESET, Body, Endpoint, Fault,
 from tests.training.cer.whole_route import annotate, answer, stumbling, write_full_corpora
 from training.__main__ import main
 from training.cer.steps.annotation import Need
-from training.data.samples import read_records
+from training.data.records import read_records
 
 SECRET = "sk-nobody-may-ever-read-this"
 GENERATORS = ("qwen-72b", "gpt-4o", "qwen-vl")

@@ -18,6 +18,7 @@ from compeer_core.reasoning import (
     SupportTurn,
     render,
 )
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Sentiment, Stage
 from tests.training.cer.personality.personality_rows import row, rows, written
 from training.cer.personality import clusters, rewriting, traits
@@ -28,7 +29,7 @@ from training.cer.steps import cases, filtering
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.ingest import CorpusFile, collect
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 # Ray warns of its own settings. Workers import all that they need, on cores that others use too.
 pytestmark = [
@@ -70,7 +71,7 @@ def dialogues(small_corpora: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         kept = talk.utterances[:: 1 if number % 3 else 2] if number % 2 else talk.utterances[:3]
         name = talk.id.replace("/lines/", "/windows/")
         result.insert(3 * number, talk.model_copy(update={"id": name, "utterances": kept}))
-    write_records(path, [*result, result[5]])
+    write_rows(path, [*result, result[5]])
     return path
 
 
@@ -133,7 +134,7 @@ def test_errors_of_a_row_have_the_same_message(
 ) -> None:
     read = read_records(dialogues, SourceDialogue)
     source = tmp_path / "source.jsonl"
-    write_records(source, (row.model_copy(update={"split": "dev2"}) for row in read))
+    write_rows(source, (row.model_copy(update={"split": "dev2"}) for row in read))
     said = []
     for engine in (LOCAL, ray_engine):
         with pytest.raises(ConfigError) as caught:
@@ -149,7 +150,7 @@ def test_the_silver_rule(dialogues: Path, ray_engine: RayEngine, tmp_path: Path)
     source = tmp_path / "cases.jsonl"
     cases.draw_cases(dialogues, source, cases.Settings())
     turns = tmp_path / "turns.jsonl"
-    write_records(turns, generated(read_records(source, Case)))
+    write_rows(turns, generated(read_records(source, Case)))
     settings = silver.Settings(faithful_share=0.2)
 
     def step(folder: Path, engine: Engine) -> StepReport:

@@ -19,7 +19,7 @@ from compeer_core.annotation.annotations import Annotation, AnnotationItem, writ
 from compeer_core.reasoning import EmotionStep, HistoryStep, Reasoning, StrategyStep, SupportTurn
 from compeer_core.reasoning import render as render_turn
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Stage, Strategy
-from training.data.samples import read_records
+from training.data.records import read_records
 
 # --- Corpora ------------------------------------------------------------------------------------
 

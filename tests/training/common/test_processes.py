@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compeer_core.row_files import write_rows
 from tests.training.reward_model.test_train import record
 from tests.training.runs import run_in_processes
 from training.common import processes
 from training.common.run_directory import RunDirectory
-from training.data.samples import write_records
 from training.sft.cer import Config as SftConfig
 
 
@@ -45,7 +45,7 @@ def test_two_processes_give_the_result_of_one(
     face = f"faces/{read_faces(faces)[0].file}"
     # in some steps only one of the processes has an image
     rows = [record(number, images=(face,) if number % 3 == 0 else ()) for number in range(10)]
-    write_records(tmp_path / "train.jsonl", rows)
+    write_rows(tmp_path / "train.jsonl", rows)
     lora = "\n[training.lora]\nrank = 4\nalpha = 8\n" if held == "adapter" else ""
     (tmp_path / "reward.toml").write_text(
         f'records = ["{tmp_path / "train.jsonl"}"]\nfaces = "{faces}"\nbase = "{tiny_base}"\n'

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compeer_core import row_files
 from compeer_core.cer import Variant
 from compeer_core.errors import ConfigError
 from tests.training.grpo.world import record, write_rows
 from training.data.histories import first_kept, has_pictures, read_histories, shortened
-from training.data.samples import write_records
 
 
 def test_rows_of_a_split_with_a_reply_are_read(tmp_path):
     rows = [record(1), record(2, "valid"), record(3, original=None)]
-    write_records(tmp_path / "train.jsonl", rows)
+    row_files.write_rows(tmp_path / "train.jsonl", rows)
 
     histories, skipped = read_histories([tmp_path / "train.jsonl"], "train")
 
@@ -28,8 +28,10 @@ def test_a_history_is_read_once_and_its_rewriting_is_another(tmp_path):
     rewritten = rewritten.model_copy(
         update={"id": "r1p", "case": case, "variant": Variant.PERSONA, "rewritten_from": "r1"}
     )
-    write_records(tmp_path / "train.jsonl", [record(1), record(1).model_copy(update={"id": "x"})])
-    write_records(tmp_path / "persona.jsonl", [rewritten])
+    row_files.write_rows(
+        tmp_path / "train.jsonl", [record(1), record(1).model_copy(update={"id": "x"})]
+    )
+    row_files.write_rows(tmp_path / "persona.jsonl", [rewritten])
 
     histories, skipped = read_histories(
         [tmp_path / "train.jsonl", tmp_path / "persona.jsonl"], "train"

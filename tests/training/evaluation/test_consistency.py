@@ -11,13 +11,14 @@ from compeer_core.consistency import CLEAR_SIGNS
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import BackendError, ConfigError
 from compeer_core.registry import ModelEntry, Registry
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference, Strategy
 from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge
 from tests.training.cer.endpoint import Endpoint, asked
 from training.cer import esconv_rules
 from training.cer.steps.generation import GeneratedTurn
 from training.common import results
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 from training.evaluation import consistency
 from training.evaluation.consistency import Config, StoredVerdicts
 from training.evaluation.strategy_signs import measure_signs
@@ -108,7 +109,7 @@ def test_cer_rows_give_the_turn_with_reasoning_and_a_reference(tmp_path):
         CerRecord(id="c", case=case_of(3, original="The original."), first=model),
         CerRecord(id="d", case=case_of(4, split="train"), first=model),
     ]
-    write_records(tmp_path / "rows.jsonl", rows)
+    write_rows(tmp_path / "rows.jsonl", rows)
 
     found = list(read_rows([tmp_path / "rows.jsonl"], ["test"]))
 
@@ -167,7 +168,7 @@ def config(tmp_path: Path, monkeypatch, calls) -> Config:
     turns = [turn_of(n, written(ASKS if n % 4 else STATES)) for n in range(12)]
     turns += [turn_of(20, "<reply>Hm.</reply>"), turn_of(21, said="All is broken")]
     turns += [turn_of(22, split="train")]
-    write_records(tmp_path / "turns.jsonl", turns)
+    write_rows(tmp_path / "turns.jsonl", turns)
 
     class Models(Registry):
         def judge(self, name):

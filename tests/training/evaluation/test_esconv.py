@@ -9,12 +9,12 @@ from compeer_core.cer import CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import ModelPool
 from compeer_core.reasoning import parse, read
+from compeer_core.row_files import write_rows
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import write_faces
 from tests.training.evaluation.test_face_swap import sample
 from tests.training.grpo.world import record
 from training.common import results
-from training.data.samples import write_records
 from training.evaluation import esconv
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
@@ -167,7 +167,7 @@ def config(tmp_path: Path) -> Config:
         for n in range(3)
     ]
     other_split = record(9, "valid").model_copy(update={"first": rows[0].first})
-    write_records(tmp_path / "rows.jsonl", [*rows, other_split])
+    write_rows(tmp_path / "rows.jsonl", [*rows, other_split])
     (tmp_path / "metrics.jsonl").write_text('{"validation_loss": 3.2}\n', encoding="utf-8")
     (tmp_path / "vision.json").write_text(
         json.dumps({"validation_photos": 10, "validation_accuracy": 0.4}), encoding="utf-8"

@@ -163,8 +163,8 @@ def test_rows_of_one_dialogue_widen_the_interval():
 @pytest.mark.parametrize(
     ("labels", "probabilities"), [([True, True], [0.5, 0.5]), ([True, False], [0.5])]
 )
-def test_labels_that_tell_nothing_are_refused(labels, probabilities):
-    with pytest.raises(ValueError, match=r"alike|labels but"):
+def test_labels_of_a_single_class_are_rejected(labels, probabilities):
+    with pytest.raises(ValueError, match=r"the same|labels but"):
         reward_model_report(labels, probabilities)
 
 

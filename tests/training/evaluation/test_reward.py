@@ -11,11 +11,11 @@ from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedB
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import BackendError, ConfigError
 from compeer_core.registry import Registry
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import PREFERENCES, VERDICTS, Judge
 from training.common import results
 from training.data.pictures import Pictures
-from training.data.samples import write_records
 from training.evaluation import reward
 from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.reward import MAJORITY, Config, comparison
@@ -255,7 +255,7 @@ def config(tmp_path: Path, monkeypatch) -> Config:
         for row in test
     ]
     for name, rows in {"test": test, "valid": valid, "human": human}.items():
-        write_records(tmp_path / f"{name}.jsonl", rows)
+        write_rows(tmp_path / f"{name}.jsonl", rows)
 
     class Models:
         def judge(self, name):
@@ -308,7 +308,7 @@ def test_dry_run_writes_nothing_and_other_splits_are_ignored(config, caplog):
 def test_human_judgements_are_limited_per_corpus(config, tmp_path, caplog):
     caplog.set_level("INFO")
     small = [record(number, corpus="epitome", split="train") for number in range(40, 44)]
-    write_records(tmp_path / "small.jsonl", small)
+    write_rows(tmp_path / "small.jsonl", small)
     human = (*config.human, tmp_path / "small.jsonl")
     capped = config.model_copy(update={"human": human, "human_rows": 5})
 
@@ -326,7 +326,7 @@ def test_unreadable_image_is_omitted_and_reported(config, tmp_path, caplog):
     case = broken.case.model_copy(update={"history": (message,)})
     broken = broken.model_copy(update={"case": case})
     rows = [record(31, steps=(True, False, True)), record(32, steps=(False, True, False)), broken]
-    write_records(tmp_path / "pictures.jsonl", rows)
+    write_rows(tmp_path / "pictures.jsonl", rows)
 
     reward.run(
         config.model_copy(update={"test": (tmp_path / "pictures.jsonl",), "data_dir": tmp_path})

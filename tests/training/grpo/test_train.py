@@ -321,14 +321,15 @@ def test_a_run_does_not_go_on_with_other_settings_or_processes(config, tmp_path,
 
 
 def test_prompts_longer_than_the_context_are_left_out_and_counted(config, tmp_path):
+    from compeer_core.row_files import write_rows
     from tests.training.grpo.world import record
-    from training.data.samples import read_records, write_records
+    from training.data.records import read_records
 
     rows = [record(n, history=_told(" and then" * 400)) for n in (90, 91)]
     from compeer_core.cer import CerRecord
 
     old = list(read_records(tmp_path / "train.jsonl", CerRecord))
-    write_records(tmp_path / "train.jsonl", [*old, *rows])
+    write_rows(tmp_path / "train.jsonl", [*old, *rows])
 
     train.run(config(max_steps=1))
 

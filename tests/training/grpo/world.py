@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from compeer_core import row_files
 from compeer_core.backends.protocol import Message
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, HumanLabels
+from compeer_core.cer import Candidate, CaseUtterance, CerRecord, HumanLabels
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import BackendError
 from compeer_core.judgement import Judgement, ResponseVerdict, StepVerdict
 from compeer_core.reasoning import Reading
 from compeer_core.taxonomy import Emotion, Preference, Strategy
 from compeer_core.unifireward import Judge
-from training.data.samples import write_records
+from tests.cases import case_of
 from training.grpo.reward import GroupReward, Scored
 
 
@@ -112,40 +113,39 @@ def judge(**changes: Any) -> Judge:
 
 def record(number: int, split: str = "train", **changes: Any) -> CerRecord:
     """A row of CER whose history has three utterances."""
-    said = (
+    messages = (
         (Speaker.SEEKER, f"I lost job number {number}."),
         (Speaker.SUPPORTER, "That is hard. Since when?"),
         (Speaker.SEEKER, f"For {number} weeks. " + "It goes on. " * (number % 3)),
     )
     images = changes.pop("images", ())
-    case = Case(
-        id=f"d{number}#1",
-        dialogue_id=f"d{number}",
-        source_id=f"s{number}",
-        corpus="esconv",
-        language="en",
-        split=split,
-        licence="CC BY-NC 4.0",
-        round=1,
-        rounds=2,
-        history=tuple(
-            CaseUtterance(speaker=who, text=text, images=images if place == 2 else ())
-            for place, (who, text) in enumerate(said)
-        ),
-        original="good: I see.",
-        labels=HumanLabels(strategies=(Strategy.QUESTION,), emotion=Emotion.SADNESS),
-    ).model_copy(update=changes)
+    history = tuple(
+        CaseUtterance(speaker=speaker, text=text, images=images if place == 2 else ())
+        for place, (speaker, text) in enumerate(messages)
+    )
+    values = {
+        "id": f"d{number}#1",
+        "source_id": f"s{number}",
+        "corpus": "esconv",
+        "split": split,
+        "round": 1,
+        "rounds": 2,
+        "history": history,
+        "original": "good: I see.",
+        "labels": HumanLabels(strategies=(Strategy.QUESTION,), emotion=Emotion.SADNESS),
+    }
+    case = case_of(f"d{number}", **(values | changes))
     return CerRecord(id=f"r{number}", case=case, first=Candidate(author="corpus", reply="I see."))
 
 
 def write_rows(path: Path, count: int, split: str = "train", **changes: Any) -> Path:
-    write_records(path, [record(number, split, **changes) for number in range(1, count + 1)])
+    row_files.write_rows(path, [record(number, split, **changes) for number in range(1, count + 1)])
     return path
 
 
 def write_mixed_rows(path: Path, count: int, face: str) -> None:
     """Every third history shows a face beside its last utterance."""
-    write_records(
+    row_files.write_rows(
         path,
         [record(n, images=(face,) if n % 3 == 0 else ()) for n in range(1, count + 1)],
     )

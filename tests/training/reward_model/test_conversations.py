@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from compeer_core.backends.protocol import Message
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
+from compeer_core.cer import Candidate, CaseUtterance, CerRecord, DecidedBy
 from compeer_core.dialogue import Speaker
 from compeer_core.images import Image, read_image
 from compeer_core.reasoning import parse, part_of
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import Judge
+from tests.cases import case_of
 from tests.training.corpora_fixture import jpeg
 from training.reward_model.conversations import Kind, conversations
 
@@ -28,19 +29,7 @@ HISTORY = (
     CaseUtterance(speaker=Speaker.SEEKER, text="Yes <|im_end|>", images=("b",)),
 )
 PICTURES = ((), (read_image(jpeg(48, "sad", 1)),), (), (read_image(jpeg(48, "fear", 2)),))
-CASE = Case(
-    id="d#1",
-    dialogue_id="d",
-    source_id="d",
-    corpus="esconv",
-    language="en",
-    split="train",
-    licence="CC BY-NC 4.0",
-    round=1,
-    rounds=2,
-    history=HISTORY,
-    original="I hear you.",
-)
+CASE = case_of("d", corpus="esconv", round=1, rounds=2, history=HISTORY, original="I hear you.")
 
 
 def candidate(steps=(True, False, True), turn=TURN):

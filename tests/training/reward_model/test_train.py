@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord, DecidedBy
 from compeer_core.errors import CheckpointError, ConfigError
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
-from training.data.samples import write_records
+from tests.cases import case_of
 from training.finetune.base_model import LoraShape
 from training.finetune.sft_trainer import FineTuning
 from training.reward_model import train as reward
@@ -33,19 +33,7 @@ def record(number: int, *, split="train", images=(), text="I lost my job") -> Ce
         "Emotion: Sadness\nIntensity: 3</emotion><strategy>Ask.\nStrategy: Question</strategy>"
         "<reply>Why?</reply>"
     )
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"s{number}",
-        corpus="esconv",
-        language="en",
-        split=split,
-        licence="CC BY-NC 4.0",
-        round=0,
-        rounds=1,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text=f"{text} {number}.", images=images),),
-        original="I see.",
-    )
+    case = case_of(f"d{number}", f"{text} {number}.", images, split=split)
     steps = (True, number % 2 == 0, False)
     return CerRecord(
         id=f"r{number}",
@@ -63,8 +51,8 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
 
     face = f"faces/{read_faces(small_corpora / 'faces')[0].file}"
     rows = [record(number, images=(face,) if number == 0 else ()) for number in range(6)]
-    write_records(tmp_path / "train.jsonl", [*rows, record(6, split="test")])
-    write_records(tmp_path / "persona.jsonl", [record(7)])
+    write_rows(tmp_path / "train.jsonl", [*rows, record(6, split="test")])
+    write_rows(tmp_path / "persona.jsonl", [record(7)])
     return Config(
         records=(tmp_path / "train.jsonl", tmp_path / "persona.jsonl"),
         faces=small_corpora / "faces",
@@ -104,7 +92,7 @@ def test_only_rows_of_the_train_split_are_used(config, kind, conversations, verd
 def test_conversations_that_are_too_long_are_left_out_and_counted(config, caplog):
     caplog.set_level("INFO")
     long = config.records[0].with_name("long.jsonl")
-    write_records(long, [record(1), record(2, text="word " * 2000)])
+    write_rows(long, [record(1), record(2, text="word " * 2000)])
 
     rows = list(training_rows(config.model_copy(update={"records": (long,), "longest": 4000})))
 
@@ -132,7 +120,7 @@ def test_a_dry_run_counts_and_writes_nothing(config, caplog):
 )
 def test_rows_that_cannot_be_used_are_refused(config, rows, says):
     path = config.records[0].with_name("bad.jsonl")
-    write_records(path, rows)
+    write_rows(path, rows)
 
     with pytest.raises(ConfigError, match=says):
         reward.run(config.model_copy(update={"records": (path,)}))

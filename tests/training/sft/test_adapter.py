@@ -14,11 +14,11 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.model_pool import load_transformers
 from compeer_core.prompts import policy_messages
+from compeer_core.row_files import write_rows
 from tests.training.reward_model.test_train import record
 from tests.training.runs import interrupt_at_step_3, run_in_processes
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
-from training.data.samples import write_records
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import ATTENTION, row_loss, shared_prefix_row
 from training.sft import adapter
@@ -66,7 +66,7 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
         turn_of(n, place, photo=photo if n < 2 else None) for n in range(10) for place in range(3)
     ]
     valid = [turn_of(n, place, split="valid") for n in range(10, 13) for place in range(2)]
-    write_records(tmp_path / "rows.jsonl", [*train, *valid, turn_of(13, 0, split="test")])
+    write_rows(tmp_path / "rows.jsonl", [*train, *valid, turn_of(13, 0, split="test")])
     return Config(
         records=(tmp_path / "rows.jsonl",),
         faces=small_corpora / "faces",
@@ -315,9 +315,9 @@ def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_written(config, 
 
     refused(CheckpointError, "no such folder", base=Path("no/where/at-all"))
     refused(ConfigError, "no such file", records=(tmp_path / "none.jsonl",))
-    write_records(tmp_path / "test.jsonl", [turn_of(1, 0, split="test")])
+    write_rows(tmp_path / "test.jsonl", [turn_of(1, 0, split="test")])
     refused(ConfigError, "no turn of the train split", records=(tmp_path / "test.jsonl",))
-    write_records(tmp_path / "train.jsonl", [turn_of(1, 0)])
+    write_rows(tmp_path / "train.jsonl", [turn_of(1, 0)])
     refused(ConfigError, "no turn of the valid split", records=(tmp_path / "train.jsonl",))
     refused(ConfigError, "holds no adapter_config.json", start=tmp_path)
     wider = LoraShape(rank=8, alpha=8)

@@ -9,10 +9,10 @@ from compeer_core.cer import CerRecord
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, render
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from tests.training.reward_model.test_train import RULE, record
 from training.data.faces import read_faces
-from training.data.samples import write_records
 from training.finetune.base_model import LoraShape
 from training.finetune.sft_trainer import FineTuning
 from training.sft import cer
@@ -104,7 +104,7 @@ def test_a_turn_that_nobody_judged_is_learnt_where_that_is_allowed(changes, reas
 def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
     face = f"faces/{read_faces(small_corpora / 'faces')[0].file}"
     rows = [judged(number, images=(face,) if number == 0 else ()) for number in range(4)]
-    write_records(tmp_path / "train.jsonl", [*rows, record(5), judged(6, split="test")])
+    write_rows(tmp_path / "train.jsonl", [*rows, record(5), judged(6, split="test")])
     return Config(
         records=(tmp_path / "train.jsonl",),
         faces=small_corpora / "faces",
@@ -148,7 +148,7 @@ def test_what_cannot_be_learnt_is_said_before_anything_is_written(config, tmp_pa
     def changed(**changes) -> Config:
         return Config.model_validate(config.model_dump() | changes)
 
-    write_records(tmp_path / "faulty.jsonl", [record(1)])
+    write_rows(tmp_path / "faulty.jsonl", [record(1)])
     with pytest.raises(ConfigError, match=r"no turn of the train split to learn .*judged wrong"):
         cer.run(changed(records=[tmp_path / "faulty.jsonl"]))
     with pytest.raises(ConfigError, match="4 longer than 10 characters"):
@@ -163,7 +163,7 @@ def test_what_cannot_be_learnt_is_said_before_anything_is_written(config, tmp_pa
 def test_rows_that_nobody_judged_are_learnt_where_the_config_says_so(config, tmp_path):
     row = judged()
     first = row.first.model_copy(update={"steps": None, "steps_by": None})
-    write_records(tmp_path / "unjudged.jsonl", [row.model_copy(update={"first": first})])
+    write_rows(tmp_path / "unjudged.jsonl", [row.model_copy(update={"first": first})])
     changed = config.model_copy(update={"records": (tmp_path / "unjudged.jsonl",)})
 
     with pytest.raises(ConfigError, match="1 with a step that nobody judged"):

@@ -16,14 +16,15 @@ from fastapi.testclient import TestClient
 
 from compeer_core.annotation.annotations import read_csv, read_jsonl
 from compeer_core.annotation.desk import Desk
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import InputError, StoreError
 from compeer_core.reasoning import Part
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main
+from tests.cases import case_of
 from tests.pages import COMPLETE, make_services
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE, Guesses, read_annotator
 from ui_components.annotate.routes import (
     MOST_DELAYED,
@@ -40,20 +41,7 @@ HOSTILE = '<img src=x onerror="stolen()"> ${stolen()} {{ 7 * 7 }} \u202eabc\u200
 
 
 def record(number, reply="Tell me.", text="I failed.", images=()):
-    said = CaseUtterance(speaker=Speaker.SEEKER, text=text, images=images)
-    case = Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"d{number}",
-        corpus="made_up_corpus",
-        language="en",
-        split="train",
-        licence="none",
-        round=0,
-        rounds=1,
-        history=(said,),
-        original="Oh no.",
-    )
+    case = case_of(f"d{number}", text, images, corpus="made_up_corpus")
     return CerRecord(
         id=f"d{number}#0",
         case=case,
@@ -113,7 +101,7 @@ def world(tmp_path):
     """A desk with three items, two annotators and an adjudicator."""
     services = make_services(tmp_path)
     desk = Desk(services.votes)
-    write_records(tmp_path / "rows.jsonl", [record(number) for number in range(3)])
+    write_rows(tmp_path / "rows.jsonl", [record(number) for number in range(3)])
     url = f"sqlite:///{tmp_path / 'compeer.sqlite3'}"
     assert main(["items", str(tmp_path / "rows.jsonl"), "--database-url", url]) == 0
     names = {"ann": False, "bo": False, "cy": True}
@@ -354,7 +342,7 @@ def test_what_was_typed_is_a_draft_and_stands_there_again(world):
 
 
 def test_everything_that_is_shown_is_text(world, tmp_path):
-    write_records(tmp_path / "more.jsonl", [record(9, reply=HOSTILE, text=HOSTILE)])
+    write_rows(tmp_path / "more.jsonl", [record(9, reply=HOSTILE, text=HOSTILE)])
     world.desk.add_annotator("<b>dee</b>\u202e")
     token = world.desk.add_annotator("<i>")
     ann = Person(world.server, token)
@@ -467,7 +455,7 @@ def test_the_last_answer_comes_back_as_a_draft(world):
 
 def test_an_image_is_served_to_the_items_annotator(world, tmp_path):
     PIL.Image.new("RGB", (4, 3), "teal").save(tmp_path / "a.png")
-    write_records(tmp_path / "more.jsonl", [record(9, images=("a.png",))])
+    write_rows(tmp_path / "more.jsonl", [record(9, images=("a.png",))])
     assert main(["items", str(tmp_path / "more.jsonl"), "--database-url", world.url]) == 0
     ann, bo = world.enter("ann"), world.enter("bo")
     for _ in range(3):

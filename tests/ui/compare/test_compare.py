@@ -566,7 +566,7 @@ def test_a_writer_that_introduces_itself_is_found(text):
 def test_a_reply_that_only_speaks_of_a_model_is_left_alone(text):
     assert not says_who_wrote_it(text, ["maple-1", "base"])
     assert not says_who_wrote_it(
-        "Your vote maple-1 was kind.", ["maple-1"], asked="maple-1 is kind"
+        "Your vote maple-1 was kind.", ["maple-1"], message="maple-1 is kind"
     )
 
 

@@ -210,41 +210,27 @@ def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
     assert ann.session == Session()
 
 
-def test_a_comparison_that_is_being_opened_is_not_opened_behind_the_deletion(services):
-    """The deletion comes between reading the comparison and the transaction."""
+@pytest.mark.parametrize(
+    ("deleted_first", "error"), [(True, VoteRefusedError), (False, InputError)]
+)
+def test_a_deletion_while_a_comparison_is_being_opened_prevents_it(services, deleted_first, error):
+    """The deletion comes just before or just after the transaction that opens a battle."""
     ann = Visitor(services)
     key = ann.key
-    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
-    original = services.votes.open_battle
+    request = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
+    open_battle = services.votes.open_battle
 
-    def open_battle(*arguments):
-        services.forget(key.visitor)
-        return original(*arguments)
-
-    services.votes.open_battle = open_battle
-    with pytest.raises(VoteRefusedError) as caught:
-        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
-
-    assert caught.value.code == "forgotten"
-    assert services.compare_jobs.count() == 0
-    assert services.votes.counts().battles == services.votes.counts().voters == 0
-    assert in_memory(services) == ""
-
-
-def test_a_comparison_that_was_opened_just_before_the_deletion_does_not_begin(services):
-    ann = Visitor(services)
-    key = ann.key
-    wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True)
-    original = services.votes.open_battle
-
-    def open_battle(*arguments):
-        battle = original(*arguments)
+    def interrupted(*arguments):
+        if deleted_first:
+            services.forget(key.visitor)
+            return open_battle(*arguments)
+        battle = open_battle(*arguments)
         services.forget(key.visitor)
         return battle
 
-    services.votes.open_battle = open_battle
-    with pytest.raises(InputError) as caught:
-        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), wish, None)
+    services.votes.open_battle = interrupted
+    with pytest.raises(error) as caught:
+        services.compare_jobs.begin(key, Utterance(Speaker.SEEKER, WORDS), request, None)
 
     assert caught.value.code == "forgotten"
     assert services.compare_jobs.count() == 0

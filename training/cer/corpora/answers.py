@@ -7,7 +7,7 @@ Each answer becomes a dialogue of the post and the answer; all answers to one po
   mechanisms per file, with the part of the answer that shows it.
 - counsel-chat (https://github.com/nbertagnolli/counsel-chat): therapists' answers, with votes.
 - EmpatheticDialogues pairs: a CSV without header; label 0 is a person's reply, 1 a worse one. The
-  post is everything that the speaker has said so far.
+  post is all utterances of the speaker so far.
 - PAIR (Min et al. 2022): eight reflections of a client's prompt, in three tiers of quality.
 - empathy ratings (Welivita and Pu 2024, https://arxiv.org/abs/2406.05063): one reply of a person and
   two of ChatGPT, each rated 1 to 3 by people.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.builder import Builder, RawUtterance
 from training.cer.corpora.reading import (
     Row,
     bare_csv_rows,
@@ -57,7 +57,7 @@ def _answered(
         where,
         id=f"{builder.corpus}/{id}",
         source_id=source_id,
-        said=[Said(Speaker.SEEKER, post), Said(Speaker.SUPPORTER, answer)],
+        utterances=[RawUtterance(Speaker.SEEKER, post), RawUtterance(Speaker.SUPPORTER, answer)],
         problem=problem,
         situation=situation,
         labels=labels,

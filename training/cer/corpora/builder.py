@@ -15,7 +15,7 @@ _strategy = lru_cache(maxsize=1024)(map_strategy)
 
 
 @dataclass(frozen=True)
-class Said:
+class RawUtterance:
     """An utterance as in the corpus."""
 
     speaker: Speaker
@@ -46,7 +46,7 @@ class Builder:
         *,
         id: str,
         source_id: str,
-        said: Iterable[Said],
+        utterances: Iterable[RawUtterance],
         emotion: str = "",
         problem: str = "",
         situation: str = "",
@@ -56,10 +56,12 @@ class Builder:
         labels: Mapping[str, str] | None = None,
     ) -> SourceDialogue | None:
         """Return the dialogue, or None if no utterance has text."""
-        utterances = tuple(
-            utterance for each in said if (utterance := self._utterance(where, each)) is not None
+        converted = tuple(
+            utterance
+            for raw in utterances
+            if (utterance := self._utterance(where, raw)) is not None
         )
-        if not utterances:
+        if not converted:
             self.dropped.add(Reason.NO_UTTERANCES, self.path, where)
             return None
         known = self._emotion(where, emotion)
@@ -73,7 +75,7 @@ class Builder:
             language=self.language,
             split=self.split,
             licence=self.licence,
-            utterances=utterances,
+            utterances=converted,
             problem=problem or None,
             emotion=known,
             situation=situation or None,
@@ -83,25 +85,25 @@ class Builder:
             labels=all_labels,
         )
 
-    def _utterance(self, where: int | str, said: Said) -> SourceUtterance | None:
-        text = said.text.strip()
+    def _utterance(self, where: int | str, raw: RawUtterance) -> SourceUtterance | None:
+        text = raw.text.strip()
         if not text:
             self.dropped.add(Reason.EMPTY_UTTERANCE, self.path, where)
             return None
-        strategy = self._strategy(where, said.strategy)
-        emotion = self._emotion(where, said.emotion)
-        labels = dict(said.labels or {})
-        if said.strategy and strategy is None:
-            labels["strategy"] = said.strategy
-        if said.emotion and emotion is None:
-            labels["emotion"] = said.emotion
+        strategy = self._strategy(where, raw.strategy)
+        emotion = self._emotion(where, raw.emotion)
+        labels = dict(raw.labels or {})
+        if raw.strategy and strategy is None:
+            labels["strategy"] = raw.strategy
+        if raw.emotion and emotion is None:
+            labels["emotion"] = raw.emotion
         return SourceUtterance(
-            speaker=said.speaker,
+            speaker=raw.speaker,
             text=text,
             strategy=strategy,
             emotion=emotion,
-            feedback=said.feedback,
-            caption=said.caption,
+            feedback=raw.feedback,
+            caption=raw.caption,
             labels=labels,
         )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.builder import Builder, RawUtterance
 from training.cer.corpora.reading import Row, converted, json_array, packed_files, plain
 from training.cer.records import Dropped, Reason, SourceDialogue
 
@@ -32,10 +32,12 @@ def load_smile(path: Path, dropped: Dropped, split: str | None = None) -> Iterat
     """Yield the dialogues of SMILE's `data` folder."""
     builder = Builder("smile", "zh", "CC0 1.0", path, dropped, split)
 
-    def said(row: Row) -> Iterable[Said]:
-        return [Said(_SPEAKERS[turn["role"]], turn["content"]) for turn in json.loads(row.value)]
+    def utterances_of(row: Row) -> Iterable[RawUtterance]:
+        return [
+            RawUtterance(_SPEAKERS[turn["role"]], turn["content"]) for turn in json.loads(row.value)
+        ]
 
-    return _load_packed(builder, ".json", said, lambda name: {})
+    return _load_packed(builder, ".json", utterances_of, lambda name: {})
 
 
 def load_cpsycoun_d(
@@ -74,7 +76,7 @@ def load_soulchat(
             row.where,
             id=f"soulchat/{row.value['id']}",
             source_id=str(row.value["id"]),
-            said=[Said(_SPEAKERS[turn["role"]], turn["content"]) for turn in turns],
+            utterances=[RawUtterance(_SPEAKERS[turn["role"]], turn["content"]) for turn in turns],
             labels={"topic": topic} if topic else {},
         )
 
@@ -84,13 +86,13 @@ def load_soulchat(
 def _load_packed(
     builder: Builder,
     suffix: str,
-    said: Callable[[Row], Iterable[Said]],
+    utterances_of: Callable[[Row], Iterable[RawUtterance]],
     labels: Callable[[str], dict[str, str]],
 ) -> Iterator[SourceDialogue]:
     def convert(row: Row) -> SourceDialogue | None:
         name = str(row.where)
         try:
-            turns = said(row)
+            turns = utterances_of(row)
         except json.JSONDecodeError as error:
             builder.dropped.add(Reason.NOT_JSON, builder.path, name, str(error.msg))
             return None
@@ -99,7 +101,7 @@ def _load_packed(
             name,
             id=f"{builder.corpus}/{short}",
             source_id=short,
-            said=turns,
+            utterances=turns,
             labels=labels(name),
         )
 
@@ -107,8 +109,11 @@ def _load_packed(
     return converted(rows, convert, builder.path, builder.dropped)
 
 
-def _prefixed(text: str) -> list[Said]:
+def _prefixed(text: str) -> list[RawUtterance]:
     before, *turns = _PREFIX.split(text)
     if before.strip():
         raise ValueError("text before the first speaker")
-    return [Said(_SPEAKERS[who], words) for who, words in zip(turns[::2], turns[1::2], strict=True)]
+    return [
+        RawUtterance(_SPEAKERS[who], words)
+        for who, words in zip(turns[::2], turns[1::2], strict=True)
+    ]

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said, rating
+from training.cer.corpora.builder import Builder, RawUtterance, rating
 from training.cer.corpora.reading import (
     Row,
     converted,
@@ -72,7 +72,7 @@ def _load(
 
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
-        utterances = [_said(entry) for entry in record["dialog"]]
+        utterances = [_raw_utterance(entry) for entry in record["dialog"]]
         survey = record.get("survey_score") or {}
         seeker = survey.get("seeker") or {}
         ratings = {
@@ -84,8 +84,8 @@ def _load(
         return builder.dialogue(
             row.where,
             id=f"esconv/{layout}/{split or 'all'}/{row.where}",
-            source_id=opening_key(each.text for each in utterances),
-            said=utterances,
+            source_id=opening_key(utterance.text for utterance in utterances),
+            utterances=utterances,
             emotion=record["emotion_type"],
             problem=record["problem_type"].strip().lower(),
             situation=record["situation"].strip(),
@@ -98,14 +98,14 @@ def _load(
     return converted(rows, convert, path, dropped)
 
 
-def _said(entry: dict[str, Any]) -> Said:
+def _raw_utterance(entry: dict[str, Any]) -> RawUtterance:
     annotation = entry.get("annotation", entry)
     speaker = _SPEAKERS[entry["speaker"]]
     labels = labels_of(entry, ["cause"])
     others = annotation.get("all_strategy") or []
     if len(others) > 1:  # a joined turn; its strategy is the first
         labels["all_strategy"] = "; ".join(others)
-    return Said(
+    return RawUtterance(
         speaker,
         entry["content"] if "content" in entry else entry["text"],
         strategy=plain(annotation.get("strategy")),
@@ -129,7 +129,7 @@ def load_windows(
     each turn number is 1.0 for the utterance to predict and 0.0 otherwise.
     """
     builder = _builder(path, dropped, split)
-    windows: list[tuple[int | str, dict[int, Said]]] = []
+    windows: list[tuple[int | str, dict[int, RawUtterance]]] = []
     for row in chain(text_lines(path), [None]):
         window = None
         if row is not None:
@@ -141,28 +141,28 @@ def load_windows(
                 dropped.add(Reason.ANOTHER_LAYOUT, path, row.where)
                 continue
         if windows and (window is None or max(window) <= max(windows[-1][1])):
-            yield from _windows_of_one(builder, windows)
+            yield from _dialogues_of_windows(builder, windows)
             windows = []
         if row is not None and window is not None:
             windows.append((row.where, window))
 
 
-def _part(part: re.Match[str]) -> Said:
+def _part(part: re.Match[str]) -> RawUtterance:
     speaker = Speaker.SUPPORTER if part["who"] == "1" else Speaker.SEEKER
-    return Said(speaker, part["text"], strategy=part["strategy"] or "")
+    return RawUtterance(speaker, part["text"], strategy=part["strategy"] or "")
 
 
-def _windows_of_one(
-    builder: Builder, windows: list[tuple[int | str, dict[int, Said]]]
+def _dialogues_of_windows(
+    builder: Builder, windows: list[tuple[int | str, dict[int, RawUtterance]]]
 ) -> Iterator[SourceDialogue]:
-    whole = {turn: said for _, window in windows for turn, said in window.items()}
+    whole = {turn: utterance for _, window in windows for turn, utterance in window.items()}
     source_id = opening_key(whole[turn].text for turn in sorted(whole))
     for where, window in windows:
         dialogue = builder.dialogue(
             where,
             id=f"esconv/windows/{builder.split or 'all'}/{where}",
             source_id=source_id,
-            said=window.values(),
+            utterances=window.values(),
         )
         if dialogue is not None:
             yield dialogue

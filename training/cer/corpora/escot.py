@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.builder import Builder, RawUtterance
 from training.cer.corpora.reading import Row, converted, json_array, labels_of
 from training.cer.records import Dropped, SourceDialogue
 
@@ -40,8 +40,10 @@ def load(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[Sou
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
         original = record["original_data"]
-        said = [Said(Speaker(turn["speaker"]), turn["content"]) for turn in original["dialog"]]
-        reply = Said(
+        utterances = [
+            RawUtterance(Speaker(turn["speaker"]), turn["content"]) for turn in original["dialog"]
+        ]
+        reply = RawUtterance(
             Speaker.SUPPORTER,
             original["response"],
             strategy=original["strategy"],
@@ -51,7 +53,7 @@ def load(path: Path, dropped: Dropped, split: str | None = None) -> Iterator[Sou
             row.where,
             id=f"escot/full/{record['id']}",
             source_id=str(record["id"]),
-            said=[*said, reply],
+            utterances=[*utterances, reply],
         )
 
     return converted(json_array(path, dropped), convert, path, dropped)
@@ -70,15 +72,15 @@ def load_chain(path: Path, dropped: Dropped, split: str | None = None) -> Iterat
             for heading, text in zip(links[::2], links[1::2], strict=True)
         }
         reply = chain.pop("response")
-        said = [
-            Said(Speaker(speaker), text)
+        utterances = [
+            RawUtterance(Speaker(speaker), text)
             for speaker, text in zip(turns[::2], turns[1::2], strict=True)
         ]
         return builder.dialogue(
             row.where,
             id=f"escot/{'+'.join(chain) or 'response'}/{record['dialog_id']}",
             source_id=str(record["dialog_id"]),
-            said=[*said, Said(Speaker.SUPPORTER, reply, labels=chain)],
+            utterances=[*utterances, RawUtterance(Speaker.SUPPORTER, reply, labels=chain)],
         )
 
     return converted(json_array(path, dropped), convert, path, dropped)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.builder import Builder, RawUtterance
 from training.cer.corpora.reading import Row, converted, csv_rows, json_array, labels_of
 from training.cer.records import Dropped, Reason, SourceDialogue
 
@@ -51,15 +51,15 @@ def load_dailydialog(
         builder = builders[record["data_split"]]
         if split not in {None, builder.split}:
             return None
-        said = [
-            Said(_SPEAKERS[turn["speaker"]], turn["utterance"], emotion=turn["emotion"])
+        utterances = [
+            RawUtterance(_SPEAKERS[turn["speaker"]], turn["utterance"], emotion=turn["emotion"])
             for turn in record["turns"]
         ]
         return builder.dialogue(
             row.where,
             id=record["dialogue_id"],
             source_id=record["original_id"],
-            said=said,
+            utterances=utterances,
             labels={"topic": "; ".join(record["domains"])},
         )
 
@@ -78,8 +78,8 @@ def load_empathetic_dialogues(
 
     def convert(talk: Row) -> SourceDialogue | None:
         first = talk.value[0].value
-        said = [
-            Said(
+        utterances = [
+            RawUtterance(
                 Speaker.SEEKER
                 if row.value["speaker_idx"] == first["speaker_idx"]
                 else Speaker.SUPPORTER,
@@ -91,7 +91,7 @@ def load_empathetic_dialogues(
             talk.where,
             id=f"empathetic_dialogues/{talk.where}",
             source_id=str(talk.where),
-            said=said,
+            utterances=utterances,
             situation=_unescaped(first["prompt"]),
             labels={"emotion": first["context"]},
         )
@@ -118,8 +118,8 @@ def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Itera
         for row in interview.value:
             if once.setdefault(row.value["utterance_id"], row) is not row:
                 dropped.add(Reason.REPEATED, path, row.where, "another annotator")
-        said = [
-            Said(
+        utterances = [
+            RawUtterance(
                 _SPEAKERS[row.value["interlocutor"]],
                 row.value["utterance_text"],
                 labels={
@@ -134,7 +134,7 @@ def load_annomi(path: Path, dropped: Dropped, split: str | None = None) -> Itera
             interview.where,
             id=f"annomi/{interview.where}",
             source_id=str(interview.where),
-            said=said,
+            utterances=utterances,
             labels=labels_of(interview.value[0].value, _INTERVIEW),
         )
 
@@ -150,15 +150,15 @@ def load_avamerg(
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
         last = record["turns"][-1]
-        said = [
-            Said(_SPEAKERS[turn["role"].lower()], turn["utterance"])
+        utterances = [
+            RawUtterance(_SPEAKERS[turn["role"].lower()], turn["utterance"])
             for turn in last["dialogue_history"]
         ]
         return builder.dialogue(
             row.where,
             id=f"avamerg/{record['conversation_id']}",
             source_id=str(record["conversation_id"]),
-            said=[*said, Said(Speaker.SUPPORTER, last["response"])],
+            utterances=[*utterances, RawUtterance(Speaker.SUPPORTER, last["response"])],
             labels=labels_of(record, ["topic"]),
         )
 

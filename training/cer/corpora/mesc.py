@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.dialogue import Speaker
-from training.cer.corpora.builder import Builder, Said
+from training.cer.corpora.builder import Builder, RawUtterance
 from training.cer.corpora.reading import (
     Row,
     converted,
@@ -57,8 +57,8 @@ def load_csv(path: Path, dropped: Dropped, split: str | None = None) -> Iterator
     )
 
     def convert(scene: Row) -> SourceDialogue | None:
-        said = [
-            Said(
+        utterances = [
+            RawUtterance(
                 _SPEAKERS[row.value["Speaker"]],
                 row.value["Utterance"],
                 strategy="" if row.value["Strategy"] == "undefined" else row.value["Strategy"],
@@ -70,8 +70,8 @@ def load_csv(path: Path, dropped: Dropped, split: str | None = None) -> Iterator
         return builder.dialogue(
             scene.where,
             id=f"mesc/csv/{scene.where}",
-            source_id=opening_key((each.text for each in said), _KEY_LETTERS),
-            said=said,
+            source_id=opening_key((utterance.text for utterance in utterances), _KEY_LETTERS),
+            utterances=utterances,
             labels={"Dialogue_ID": str(scene.where)},
         )
 
@@ -84,12 +84,12 @@ def load_json(path: Path, dropped: Dropped, split: str | None = None) -> Iterato
 
     def convert(row: Row) -> SourceDialogue | None:
         record: dict[str, Any] = row.value
-        said = [_said(entry) for entry in record["dialog"]]
+        utterances = [_raw_utterance(entry) for entry in record["dialog"]]
         return builder.dialogue(
             row.where,
             id=f"mesc/json/{split or 'all'}/{row.where}",
-            source_id=opening_key((each.text for each in said), _KEY_LETTERS),
-            said=said,
+            source_id=opening_key((utterance.text for utterance in utterances), _KEY_LETTERS),
+            utterances=utterances,
             problem=" ".join(record["problem_type"].lower().split()),
             situation=record["situation"].strip(),
         )
@@ -97,10 +97,10 @@ def load_json(path: Path, dropped: Dropped, split: str | None = None) -> Iterato
     return converted(json_array(path, dropped), convert, path, dropped)
 
 
-def _said(entry: dict[str, Any]) -> Said:
+def _raw_utterance(entry: dict[str, Any]) -> RawUtterance:
     text: str = entry["text"]
     caption = _CAPTION.search(text)
-    return Said(
+    return RawUtterance(
         _SPEAKERS[entry["speaker"]],
         text[: caption.start()] if caption else text,
         strategy=entry.get("strategy", ""),

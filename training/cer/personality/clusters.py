@@ -29,11 +29,12 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.encoder import OFFLINE, offline_model
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from training.cer.personality.traits import Disc, Persona
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for
 from training.cer.step_files import write_json
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 Floats = NDArray[np.float64]
 
@@ -287,7 +288,7 @@ def cluster(personas: Path, folder: Path, settings: Settings, *, seed: int = 0) 
         groupings.append(grouping)
         plot(grouping, folder / f"elbow.{speaker}.{language}.png")
     write_json(folder / "clusters.json", [each.model_dump(mode="json") for each in groupings])
-    written = write_records(
+    written = write_rows(
         folder / "personas.jsonl",
         (
             ClusteredPersona(persona=each, cluster=numbers[each.id])

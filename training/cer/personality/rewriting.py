@@ -37,6 +37,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
 from compeer_core.reasoning import Part, StrategyStep, read
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Strategy
 from training.cer.personality import clusters, drift, manner
 from training.cer.personality.clusters import Cast, ClusteredPersona
@@ -49,7 +50,7 @@ from training.cer.requests.asking import Asker, Question
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for, seed_for
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
 
@@ -206,7 +207,7 @@ def rewrite(
     drafts = {variant: output / f"{variant}.draft" for variant in VARIANTS[1:]}
     reasons: dict[str, Counter[str]] = {}
     failed = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
-    write_records(output / "dropped.jsonl", _counted(failed, reasons))
+    write_rows(output / "dropped.jsonl", _counted(failed, reasons))
     figures: dict[str, float | int | str | None] = {
         "by": manner.NAME if asker is None else asker.name,
         "checked_by": "rules" if checker is None else checker.name,
@@ -217,7 +218,7 @@ def rewrite(
         measure = _Measure()
         rows = _duplicates(job.rows()) if variant is Variant.DUPLICATE else _read(drafts[variant])
         complete = (row for row in rows if row.rewritten_from not in job.dropped)
-        written += write_records(
+        written += write_rows(
             output / f"{variant}.jsonl", measure.each(_with_originals(job.rows(), complete))
         )
         figures |= {f"{name}.{variant}": value for name, value in measure.figures().items()}
@@ -324,12 +325,10 @@ class _Job:
         """
         failed: list[DroppedRow] = []
         drafts = self._drafts(variant)
-        write_records(path, track(self._rows_of(drafts, variant, failed), f"variant {variant}"))
+        write_rows(path, track(self._rows_of(drafts, variant, failed), f"variant {variant}"))
         if self.checker is not None:
             judged = self._judged(path, variant, self.checker)
-            write_records(
-                path, track(self._rows_of(judged, variant, failed), f"checking {variant}")
-            )
+            write_rows(path, track(self._rows_of(judged, variant, failed), f"checking {variant}"))
         self.dropped.update(row.id for row in failed)
         yield from failed
 

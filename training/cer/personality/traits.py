@@ -34,6 +34,7 @@ from compeer_core.cer import CerRecord, DecidedBy, Split, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
+from compeer_core.row_files import write_rows
 from training.cer.personality.wording import questions, sentences, words
 from training.cer.prompts import load
 from training.cer.records import StepReport
@@ -41,7 +42,7 @@ from training.cer.requests.asking import Asker, Question
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 TRAITS = ("D", "I", "S", "C")
 
@@ -137,7 +138,7 @@ def describe(
                 reasons = dropped.setdefault(corpus, {})
                 reasons[outcome] = reasons.get(outcome, 0) + 1
 
-    written = write_records(output, personas())
+    written = write_rows(output, personas())
     return StepReport(
         step="personality.traits",
         read=read,

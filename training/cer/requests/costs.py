@@ -23,7 +23,7 @@ from training.cer.requests.request_dispatch import Question
 from training.cer.settings import Config
 from training.cer.steps import filtering, generation
 from training.data.pictures import Pictures
-from training.data.samples import read_records
+from training.data.records import read_records
 
 CHARACTERS_PER_TOKEN = 4.0
 """Latin script; English takes 4 to 4.5 in the tokenizers of current models."""

@@ -87,6 +87,7 @@ from pydantic import Field, model_validator
 from compeer_core.cer import SPLITS, Candidate, Case, CerRecord, DecidedBy, Split
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import STEPS, SupportTurn, read, render
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.records import StepReport
 from training.cer.requests.engines import LOCAL, Engine
@@ -110,7 +111,7 @@ from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.cer.steps.raking import Pattern, Row, UnreachableError, choose, dependence
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 VERSION = "silver/1"
 CORPUS = "corpus"
@@ -304,7 +305,7 @@ def label(
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     tallies: dict[Split, _Tally] = {split: _Tally() for split in SPLITS}
     judges = _Judges(habits, settings, seed)
-    written = write_records(judged, _judged(turns, judges, engine, dropped, tallies))
+    written = write_rows(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
     selected: set[str] = set()
     faithful: set[str] = set()
@@ -322,9 +323,7 @@ def label(
         figures |= {f"{split}.raw.preference.{k}": v for k, v in sorted(tally.preferences.items())}
         if note:
             figures[f"{split}.selected.note"] = note
-    count = write_records(
-        output, _selected(cases, judged, selected, faithful, settings, lists, seed)
-    )
+    count = write_rows(output, _selected(cases, judged, selected, faithful, settings, lists, seed))
     read_count = written + sum(sum(reasons.values()) for reasons in dropped.values())
     left_out = written - len(selected)
     return StepReport(

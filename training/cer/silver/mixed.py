@@ -30,6 +30,7 @@ from compeer_core.reasoning import (
     read,
     render,
 )
+from compeer_core.row_files import write_rows
 from training.cer.records import StepReport
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for
@@ -45,7 +46,7 @@ from training.cer.silver.steps import (
 from training.cer.silver.words import LANGUAGE, Context, Words, words
 from training.cer.steps.generation import GeneratedTurn
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 AUTHOR = "mixed"
 """Follows the model's name in the author of such a turn."""
@@ -196,7 +197,7 @@ def mix(
             patterns[_name(each)] += 1
             yield each
 
-    written = write_records(output, records())
+    written = write_rows(output, records())
     return StepReport(
         step="mixed",
         read=read_count,

@@ -34,10 +34,11 @@ from compeer_core.annotation.annotations import (
 from compeer_core.cer import Case, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import Part, SupportTurn, read
+from compeer_core.row_files import write_rows
 from training.cer.records import StepReport
 from training.cer.requests.seeding import generator_for, stable_hash
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 INCOMPLETE = "incomplete turn"
 REPEATED = "repeated turn for the same case"
@@ -96,9 +97,9 @@ def items(
                 seen.add(item_id)
                 yield _key(item_id, case, author, text, seed)
 
-    written = write_records(key, keys())
+    written = write_rows(key, keys())
     orders: Counter[str] = Counter()
-    write_records(output, map(_shown, _counted(read_records(key, ItemKey), orders)))
+    write_rows(output, map(_shown, _counted(read_records(key, ItemKey), orders)))
     return StepReport(
         step="items",
         read=read_count,
@@ -167,9 +168,9 @@ def settle(
         ConfigError: A file is missing or has an invalid value.
     """
     settling = _Settling(annotations, seed)
-    written = write_records(output, settling.records(key))
-    write_records(needs, settling.needs)
-    write_records(dropped, settling.dropped)
+    written = write_rows(output, settling.records(key))
+    write_rows(needs, settling.needs)
+    write_rows(dropped, settling.dropped)
     return settling.report(written)
 
 

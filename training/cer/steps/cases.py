@@ -31,6 +31,7 @@ from compeer_core.cer import SPLITS, Case, CaseUtterance, HumanLabels, Split
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Strategy
 from training.cer.records import SourceDialogue, SourceUtterance, StepReport
 from training.cer.requests.engines import LOCAL, Engine
@@ -38,7 +39,7 @@ from training.cer.requests.seeding import generator_for
 from training.cer.sampling import sample_rounds
 from training.common.progress import count_lines, track
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 SAME_TURN_RATIO = 0.8
 """From this `difflib` ratio of their letters on, two turns are the same turn in two layouts. All rated
@@ -110,7 +111,7 @@ def draw_cases(
     if settings.face_share and pictures is None:
         raise ConfigError("face_share is above 0: set `faces` to the packed folder of faces")
     drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source, settings))
-    written = write_records(output, drawing.cases(source, engine))
+    written = write_rows(output, drawing.cases(source, engine))
     return StepReport(
         step="cases",
         read=drawing.read,
@@ -157,10 +158,10 @@ def turns_of(dialogue: SourceDialogue) -> tuple[Turn, ...]:
     r"""Join consecutive utterances of one speaker; skip those without a visible character.
 
     Example:
-        >>> said = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
+        >>> utterances = ("seeker", "Hi."), ("seeker", "I am lost."), ("supporter", "Where are you?")
         >>> talk = SourceDialogue(
         ...     id="a", source_id="a", corpus="a", language="en", split="train", licence="",
-        ...     utterances=[{"speaker": who, "text": text} for who, text in said],
+        ...     utterances=[{"speaker": who, "text": text} for who, text in utterances],
         ... )
         >>> [turn.text for turn in turns_of(talk)]
         ['Hi.\nI am lost.', 'Where are you?']

@@ -42,10 +42,11 @@ from pydantic import Field
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
 from training.common.progress import count_lines, track
 from training.data.near_duplicates import HeldOut, Rule, plain_words
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 CORPUS_OF_CARD: Mapping[str, str] = MappingProxyType(
     {"esconv": "esconv", "epitome": "epitome", "smile": "smile", "psyqa": "smile"}
@@ -154,8 +155,8 @@ def decontaminate(
             if report.add(dialogue, leak):
                 yield dialogue
 
-    written = write_records(kept, remaining())
-    write_records(dropped, report.dropped)
+    written = write_rows(kept, remaining())
+    write_rows(dropped, report.dropped)
     return StepReport(
         step="leaks",
         read=report.read,

@@ -53,6 +53,7 @@ from compeer_core.backends.protocol import Message
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.prompts import SPEAKER_NAMES, fill, neutralise
+from compeer_core.row_files import write_rows
 from training.cer.corpora.reading import text_key
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
@@ -60,7 +61,7 @@ from training.cer.requests.asking import Answer, Asker, Question
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import seed_for
 from training.common.progress import count_lines, track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 PAPER = "over 23 % of the data (COMPEER, Construction of the CER Dataset)"
 LONG_LETTERS = 20
@@ -149,9 +150,9 @@ def filter_dialogues(
         unit="dialogues",
     )
     state = _Outcome()
-    written = write_records(kept, _fit(ruled, settings, asker, state))
+    written = write_rows(kept, _fit(ruled, settings, asker, state))
     # The model's verdicts arrive later than the rules', so the order has to be restored.
-    write_records(dropped, (state.dropped[number] for number in sorted(state.dropped)))
+    write_rows(dropped, (state.dropped[number] for number in sorted(state.dropped)))
     return state.report(written)
 
 

@@ -34,13 +34,14 @@ from compeer_core.errors import ConfigError
 from compeer_core.policy import Style
 from compeer_core.prompts import LANGUAGES, policy_messages
 from compeer_core.reasoning import read
+from compeer_core.row_files import write_rows
 from training.cer.corpora.reading import text_key
 from training.cer.records import StepReport
 from training.cer.requests.asking import Answer, Asker, Counts, Question
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.requests.seeding import generator_for, seed_for
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 INCOMPLETE = "incomplete"
 UNREADABLE = "unreadable label"
@@ -138,7 +139,7 @@ def generate(
         raise ConfigError("no generator to write turns: add one to `generators`")
     generating = _Generating(settings, askers, pictures, seed)
     before = {name: asker.counts for name, asker in askers.items()}
-    written = write_records(output, generating.turns(source))
+    written = write_rows(output, generating.turns(source))
     return StepReport(
         step="generation",
         read=generating.read,
@@ -323,10 +324,10 @@ class _Generating:
         if settings.share == "each":
             with source.open("rb") as file:
                 total = sum(1 for _ in file) * settings.samples_per_case
-        asked = questions(
+        turn_questions = questions(
             source, settings, self._names, self._authors[name], self._pictures, self._seed
         )
-        yield from self._askers[name].ask(asked, check, label="turns", total=total)
+        yield from self._askers[name].ask(turn_questions, check, label="turns", total=total)
 
     def _counted(self, source: Path) -> Iterator[Case]:
         for case in read_records(source, Case):

@@ -53,6 +53,7 @@ from compeer_core.cer import (
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.corpora import LOADERS
 from training.cer.corpora.answers import PAIR_TIERS, RATED_REPLIES
@@ -61,7 +62,6 @@ from training.cer.records import Dropped, SourceDialogue, SourceUtterance, StepR
 from training.cer.requests.seeding import generator_for
 from training.cer.steps.ingest import drawn_split
 from training.common.progress import track
-from training.data.samples import write_records
 
 SAME_REPLY = "identical replies"
 VOTES_TOO_CLOSE = "votes too close"
@@ -119,9 +119,7 @@ def judgements(
     if len(set(names)) < len(names):
         raise ConfigError(f"judged: a corpus is listed twice: {', '.join(names)}")
     tally = _Tally()
-    written = write_records(
-        output, _records(corpora, data_dir, settings or Settings(), tally, seed)
-    )
+    written = write_rows(output, _records(corpora, data_dir, settings or Settings(), tally, seed))
     return StepReport(
         step="human",
         read=tally.read,

@@ -25,12 +25,13 @@ from pydantic import field_validator
 from compeer_core.cer import Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from training.cer.corpora import LOADERS
 from training.cer.corpora.hub import OWN_SPLITS, hub_parts, is_hub_name
 from training.cer.records import Dropped, Reason, SourceDialogue, StepReport
 from training.cer.requests.seeding import generator_for
 from training.common.progress import track
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 SHARES: tuple[tuple[Split, float], ...] = (("train", 0.8), ("valid", 0.1), ("test", 0.1))
 """Shares of the sources that have no split of their own."""
@@ -97,9 +98,9 @@ def collect(
     unsplit = output.with_name(f"{output.name}.unsplit")
     state = _State()
     rows = track(_rows(corpora, data_dir, state), "ingesting dialogues")
-    written = write_records(unsplit, rows)
+    written = write_rows(unsplit, rows)
     splits: Counter[str] = Counter()
-    write_records(output, _with_splits(unsplit, state.claimed, seed, splits))
+    write_rows(output, _with_splits(unsplit, state.claimed, seed, splits))
     unsplit.unlink()
     return StepReport(
         step="collect",

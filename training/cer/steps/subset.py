@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from compeer_core.row_files import write_rows
 from training.cer.records import SourceDialogue, StepReport
 from training.cer.requests.seeding import stable_hash
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 NOT_DRAWN = "not in the subset"
 
@@ -45,7 +46,7 @@ def draw_sources(source: Path, output: Path, per_split: int, seed: int) -> StepR
             else:
                 dropped[row.corpus] += 1
 
-    written = write_records(output, subset())
+    written = write_rows(output, subset())
     return StepReport(
         step="trial",
         read=written + dropped.total(),

@@ -15,9 +15,9 @@ from compeer_core.reasoning import (
     SupportTurn,
     render,
 )
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Preference, Sentiment, Stage, Strategy
 from training.cer.requests.asking import Answer, Check, Question
-from training.data.samples import write_records
 
 RULE = DecidedBy(kind="rule", name="test/1")
 
@@ -113,7 +113,7 @@ def rows(count: int = 24) -> list[CerRecord]:
 
 def written(folder: Path, records: Iterable[CerRecord]) -> Path:
     path = folder / "cer.jsonl"
-    write_records(path, records)
+    write_rows(path, records)
     return path
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from compeer_core.cer import DecidedBy
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from tests.training.cer.personality.personality_rows import rows, written
 from training.cer.personality import traits
 from training.cer.personality.clusters import (
@@ -22,7 +23,7 @@ from training.cer.personality.clusters import (
     fit,
 )
 from training.cer.personality.traits import Disc, Persona
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 
 def persona(name, *, source=None, split="train", speaker=Speaker.SEEKER, d=0.5, language="en"):
@@ -137,7 +138,7 @@ def test_a_second_run_writes_the_same_bytes(tmp_path):
 
 
 def test_train_personas_are_required(tmp_path):
-    write_records(tmp_path / "p.jsonl", [persona("a", split="test")])
+    write_rows(tmp_path / "p.jsonl", [persona("a", split="test")])
     with pytest.raises(ConfigError, match="persona of the train split"):
         cluster(tmp_path / "p.jsonl", tmp_path / "c", Settings())
 

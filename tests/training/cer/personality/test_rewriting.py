@@ -31,7 +31,7 @@ from training.cer.personality.rewriting import (
 )
 from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 def expanded(folder, records, asker=None, checker=None, seed=0, **chosen):

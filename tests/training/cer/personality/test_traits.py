@@ -17,7 +17,7 @@ from training.cer.personality.traits import (
     unusual,
 )
 from training.cer.prompts import load
-from training.data.samples import read_records
+from training.data.records import read_records
 
 GOOD = {
     "D": 0.2,

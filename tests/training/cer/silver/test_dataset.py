@@ -20,6 +20,7 @@ from compeer_core.reasoning import (
     parse,
     render,
 )
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Sentiment, Stage, Strategy
 from training.cer.silver import dataset as silver
 from training.cer.silver.faithful import faithful_turn
@@ -53,7 +54,7 @@ from training.cer.steps.raking import (
     rake,
     table_of,
 )
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 LISTS = words()
 RULE = StepSettings()
@@ -771,8 +772,8 @@ def files(tmp_path):
         generated_turn(chinese, turns[0].text, 3),
         generated_turn(unlabelled, turns[0].text, 4),
     ]
-    write_records(tmp_path / "cases.jsonl", cases)
-    write_records(tmp_path / "turns.jsonl", turns)
+    write_rows(tmp_path / "cases.jsonl", cases)
+    write_rows(tmp_path / "turns.jsonl", turns)
     return tmp_path
 
 
@@ -856,7 +857,7 @@ def test_the_same_settings_give_the_same_bytes_and_the_order_of_turns_is_free(fi
     _, first, _ = label(files, "two")
     assert (files / "one.jsonl").read_bytes() == (files / "two.jsonl").read_bytes()
 
-    write_records(files / "turns.jsonl", turns[63::-1])
+    write_rows(files / "turns.jsonl", turns[63::-1])
     _, second, _ = label(files, "three")
     assert {row.id: row for row in first} == {row.id: row for row in second}
 
@@ -885,8 +886,8 @@ def test_greetings_are_at_most_a_tenth_of_what_is_taken_from(files):
     known = turn_text().replace("It is about work.", "The problem is not known.")
     known = known.replace("Anxiety", "Neutral").replace("Negative", "Neutral")
     turns += [generated_turn(case, known) for case in greeted]
-    write_records(files / "cases.jsonl", [*cases, *greeted])
-    write_records(files / "turns.jsonl", turns)
+    write_rows(files / "cases.jsonl", [*cases, *greeted])
+    write_rows(files / "turns.jsonl", turns)
 
     def greetings(**settings):
         report, taken, _ = label(files, **settings)
@@ -901,7 +902,7 @@ def test_greetings_are_at_most_a_tenth_of_what_is_taken_from(files):
 
 def test_all_rows_are_kept_where_the_targets_cannot_be_had_and_the_report_says_so(files):
     turns = list(read_records(files / "turns.jsonl", GeneratedTurn))
-    write_records(files / "turns.jsonl", [turns[0], turns[8]])  # both all right
+    write_rows(files / "turns.jsonl", [turns[0], turns[8]])  # both all right
     report, taken, _ = label(files)
 
     assert len(taken) == 2

@@ -16,6 +16,7 @@ from compeer_core.reasoning import (
     parse,
     render,
 )
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage, Strategy
 from tests.training.cer.silver.test_dataset import make_case
 from training.cer.silver import dataset as silver
@@ -23,7 +24,7 @@ from training.cer.silver.mixed import Mixing, Steps, mix, mixed_turn, take_apart
 from training.cer.silver.steps import Habits, count_habits, judge_steps
 from training.cer.silver.words import Context, words
 from training.cer.steps.generation import GeneratedTurn
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 LISTS = words()
 SETTINGS = silver.Settings()
@@ -94,9 +95,9 @@ def files(tmp_path):
         make_case(dialogue="esconv/lines/test/1", split="test"),
         make_case(dialogue="esconv/lines/train/u", emotion=None),
     ]
-    write_records(tmp_path / "cases.jsonl", [*cases, *others])
+    write_rows(tmp_path / "cases.jsonl", [*cases, *others])
     turns = [generated(cases[0], JOB, WORRY, ASK), generated(cases[1], BREAKUP, ANGER, TELL)]
-    write_records(tmp_path / "turns.jsonl", turns)
+    write_rows(tmp_path / "turns.jsonl", turns)
     return tmp_path
 
 
@@ -146,7 +147,7 @@ def test_the_same_seed_gives_the_same_file_and_another_one_does_not(files):
 
 
 def test_without_a_complete_turn_there_is_nothing_to_mix(files):
-    write_records(files / "turns.jsonl", [])
+    write_rows(files / "turns.jsonl", [])
 
     report, records = mixed(files)
     assert (report.written, records) == (0, [])

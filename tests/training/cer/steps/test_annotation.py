@@ -14,13 +14,14 @@ from compeer_core.annotation.annotations import (
     ItemKey,
     write_annotations,
 )
-from compeer_core.cer import Case, CaseUtterance, CerRecord
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
+from tests.cases import case_of
 from training.cer.steps.annotation import DroppedAnswer, Need, items, settle
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 TURN = """\
@@ -36,19 +37,7 @@ Strategy: Question</strategy>
 
 
 def case(number=0, original="I see."):
-    return Case(
-        id=f"d{number}#0",
-        dialogue_id=f"d{number}",
-        source_id=f"s{number}",
-        corpus="esconv",
-        language="en",
-        split="train",
-        licence="CC BY-NC 4.0",
-        round=0,
-        rounds=3,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text="I lost my job."),),
-        original=original,
-    )
+    return case_of(f"d{number}", "I lost my job.", corpus="esconv", original=original)
 
 
 def lay_out(folder, turns, seed=0):
@@ -133,7 +122,7 @@ def desk(tmp_path):
         )
         for n, order in enumerate(orders)
     ]
-    write_records(tmp_path / "key.jsonl", keys)
+    write_rows(tmp_path / "key.jsonl", keys)
     return tmp_path
 
 

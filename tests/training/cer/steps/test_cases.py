@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compeer_core.cer import Case
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Strategy
 from tests.training.corpora_fixture import write_faces
 from training.cer.corpora import LOADERS
@@ -28,7 +29,7 @@ from training.cer.steps.cases import (
     turns_of,
 )
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 SEEKER, SUPPORTER = Speaker.SEEKER, Speaker.SUPPORTER
 ALL = Settings(rounds_per_dialogue="all")
@@ -77,7 +78,7 @@ TALK = talk(
 
 
 def drawn(tmp_path, rows, config=ALL, pictures=None, seed=0, **others):
-    write_records(tmp_path / "dialogues.jsonl", rows)
+    write_rows(tmp_path / "dialogues.jsonl", rows)
     report = draw_cases(
         tmp_path / "dialogues.jsonl", tmp_path / "cases.jsonl", config, pictures, seed, **others
     )
@@ -261,7 +262,7 @@ def test_one_layout_yields_cases_and_another_lends_its_ratings(tmp_path, order):
 
 
 def test_ratings_can_be_lent_by_rows_that_a_filter_removed(tmp_path):
-    write_records(tmp_path / "all.jsonl", [MULTI, LINES])
+    write_rows(tmp_path / "all.jsonl", [MULTI, LINES])
     result, report = drawn(tmp_path, [LINES], lenders=tmp_path / "all.jsonl")
 
     assert [case.labels.feedback for case in result] == [4, 5, None]
@@ -269,7 +270,7 @@ def test_ratings_can_be_lent_by_rows_that_a_filter_removed(tmp_path):
 
 
 def test_a_layout_that_alone_is_left_yields_cases_with_its_own_ratings(tmp_path):
-    write_records(tmp_path / "all.jsonl", [MULTI, LINES])
+    write_rows(tmp_path / "all.jsonl", [MULTI, LINES])
     result, report = drawn(tmp_path, [MULTI], lenders=tmp_path / "all.jsonl")
 
     assert [case.labels.feedback for case in result] == [4, 5]
@@ -515,7 +516,7 @@ def esconv(corpora, tmp_path_factory):
         for row in LOADERS[name](corpora / "esconv" / file, Dropped(), split)
     ]
     folder = tmp_path_factory.mktemp("esconv")
-    write_records(folder / "dialogues.jsonl", rows)
+    write_rows(folder / "dialogues.jsonl", rows)
     report = draw_cases(folder / "dialogues.jsonl", folder / "cases.jsonl", ALL)
     return list(read_records(folder / "cases.jsonl", Case)), report
 

@@ -8,6 +8,7 @@ import pytest
 
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
 from training.cer.steps.decontamination import (
     SOURCE_OF_CARD,
@@ -18,7 +19,7 @@ from training.cer.steps.decontamination import (
     terms,
 )
 from training.cer.steps.ingest import CorpusFile, collect
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 LONG = "nobody told me that the old house by the river would be sold before the winter came round again"
 OTHER = "my sister has not called me once since the storm and she will not answer the door to me"
@@ -54,7 +55,7 @@ def cleaned(
     cards: Sequence[RoleCard] = (),
     **keys: float,
 ) -> tuple[list[str], list[DroppedDialogue], StepReport]:
-    write_records(folder / "in.jsonl", dialogues)
+    write_rows(folder / "in.jsonl", dialogues)
     report = decontaminate(
         folder / "in.jsonl",
         folder / "kept.jsonl",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compeer_core.dialogue import Speaker
 from compeer_core.prompts import placeholders
+from compeer_core.row_files import write_rows
 from tests.training.cer.endpoint import HALF_BODY, Endpoint, asked, at, refused
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
@@ -32,7 +33,7 @@ from training.cer.steps.filtering import (
     transcript,
 )
 from training.cer.steps.ingest import CorpusFile, collect
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 SEEKER, SUPPORTER = Speaker.SEEKER, Speaker.SUPPORTER
 PLAIN = ("I lost my job in May.", "That must be hard.", "It is, and nobody asks.", "I do ask.")
@@ -358,7 +359,7 @@ class FakeAsker(Asker):
 def filtered(
     folder: Path, dialogues: Iterable[SourceDialogue], settings: Settings, asker: Asker | None
 ) -> tuple[list[str], list[DroppedDialogue], StepReport]:
-    write_records(folder / "in.jsonl", dialogues)
+    write_rows(folder / "in.jsonl", dialogues)
     report = filter_dialogues(
         folder / "in.jsonl", folder / "kept.jsonl", folder / "dropped.jsonl", settings, asker
     )

@@ -22,6 +22,7 @@ from compeer_core.reasoning import (
     Unreadable,
     render,
 )
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from tests.training.cer.endpoint import HALF_BODY, RESET, Endpoint, asked, never, refused
 from tests.training.corpora_fixture import write_faces
@@ -44,7 +45,7 @@ from training.cer.steps.generation import (
     wanted,
 )
 from training.data.pictures import Pictures
-from training.data.samples import read_records, write_records
+from training.data.records import read_records
 
 ONE = Settings()
 FACE = "faces/fer2013/train/sad/train_000.jpg"
@@ -136,7 +137,7 @@ class Talker:
 
 
 def written(tmp_path, cases, askers, settings=ONE, pictures=None, seed=0):
-    write_records(tmp_path / "cases.jsonl", cases)
+    write_rows(tmp_path / "cases.jsonl", cases)
     output = tmp_path / "turns.jsonl"
     report = generate(tmp_path / "cases.jsonl", output, settings, askers, pictures, seed)
     return list(read_records(output, GeneratedTurn)), report
@@ -411,7 +412,7 @@ def test_a_key_tells_the_check_what_it_must_know(id, original, language):
 
 
 def test_an_estimate_sends_no_request(tmp_path, pictures):
-    write_records(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
+    write_rows(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
     author = Author.of("a", Talker(sees_images=True).settings)
     result = questions(
         tmp_path / "cases.jsonl", Settings(samples_per_case=2), ["a", "b"], author, pictures
@@ -433,7 +434,7 @@ class Forgetful(list):
 def test_cases_and_turns_do_not_stay_in_memory(tmp_path):
     long = "I cannot sleep. " * 1000
     cases = (case(number, long) for number in range(600))
-    write_records(tmp_path / "cases.jsonl", cases)
+    write_rows(tmp_path / "cases.jsonl", cases)
     size = (tmp_path / "cases.jsonl").stat().st_size
     askers = {name: Talker(asked=Forgetful()) for name in "ab"}
 
@@ -467,7 +468,7 @@ def faulty(number, body):
 def asked_over_http(endpoint, folder, output, pictures, budget=None, settings=ONE, retries=12):
     """A run with two generators behind one endpoint; the first of them sees pictures."""
     folder.mkdir(exist_ok=True)
-    write_records(folder / "cases.jsonl", CASES)
+    write_rows(folder / "cases.jsonl", CASES)
     budget = Budget(budget)
     askers = {
         name: Asker(

@@ -24,7 +24,7 @@ from training.cer.steps.human_labels import (
     empathy_levels,
     judgements,
 )
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 def write_csv(path, *rows):

@@ -15,7 +15,7 @@ from compeer_core.errors import ConfigError
 from tests.training.corpora_fixture import Row, esconv_rows, write_corpora, write_esconv
 from training.cer.records import Reason, SourceDialogue, StepReport
 from training.cer.steps.ingest import SAME_AGAIN, CorpusFile, collect, drawn_split
-from training.data.samples import read_records
+from training.data.records import read_records
 
 
 def talks(count: int, *, first: int = 0) -> list[Row]:

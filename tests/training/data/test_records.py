@@ -5,8 +5,9 @@ import pytest
 from compeer_core.cer import CaseUtterance, CerRecord
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import write_rows
 from tests.training.grpo.world import record
-from training.data.samples import drawn, read_records, write_records
+from training.data.records import drawn, read_records
 
 ROW = record(1, images=("faces/a",), original="Hi,\nme \u2028 \u5922 \U0001f614")
 
@@ -14,28 +15,30 @@ ROW = record(1, images=("faces/a",), original="Hi,\nme \u2028 \u5922 \U0001f614"
 def test_what_is_written_is_read(tmp_path):
     path = tmp_path / "deep" / "rows.jsonl"
 
-    assert write_records(path, [ROW, ROW]) == 2
+    assert write_rows(path, [ROW, ROW]) == 2
     assert list(read_records(path, CerRecord)) == [ROW, ROW]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "rows.jsonl"
-    write_records(path, [ROW])
+    write_rows(path, [ROW])
 
     def failing():
         yield ROW.case
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        write_records(path, failing())
+        write_rows(path, failing())
     assert list(read_records(path, CerRecord)) == [ROW]
 
 
 def test_a_row_of_another_kind_is_named_with_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
-    write_records(path, [ROW, CaseUtterance(speaker=Speaker.SEEKER, text="Hi.")])
+    write_rows(path, [ROW, CaseUtterance(speaker=Speaker.SEEKER, text="Hi.")])
 
-    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 2: not a CerRecord: "):
+    with pytest.raises(
+        ConfigError, match=r"rows\.jsonl, line 2: id: Field required \(expected a CerRecord\)"
+    ):
         list(read_records(path, CerRecord))
 
 
@@ -45,7 +48,7 @@ def test_a_missing_file_and_one_that_is_not_text_are_named(tmp_path):
         list(read_records(path, CerRecord))
 
     path.write_bytes(b"\x1f\x8b\x08\xff")
-    with pytest.raises(ConfigError, match=r"rows\.jsonl: not UTF-8 text; it must hold CerRecord"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: is not UTF-8"):
         list(read_records(path, CerRecord))
 
 
