@@ -292,7 +292,7 @@ def test_of_each_person_the_latest_annotation_counts_in_the_order_in_which_they_
     assert found.outcome == Consensus(False, adjudicated=False)
 
 
-def test_answers_changed_after_the_third_do_not_count_as_agreement():
+def test_later_changes_do_not_alter_the_independent_answers():
     rows = [
         said("ann", 0, preference="first"),
         said("bo", 1, preference="second"),
@@ -308,7 +308,7 @@ def test_answers_changed_after_the_third_do_not_count_as_agreement():
     assert before.independent == after.independent == {"ann": "first", "bo": "second"}
 
 
-def test_a_question_goes_to_three_annotators_at_most():
+def test_a_fourth_annotator_does_not_settle_a_question():
     rows = [
         said(name, hour, preference=preference)
         for hour, (name, preference) in enumerate(

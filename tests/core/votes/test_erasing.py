@@ -146,9 +146,7 @@ def test_beside_a_reader_the_log_does_not_grow_with_every_try(sqlite_url, tries)
         reader.close()
 
 
-def test_a_second_request_is_answered_at_once_if_erasing_has_become_possible(
-    sqlite_url, tries, monkeypatch
-):
+def test_a_new_request_ends_the_pause_before_the_next_attempt(sqlite_url, tries, monkeypatch):
     monkeypatch.setattr("compeer_core.votes.erasing._FIRST_PAUSE_SECONDS", 3600.0)
     with VoteStore(sqlite_url) as store:
         for voter in ("ann", "bo"):

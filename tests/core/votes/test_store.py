@@ -293,7 +293,7 @@ def test_votes_on_an_expired_battle_are_rejected(store, clock):
         ({"preference": "first", "note": "x" * 10_001}, "note_too_long"),
     ],
 )
-def test_an_unknown_choice_is_rejected(store, named, code):
+def test_an_invalid_vote_is_rejected(store, named, code):
     battle = fought(store)
 
     assert refusal(store.cast, battle, "ann", **named).code == code
