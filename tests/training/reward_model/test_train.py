@@ -114,7 +114,7 @@ def test_a_dry_run_counts_and_writes_nothing(config, caplog):
     ("rows", "says"),
     [
         ([record(1, split="valid")], "no row of the train split teaches .* 'unified'"),
-        ([record(1).case], r"bad\.jsonl, line 1: not a CerRecord"),
+        ([record(1).case], r"bad\.jsonl, line 1: case: Field required \(expected a CerRecord\)"),
         ([record(1, images=("faces/none.jpg",))], r"faces/none\.jpg"),
     ],
 )
