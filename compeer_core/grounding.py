@@ -1,12 +1,12 @@
-"""Is what a step claims to have heard or seen really in the conversation?
+"""Check whether the conversation contains what a step quotes or describes.
 
 A policy can quote words that nobody wrote and describe a photo that nobody sent. Both are checked against the
-conversation, by rule and in linear time, so that a page can mark them while a step is being written:
+conversation, by rule and in linear time, so that a page can mark them while a step is being generated:
 
 - A *quotation* is text in double quotation marks, English or Chinese. It is found if some message contains it, apart
   from case, the form of apostrophes and spaces, and punctuation at its ends.
-- *Photo talk* is a sentence that speaks of a photo, a picture or a visible face. It has no ground if the conversation
-  holds no photo.
+- *Photo talk* is a sentence that speaks of a photo, a picture or a visible face. It is unsupported if the conversation
+  contains no photo.
 
 The checks do not judge meaning: a step can quote correctly and still misread the person.
 """
@@ -36,7 +36,7 @@ _EDGES = " .,;:!?…。，；：！？、"
 
 
 class Ground(StrEnum):
-    """What a check found."""
+    """The result of a check."""
 
     FOUND = "found"
     """The quoted words are in a message."""
@@ -48,12 +48,12 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """One passage of a step that claims something about the conversation.
+    """A passage of a step that refers to the conversation.
 
     Attributes:
         start: First character of the passage in the step's text; quotation marks are outside of it.
         end: Character after its last.
-        ground: Whether the conversation bears it out.
+        ground: Whether the conversation supports it.
         message: Index of the utterance that contains a quotation that was found, else None.
         message_start: First character of the quoted words in that utterance, else None.
         message_end: Character after their last, else None.

@@ -1,16 +1,15 @@
-"""How different texts are from each other.
+"""Diversity of texts.
 
-A policy that collapses says the same to everybody, or the same again and again. The measures, from
-words to meaning:
+A collapsed policy gives everybody the same reply, or repeats itself within a reply. The measures:
 
-- distinct-n: the share of all runs of n words that are different (Li et al. 2016, arXiv 1510.03055).
-  It falls with the amount of text, so only equal amounts can be compared: what longer texts have is
-  taken for the average of draws of as many runs as the shorter ones hold (rarefaction, Hurlbert 1971,
-  doi 10.2307/1934145, who counts species).
-- loops: the share of texts that hold one run of words several times;
-- the Vendi score: how many different texts there are in effect, by the similarity of their
-  embeddings (Friedman and Dieng 2023, arXiv 2210.02410): exp of the entropy of the eigenvalues of
-  K / n, where K holds the cosines. 1 if all say the same, n if none resembles another.
+- distinct-n: the share of distinct n-grams of words among all n-grams (Li et al. 2016, arXiv
+  1510.03055). It falls with the amount of text, so only equal amounts can be compared: for longer texts, use the
+  expected value over draws of as many n-grams as the shorter ones have (rarefaction, Hurlbert 1971,
+  doi 10.2307/1934145, for species).
+- loops: the share of texts that repeat an n-gram several times;
+- the Vendi score: the effective number of different texts, by the similarity of their embeddings
+  (Friedman and Dieng 2023, arXiv 2210.02410): exp of the entropy of the eigenvalues of K / n, where K
+  holds the cosines. 1 if all texts are the same, n if no two are similar.
 """
 
 import re
@@ -21,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-# Letters of scripts that are written without spaces count as words of their own.
+# In scripts without spaces, each character counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in small letters, without punctuation.
+    """Return the words of a text in lower case, without punctuation.
 
     Example:
         >>> words_of("I'm here. 我在"), words_of("...")
@@ -36,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 
 def distinct(texts: Sequence[str], length: int) -> float | None:
-    """Return the share of runs of `length` words that are different; None where there are none.
+    """Return the share of distinct n-grams of `length` words; None if there are none.
 
     Example:
         >>> distinct(["that is hard", "that is sad"], 2)  # 4 pairs, "that is" twice
@@ -49,17 +48,16 @@ def distinct(texts: Sequence[str], length: int) -> float | None:
 def distinct_without(
     texts: Sequence[str], groups: Sequence[str], length: int, amount: int | None = None
 ) -> list[float]:
-    """Return distinct-n of all texts, then without each group in turn; 0 where nothing is left.
+    """Return distinct-n of all texts, then without each group in turn; 0 if nothing is left.
 
     Args:
-        texts: Of all groups.
-        groups: The group of each text; they are left out in the order in which they first come.
-        length: Words of a run.
-        amount: Of so many runs, the average of all ways to draw them from those that there are; None
-            takes them all.
+        texts: Texts of all groups.
+        groups: The group of each text. Groups are left out in order of first appearance.
+        length: Number of words of an n-gram.
+        amount: Return the expected value over draws of this many n-grams; None uses all.
 
     Raises:
-        ValueError: Fewer than `amount` are left.
+        ValueError: Fewer than `amount` n-grams are left.
 
     Example:
         >>> distinct_without(["that is hard", "that is sad"], ["a", "b"], 2)
@@ -72,7 +70,7 @@ def distinct_without(
 
 
 def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int:
-    """Return how many runs of `length` words are left, whichever group is left out.
+    """Return the smallest number of n-grams that is left when one group is left out.
 
     Example:
         >>> fewest_runs(["that is hard", "that is sad", "so sad"], ["a", "a", "b"], 2)
@@ -84,7 +82,7 @@ def fewest_runs(texts: Sequence[str], groups: Sequence[str], length: int) -> int
 def _spectra_without(
     texts: Sequence[str], groups: Sequence[str], length: int
 ) -> list[Counter[int]]:
-    """Count how many runs come once, twice and so on: in all texts, then without each group."""
+    """Count the n-grams that occur once, twice and so on: in all texts, then without each group."""
     members: dict[str, list[str]] = {}
     for text, group in zip(texts, groups, strict=True):
         members.setdefault(group, []).append(text)
@@ -108,25 +106,25 @@ def _runs(spectrum: Counter[int]) -> int:
 
 
 def _expected(spectrum: Counter[int], amount: int) -> float:
-    """Return the expected share of different ones among `amount` runs that are drawn."""
+    """Return the expected share of distinct n-grams among `amount` drawn ones."""
     total = _runs(spectrum)
     if amount > total:
-        raise ValueError(f"{amount} runs cannot be drawn from {total}")
+        raise ValueError(f"{amount} n-grams cannot be drawn from {total}")
     times = np.array(list(spectrum))
     kinds = np.array(list(spectrum.values()))
     others = total - times
-    # that none of a kind is drawn: C(others, amount) / C(total, amount), 0 where others < amount
+    # P(no n-gram of a kind is drawn) = C(others, amount) / C(total, amount), 0 if others < amount
     possible = others >= amount
-    kept = np.where(possible, others, amount)
+    remaining = np.where(possible, others, amount)
     missed = np.exp(
-        (gammaln(kept + 1) - gammaln(kept - amount + 1))
+        (gammaln(remaining + 1) - gammaln(remaining - amount + 1))
         - (gammaln(total + 1) - gammaln(total - amount + 1))
     )
     return float((kinds * (1 - missed * possible)).sum() / amount)
 
 
 def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
-    """Count the runs of `length` words, none of which reaches from one text into the next."""
+    """Count the n-grams of `length` words; none spans two texts."""
     return Counter(
         tuple(words[place : place + length])
         for words in map(words_of, texts)
@@ -135,7 +133,7 @@ def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
 
 
 def loops(text: str, length: int = 4, times: int = 3) -> bool:
-    """Whether some run of `length` words comes `times` times or more.
+    """Whether an n-gram of `length` words occurs at least `times` times.
 
     Example:
         >>> loops("I am so sorry, I am so sorry, I am so sorry."), loops("I am so sorry.")
@@ -145,11 +143,11 @@ def loops(text: str, length: int = 4, times: int = 3) -> bool:
 
 
 def vendi_score(embeddings: npt.ArrayLike) -> float:
-    """Return how many different texts there are in effect.
+    """Return the effective number of different texts.
 
     Args:
-        embeddings: Shape (n, dimension); their lengths do not matter. One that is all zeros (an
-            empty text) is like no other but itself.
+        embeddings: Shape (n, dimension), of any norm. A zero vector (an empty text) is similar only to
+            itself.
 
     Raises:
         ValueError: There are no embeddings.

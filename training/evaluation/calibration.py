@@ -1,7 +1,7 @@
-"""Are a judge's probabilities to be believed? Temperature, calibration error, reliability.
+"""Calibration of a judge's probabilities: temperature, calibration error, reliability.
 
-A temperature T divides the log-odds of a verdict: T above 1 makes a judge less sure. It changes no
-verdict and is fitted where nothing is reported, on the validation split (Guo et al. 2017,
+A temperature T divides the log-odds of a verdict: T above 1 makes a judge less confident. It changes no
+verdict and is fitted on the validation split, which is not reported (Guo et al. 2017,
 https://arxiv.org/abs/1706.04599).
 """
 
@@ -31,14 +31,14 @@ class Bin:
 
 
 def fit_temperature(probability_true: Sequence[float], label: Sequence[bool]) -> float:
-    """Return the temperature with the least log loss, in [0.05, 20].
+    """Return the temperature that minimises the log loss, in [0.05, 20].
 
     Args:
         probability_true: The judge's probabilities, in [0, 1].
-        label: Whether True is right.
+        label: Whether True is correct.
 
     Raises:
-        ValueError: There is nothing to fit, or lengths differ.
+        ValueError: There are no labels, or lengths differ.
     """
     odds, truth = _log_odds(probability_true), np.asarray(label, dtype=bool)
     if len(odds) != len(truth) or not len(odds):
@@ -66,7 +66,7 @@ def tempered(probability_true: ArrayLike, temperature: float) -> Floats:
 def reliability(
     probability_true: ArrayLike, label: Sequence[bool], bins: int = BINS
 ) -> tuple[Bin, ...]:
-    """Return the bins of equal width that hold any verdict."""
+    """Return the bins of equal width, without empty ones."""
     probability, truth = np.asarray(probability_true, dtype=float), np.asarray(label, dtype=bool)
     number = np.minimum((probability * bins).astype(int), bins - 1)
     return tuple(
@@ -83,7 +83,7 @@ def reliability(
 
 
 def calibration_error(probability_true: ArrayLike, label: Sequence[bool]) -> float:
-    """Return the expected calibration error: the mean gap between probability and share.
+    """Return the expected calibration error: the mean gap between probability and accuracy.
 
     Example:
         >>> calibration_error([0.75] * 4, [True, True, True, False])

@@ -36,18 +36,18 @@ def reward_model_report(
     probability_correct: Sequence[float],
     groups: Sequence[str] | None = None,
 ) -> dict[str, Estimate]:
-    """Return what is known about verdicts on one step (COMPEER, Table 1, and what it lacks).
+    """Return measures of verdicts on one step: those of COMPEER's Table 1, and further ones.
 
-    A judge that always says True reaches a high weighted F1 where few steps are wrong. That value
-    stands beside the judge's own, as do measures that such a judge cannot pass: balanced accuracy
-    (0.5 for it), Matthews' correlation (0) and AUROC (0.5).
+    A judge that always says True reaches a high weighted F1 if few steps are wrong. So the report
+    includes that value, and measures on which such a judge fails: balanced accuracy (0.5), Matthews
+    correlation (0) and AUROC (0.5).
 
     Args:
         correct: The labels.
-        probability_correct: The judge's probability of True, in [0, 1]; its verdict is True where
-            it is above 0.5.
-        groups: What each row belongs to, such as its source dialogue: intervals draw whole groups,
-            since rows of one are alike. None takes each row by itself.
+        probability_correct: The judge's probability of True, in [0, 1]; the verdict is True if
+            it exceeds 0.5.
+        groups: The group of each row, such as its source dialogue. The bootstrap resamples whole
+            groups, since rows of a group are correlated. None makes each row its own group.
 
     Raises:
         ValueError: Lengths differ, or all labels are the same.
@@ -73,7 +73,7 @@ def reward_model_difference(
         correct: The labels.
         probability_correct: The judge's probability of True, in [0, 1].
         other: The other judge's.
-        groups: As in `reward_model_report`; both judges are measured on the same draws.
+        groups: As in `reward_model_report`; both judges are measured on the same resamples.
 
     Raises:
         ValueError: Lengths differ, or all labels are the same.
@@ -178,14 +178,14 @@ def recalls(table: Floats) -> Floats:
 
 
 def balanced_accuracy(table: Floats) -> Floats:
-    """Return the mean recall over the classes of the whole sample; NaN where one is not drawn."""
+    """Return the mean recall over the classes of the whole sample; NaN if a resample lacks a class."""
     is_there = table[0].sum(axis=1) > 0
     result: Floats = recalls(table)[:, is_there].mean(axis=1)
     return result
 
 
 def weighted_f1(table: Floats) -> Floats:
-    """Return F1 of each class, weighted by how often the class is true."""
+    """Return F1 of each class, weighted by the frequency of the class."""
     hit = np.diagonal(table, axis1=1, axis2=2)
     true, given = table.sum(axis=2), table.sum(axis=1)
     f1 = np.nan_to_num(ratio(2 * hit, true + given))
@@ -193,7 +193,7 @@ def weighted_f1(table: Floats) -> Floats:
 
 
 def matthews_correlation(table: Floats) -> Floats:
-    """Return Matthews' correlation of two or more classes; 0 for a judge that always says the same.
+    """Return the Matthews correlation for two or more classes; 0 for a constant judge.
 
     Gorodkin, 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006
     """
@@ -205,7 +205,7 @@ def matthews_correlation(table: Floats) -> Floats:
 
 
 def auroc(weights: Floats, label: Bools, score: Floats) -> Floats:
-    """Return how often a true example has the higher score than a false one; ties count half."""
+    """Return how often a true example scores higher than a false one; ties count half."""
     order = np.argsort(score, kind="stable")
     starts = np.unique(score[order], return_index=True)[1]
     ordered = weights[:, order]

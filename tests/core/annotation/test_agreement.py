@@ -162,7 +162,7 @@ def test_measures_stay_in_range_and_do_not_depend_on_names_or_order(ratings, ord
             assert all(math.isfinite(x) for x in (measure.value, measure.low, measure.high))
 
 
-def test_a_label_that_was_not_offered_is_refused():
+def test_an_unknown_label_is_rejected():
     with pytest.raises(ValueError, match="item 1: bo gave 'maybe'"):
         measure_agreement([{"ann": "yes"}, {"bo": "maybe"}], ["yes", "no"])
 

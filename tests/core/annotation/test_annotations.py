@@ -209,7 +209,7 @@ GOOD = "i1,ann,2026-11-21T12:00:00Z,True,3,first,fine\n"
         (HEADER + GOOD + '"i1,ann', "f.csv, after row 2: is not CSV: unexpected end of data"),
     ],
 )
-def test_what_is_wrong_with_a_csv_is_said_in_one_sentence(text, sentence):
+def test_an_error_in_a_csv_is_reported_in_one_sentence(text, sentence):
     with pytest.raises(ConfigError) as failure:
         list(read_csv(io.StringIO(text, newline=""), "f.csv"))
 
@@ -232,7 +232,7 @@ ROW = '{"item_id":"i1","annotator":"ann","date":"2026-11-21T12:00:00Z"%s}\n'
         ("[]", "f.jsonl, row 1: is no annotation"),
     ],
 )
-def test_what_is_wrong_with_json_lines_is_said_in_one_sentence(text, sentence):
+def test_an_error_in_json_lines_is_reported_in_one_sentence(text, sentence):
     with pytest.raises(ConfigError) as failure:
         list(read_jsonl(io.StringIO(text), "f.jsonl"))
 
@@ -240,7 +240,7 @@ def test_what_is_wrong_with_json_lines_is_said_in_one_sentence(text, sentence):
     assert "\n" not in str(failure.value)
 
 
-def test_files_that_are_none_are_refused_by_name(tmp_path):
+def test_other_files_are_rejected_by_name(tmp_path):
     (tmp_path / "latin.csv").write_bytes("item_id,annotator,date\nä,b,c".encode("latin-1"))
 
     for name, problem in [
@@ -252,12 +252,12 @@ def test_files_that_are_none_are_refused_by_name(tmp_path):
             list(read_annotations(tmp_path / name))
 
 
-def test_a_text_that_no_file_could_hold_is_refused():
+def test_a_text_that_cannot_be_stored_is_rejected():
     with pytest.raises(ValidationError):
         said("ann", note="\ud800")
 
 
-def test_dates_are_kept_in_utc_and_those_at_the_edge_are_refused():
+def test_dates_are_converted_to_utc_and_extreme_ones_are_rejected():
     east = timezone(timedelta(hours=2))
 
     assert said("a").date.isoformat() == "2026-11-21T12:00:00+00:00"
@@ -292,7 +292,7 @@ def test_of_each_person_the_latest_annotation_counts_in_the_order_in_which_they_
     assert found.outcome == Consensus(False, adjudicated=False)
 
 
-def test_what_changed_after_a_third_had_spoken_is_no_agreement():
+def test_later_changes_do_not_alter_the_independent_answers():
     rows = [
         said("ann", 0, preference="first"),
         said("bo", 1, preference="second"),
@@ -308,7 +308,7 @@ def test_what_changed_after_a_third_had_spoken_is_no_agreement():
     assert before.independent == after.independent == {"ann": "first", "bo": "second"}
 
 
-def test_nobody_after_the_third_is_asked():
+def test_a_fourth_annotator_does_not_settle_a_question():
     rows = [
         said(name, hour, preference=preference)
         for hour, (name, preference) in enumerate(

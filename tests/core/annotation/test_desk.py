@@ -128,7 +128,7 @@ def test_what_was_begun_comes_first_and_is_shown_in_the_same_order(desk, people)
     assert desk.progress(ann).drafts == 1
 
 
-def test_an_item_that_was_given_is_kept_for_a_day(desk, people, clock):
+def test_an_assigned_item_stays_reserved_for_a_day(desk, people, clock):
     ann, bo, cy = people
     desk.next_item(ann, "tab")
     desk.next_item(bo, "tab")
@@ -173,7 +173,7 @@ def test_of_two_tabs_one_may_write_until_it_is_silent(desk, people, clock):
     assert code_of(desk.save_draft, ann, "i0", "one", {}) == "item_open_elsewhere"
 
 
-def test_an_answer_is_there_with_all_that_was_said(desk, people):
+def test_an_answer_is_stored_completely(desk, people):
     note = "<script>\u202e" + "我" * 9_990
 
     said = answered(
@@ -211,7 +211,7 @@ def test_an_answer_that_is_sent_again_is_one_and_a_second_thought_is_two(desk, p
         {"seconds": float("nan")},
     ],
 )
-def test_answers_that_are_none_are_refused(desk, people, wrong):
+def test_invalid_answers_are_rejected(desk, people, wrong):
     desk.next_item(people[0], "tab")
 
     assert code_of(desk.answer, people[0], "i0", **wrong) == "answer_unusable"
@@ -280,7 +280,7 @@ def test_people_who_agree_need_no_third(desk, people):
     assert desk.next_item(people[2], "tab", conflicts=True) is None
 
 
-def test_what_is_settled_becomes_rows_that_training_reads(desk, people):
+def test_settled_answers_become_rows_for_training(desk, people):
     ann, bo, cy = people
     answered(desk, ann, 0, steps=RIGHT, in_item_order="second")
     answered(desk, bo, 0, steps=(True, False, True), in_item_order="second")
@@ -298,7 +298,7 @@ def test_what_is_settled_becomes_rows_that_training_reads(desk, people):
     assert words == ["True", "False", "True", "Second"]
 
 
-def test_where_three_people_give_three_answers_there_is_no_row(desk, people):
+def test_three_different_answers_give_no_row(desk, people):
     for person, said, conflicts in zip(
         people, ("first", "second", "neither"), (False, False, True), strict=True
     ):
@@ -495,7 +495,7 @@ def png():
 # --- what all said ------------------------------------------------------------------------------
 
 
-def test_what_all_said_is_told_only_about_items_that_two_have_answered(desk, people):
+def test_agreement_is_reported_only_for_items_with_two_answers(desk, people):
     ann, bo, cy = people
     answered(desk, ann, 0, steps=RIGHT, in_item_order="first")
     answered(desk, bo, 0, steps=RIGHT, in_item_order="second")

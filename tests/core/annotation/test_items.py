@@ -104,7 +104,7 @@ def test_items_of_the_pipeline_come_with_their_key_or_without(url, tmp_path, wit
         assert judged.steps == (True, True, False)
 
 
-def test_pictures_are_kept_with_the_item(url, tmp_path, capsys):
+def test_pictures_are_stored_with_the_item(url, tmp_path, capsys):
     write_rows(tmp_path / "rows.jsonl", [record(1, images=("faces/a.png",))])
     assert added(tmp_path / "rows.jsonl", url) == 2
     assert "a.png" in capsys.readouterr().err
@@ -150,7 +150,7 @@ def test_a_wrong_file_is_one_sentence_and_adds_nothing(sqlite_url, tmp_path, lin
         assert desk.progress(desk.log_in(desk.add_annotator("ann"))).to_do == 0
 
 
-def test_a_key_of_other_items_is_refused(sqlite_url, tmp_path, capsys):
+def test_a_key_of_other_items_is_rejected(sqlite_url, tmp_path, capsys):
     shown, key = tmp_path / "items.jsonl", tmp_path / "key.jsonl"
     items([(case(1), "nano", TURN.format("Tell me."))], shown, key, seed=3)
     row = json.loads(key.read_text())

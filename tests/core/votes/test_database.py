@@ -140,7 +140,7 @@ def test_servers_that_start_at_once_share_one_migration(url):
     assert version_of(url)[0] == NEWEST
 
 
-def test_a_database_of_a_newer_version_is_refused_and_kept(url):
+def test_a_database_of_a_newer_version_is_rejected_and_unchanged(url):
     Database(url).close()
     engine = create_engine(make_url(url))
     with engine.begin() as connection:
@@ -180,7 +180,7 @@ def flipped(content):
     ],
     ids=["text", "zeros", "cut in half", "cut in the header", "header", "pages"],
 )
-def test_a_damaged_file_is_refused_in_words_and_kept(sqlite_url, damage):
+def test_a_damaged_file_is_rejected_with_a_message_and_unchanged(sqlite_url, damage):
     path = path_of(sqlite_url)
     damaged = damage(with_votes(sqlite_url))
     path.write_bytes(damaged)
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_refused_in_words_and_kept(sqlite_url, damage):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_that_is_damaged_while_it_is_used_is_told(sqlite_url):
+def test_damage_to_a_file_in_use_is_reported(sqlite_url):
     with_votes(sqlite_url)
     with VoteStore(sqlite_url) as store:
         path_of(sqlite_url).write_bytes(b"gone" * 4096)
@@ -203,7 +203,7 @@ def test_a_file_that_is_damaged_while_it_is_used_is_told(sqlite_url):
             list(store.votes())
 
 
-def test_a_database_of_another_program_is_refused_and_kept(sqlite_url):
+def test_a_database_of_another_program_is_rejected_and_unchanged(sqlite_url):
     path = path_of(sqlite_url)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")
@@ -234,14 +234,14 @@ def test_folders_are_made_and_nobody_else_may_read_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "file/inside"], ids=["a folder", "below a file"])
-def test_a_file_that_cannot_be_opened_is_told(tmp_path, name):
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path, name):
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="cannot be opened"):
         Database(f"sqlite:///{tmp_path / name}")
 
 
-def test_votes_are_kept_in_the_users_data_folder_when_nobody_says(monkeypatch, tmp_path):
+def test_votes_are_stored_in_the_users_data_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -267,7 +267,7 @@ def test_votes_are_kept_in_the_users_data_folder_when_nobody_says(monkeypatch, t
         "postgresql://user:hush@host:port/db",
     ],
 )
-def test_an_address_that_is_none_is_refused_without_its_password(wrong):
+def test_an_invalid_address_is_rejected_without_showing_its_password(wrong):
     with pytest.raises(ConfigError) as caught:
         Database(wrong)
 
@@ -275,7 +275,7 @@ def test_an_address_that_is_none_is_refused_without_its_password(wrong):
     assert "hush" not in str(caught.value)
 
 
-def test_a_server_that_does_not_answer_is_told_without_its_password():
+def test_an_unreachable_server_is_reported_without_its_password():
     with pytest.raises(ConfigError, match="cannot be used") as caught:
         Database("postgresql://user:hush@127.0.0.1:1/db")
 
@@ -283,7 +283,7 @@ def test_a_server_that_does_not_answer_is_told_without_its_password():
     assert "127.0.0.1:1" in str(caught.value)
 
 
-def test_a_missing_driver_is_told_with_the_way_out(monkeypatch):
+def test_a_missing_driver_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'compeer\[postgres\]'"):
@@ -291,7 +291,7 @@ def test_a_missing_driver_is_told_with_the_way_out(monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_read_only_folder_is_reported(tmp_path):
     tmp_path.chmod(0o500)
 
     with pytest.raises(ConfigError, match="cannot be opened"):

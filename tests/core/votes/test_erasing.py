@@ -109,7 +109,7 @@ def test_nothing_is_left_of_words_that_sqlite_moved_before_they_were_deleted(tmp
     assert left == []
 
 
-def test_beside_a_reader_it_is_not_said_to_be_gone_and_goes_when_the_reader_does(sqlite_url, tries):
+def test_data_is_reported_as_erased_only_after_the_last_reader_ends(sqlite_url, tries):
     with VoteStore(sqlite_url) as store:
         vote(store)
         store.database.erased.result(ERASED_SECONDS)
@@ -146,7 +146,7 @@ def test_beside_a_reader_the_log_does_not_grow_with_every_try(sqlite_url, tries)
         reader.close()
 
 
-def test_who_asks_again_is_told_at_once_when_it_can_be_done_by_then(sqlite_url, tries, monkeypatch):
+def test_a_new_request_ends_the_pause_before_the_next_attempt(sqlite_url, tries, monkeypatch):
     monkeypatch.setattr("compeer_core.votes.erasing._FIRST_PAUSE_SECONDS", 3600.0)
     with VoteStore(sqlite_url) as store:
         for voter in ("ann", "bo"):

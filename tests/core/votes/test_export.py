@@ -79,7 +79,7 @@ def test_pictures_lie_beside_the_file_where_training_looks_for_them(store, tmp_p
     assert len(list((tmp_path / "votes_pictures").iterdir())) == 1
 
 
-def test_what_is_left_out_is_counted_by_reason(store, tmp_path):
+def test_skipped_votes_are_counted_by_reason(store, tmp_path):
     for changes in ({}, {"keep_words": False}, {"blind": False}):
         store.cast(fought(store, **changes), "ann", "first")
     store.cast(fought(store), "ann", "first", dwell_ms=3)
@@ -218,7 +218,7 @@ def test_what_was_imported_can_be_deleted(store, tmp_path, sqlite_url):
         ("votes.csv", "row\n{}\n", "row 2"),
     ],
 )
-def test_files_that_are_none_are_told_and_leave_the_store_alone(
+def test_invalid_files_are_reported_and_leave_the_store_unchanged(
     store, tmp_path, name, content, said
 ):
     path = tmp_path / name
@@ -242,7 +242,7 @@ def test_of_a_file_with_a_broken_row_nothing_is_read(store, tmp_path, sqlite_url
         assert list(other.votes()) == []
 
 
-def test_a_file_that_cannot_be_read_or_written_is_told(store, tmp_path):
+def test_a_file_that_cannot_be_read_or_written_is_reported(store, tmp_path):
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -36,7 +36,7 @@ def room_for(store, more):
         engine.dispose()
 
 
-def test_votes_that_were_acknowledged_are_there_and_those_refused_can_be_cast_again(sqlite_url):
+def test_acknowledged_votes_are_stored_and_rejected_ones_can_be_cast_again(sqlite_url):
     note = "x" * 6000
     acknowledged, refused = [], []
     with VoteStore(sqlite_url) as store:
@@ -108,7 +108,7 @@ def shut():
     shutil.rmtree(folder)
 
 
-def test_a_folder_that_turns_read_only_is_told_and_nothing_is_lost(shut):
+def test_a_folder_that_becomes_read_only_is_reported_and_loses_nothing(shut):
     with VoteStore(shut.url) as store:
         desk = Desk(store)
         token = desk.add_annotator("ann")

@@ -57,7 +57,7 @@ def test_flags_have_one_order_and_times_one_zone():
         (VOTE.model_dump_json().replace("T12:00:00Z", ""), "line 2: at: .*not a date with time"),
     ],
 )
-def test_a_line_that_is_no_vote_is_named(tmp_path, line, message):
+def test_an_invalid_line_is_named(tmp_path, line, message):
     path = tmp_path / "votes.jsonl"
     path.write_text(f"\ufeff{VOTE.model_dump_json()}\n{line}\n\n", encoding="utf-8")
 

@@ -59,7 +59,7 @@ def only_revision(store):
 # --- battles ------------------------------------------------------------------------------------
 
 
-def test_what_is_compared_is_written_down_before_anything_is_generated(store):
+def test_a_battle_is_stored_before_anything_is_generated(store):
     battle = store.open_battle(plan())
 
     assert store.battle(battle.id, "ann") == battle
@@ -87,7 +87,7 @@ def test_the_order_is_drawn_by_the_seed_alone():
     ],
     ids=["no history", "ends with the supporter", "one side"],
 )
-def test_a_plan_that_cannot_be_is_refused(change):
+def test_an_invalid_plan_is_rejected(change):
     with pytest.raises(ValueError):
         replace(plan(), **change)
 
@@ -114,7 +114,7 @@ def test_a_side_without_a_reply_has_failed(store, status):
 # --- votes that are taken -----------------------------------------------------------------------
 
 
-def test_a_vote_is_there_with_all_that_was_said(store):
+def test_a_vote_is_stored_completely(store):
     battle = fought(store)
 
     receipt = store.cast(
@@ -189,7 +189,7 @@ def test_a_stopped_side_can_be_voted_on_and_is_flagged(store):
 # --- votes that are not taken -------------------------------------------------------------------
 
 
-def test_a_second_vote_is_refused_and_told_what_stands(store):
+def test_a_second_vote_is_rejected_with_the_stored_one(store):
     battle = fought(store)
     store.cast(battle, "ann", "both", token="tab 1")
 
@@ -244,7 +244,7 @@ def test_the_database_itself_refuses_a_second_vote(store):
         ("x" * 100_000, "ann", "battle_unknown"),
     ],
 )
-def test_votes_in_battles_of_others_or_of_nobody_are_refused(store, battle, voter, code):
+def test_votes_in_battles_of_others_or_unknown_ones_are_rejected(store, battle, voter, code):
     own = fought(store)
     battle = own if battle == "own" else battle
 
@@ -255,7 +255,7 @@ def test_votes_in_battles_of_others_or_of_nobody_are_refused(store, battle, vote
     assert rows(store, VoteRecord) == 0
 
 
-def test_votes_before_both_sides_have_ended_are_refused(store):
+def test_votes_before_both_sides_have_ended_are_rejected(store):
     battle = store.open_battle(plan()).id
     assert refusal(store.cast, battle, "ann", "first").code == "battle_not_finished"
 
@@ -266,7 +266,7 @@ def test_votes_before_both_sides_have_ended_are_refused(store):
     assert store.cast(battle, "ann", "first").counted
 
 
-def test_votes_are_refused_where_a_side_failed(store):
+def test_votes_are_rejected_if_a_side_failed(store):
     battle = store.open_battle(plan()).id
     store.finish_side(battle, 0, result())
     store.fail_side(battle, 1, "out of memory")
@@ -274,7 +274,7 @@ def test_votes_are_refused_where_a_side_failed(store):
     assert refusal(store.cast, battle, "ann", "first").code == "battle_failed"
 
 
-def test_votes_are_refused_when_the_battle_is_too_old(store, clock):
+def test_votes_on_an_expired_battle_are_rejected(store, clock):
     battle = fought(store)
     clock.forward(hours=24)
     store.cast(battle, "ann", "first")
@@ -293,14 +293,14 @@ def test_votes_are_refused_when_the_battle_is_too_old(store, clock):
         ({"preference": "first", "note": "x" * 10_001}, "note_too_long"),
     ],
 )
-def test_what_is_not_on_the_ballot_is_refused(store, named, code):
+def test_an_invalid_vote_is_rejected(store, named, code):
     battle = fought(store)
 
     assert refusal(store.cast, battle, "ann", **named).code == code
     assert rows(store, VoteRecord) == 0
 
 
-def test_a_note_of_ten_thousand_characters_is_kept(store):
+def test_a_note_of_ten_thousand_characters_is_stored(store):
     note = "我" * 9_999 + "\U0001f642"
     store.cast(fought(store), "ann", "first", note=note)
 
@@ -335,7 +335,7 @@ def test_what_no_database_takes_is_left_out(store):
 
 
 @pytest.mark.parametrize("dwell", [-1, 2**31, 10**30, "9", 1.5, True, None])
-def test_a_time_that_cannot_be_is_no_time(store, dwell):
+def test_an_impossible_duration_is_not_stored(store, dwell):
     receipt = store.cast(fought(store), "ann", "first", dwell_ms=dwell)
 
     assert only_revision(store).dwell_ms is None
@@ -345,7 +345,7 @@ def test_a_time_that_cannot_be_is_no_time(store, dwell):
 # --- second thoughts ----------------------------------------------------------------------------
 
 
-def test_the_last_revision_counts_and_all_are_kept(store, clock):
+def test_the_last_revision_counts_and_all_are_stored(store, clock):
     battle = fought(store)
     store.cast(battle, "ann", "first", note="at first")
     clock.forward(seconds=60)
@@ -433,7 +433,7 @@ def test_the_database_refuses_to_change_a_revision(store):
 # --- the reveal ---------------------------------------------------------------------------------
 
 
-def test_names_are_told_after_ones_own_vote(store):
+def test_names_are_revealed_after_the_vote(store):
     battle = store.open_battle(plan()).id
     for side in (0, 1):
         store.finish_side(battle, side, result(reward=REWARD if side else None))
@@ -448,7 +448,7 @@ def test_names_are_told_after_ones_own_vote(store):
     assert told.agrees is False
 
 
-def test_nothing_agrees_with_a_judge_that_said_nothing(store):
+def test_no_agreement_is_recorded_without_a_judgement(store):
     battle = fought(store)
     store.cast(battle, "ann", "first")
 
@@ -471,7 +471,7 @@ def test_who_knows_the_names_is_flagged(store):
 # --- doubts -------------------------------------------------------------------------------------
 
 
-def test_doubtful_votes_are_kept_with_the_reasons(store):
+def test_suspicious_votes_are_stored_with_the_reasons(store):
     quick = store.cast(fought(store), "ann", "first", dwell_ms=1499, both_seen=False)
     slow = store.cast(fought(store), "ann", "first", dwell_ms=1500, both_seen=True)
     leaking = store.open_battle(plan()).id
@@ -517,7 +517,7 @@ def test_very_many_votes_from_one_address_are_flagged(url, clock):
         assert vote("d", "192.0.2.2") == ()
 
 
-def test_an_address_is_kept_as_a_hash_whose_salt_is_thrown_away(store, clock):
+def test_an_address_is_stored_as_a_hash_whose_salt_is_discarded(store, clock):
     def hashed():
         store.open_battle(plan(), "192.0.2.1")
         with store.database.reading() as session:
@@ -578,7 +578,7 @@ def words(store):
         ]
 
 
-def test_without_consent_no_word_is_kept_and_the_vote_counts(store, picture):
+def test_without_consent_no_text_is_stored_and_the_vote_counts(store, picture):
     shown = HISTORY.adding(Utterance(Speaker.SEEKER, "Look.", (picture(),)))
     battle = fought(store, keep_words=False, dialogue=shown)
 
@@ -686,7 +686,7 @@ def test_a_battle_that_is_not_wanted_any_more_is_not_opened(store):
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_deletion_that_is_asked_for_while_a_battle_is_opened_deletes_the_battle(store, is_known):
+def test_a_deletion_while_a_battle_is_being_opened_deletes_the_battle(store, is_known):
     if is_known:
         fought(store, "ann")
     with ThreadPoolExecutor(1) as pool:
@@ -758,7 +758,7 @@ def test_a_new_person_who_opens_many_battles_at_once_is_one_person(store):
     assert rows(store, BattleRow) == 16
 
 
-def test_a_database_that_fails_is_told_without_what_was_said(store):
+def test_a_database_failure_is_reported_without_the_texts(store):
     battle = fought(store)
     with store.database.writing() as session:
         session.execute(text("ALTER TABLE vote_revisions RENAME TO lost"))

@@ -209,7 +209,7 @@ def test_only_photos_that_the_tower_reads_correctly_are_drawn(tmp_path, small_co
         rows_of(tmp_path, *lines, faces=faces, readings=readings)
 
 
-def test_readings_without_faces_are_refused(tmp_path):
+def test_readings_without_faces_are_rejected(tmp_path):
     with pytest.raises(ValidationError, match="set `faces`"):
         Config(written=SHIPPED, output=tmp_path, readings=tmp_path / "readings.json")
 

@@ -90,7 +90,7 @@ def test_distinct_of_an_equal_amount_by_hand():
         [(0.9 + 0.4 + 0.4) / 2, 1.0, (1 + 2 / 3) / 2]
     )
     assert fewest_runs(texts, groups, 1) == 2
-    with pytest.raises(ValueError, match="3 runs cannot be drawn from 2"):
+    with pytest.raises(ValueError, match="3 n-grams cannot be drawn from 2"):
         distinct_without(texts, groups, 1, 3)
 
 

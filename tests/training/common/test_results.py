@@ -122,7 +122,7 @@ def test_a_marker_that_leads_nowhere_is_named(checkout, text):
         {"name": "another"},
     ],
 )
-def test_a_broken_file_is_refused(tmp_path, changes):
+def test_a_broken_file_is_rejected(tmp_path, changes):
     path = tmp_path / "speed.json"
     values = json.loads(a_result().model_dump_json()) | changes
     path.write_text(json.dumps(values), encoding="utf-8")
@@ -131,7 +131,7 @@ def test_a_broken_file_is_refused(tmp_path, changes):
         load(path)
 
 
-def test_a_comparison_has_a_line_for_each_who_was_asked_and_a_column_for_each_measure():
+def test_a_comparison_has_a_line_per_judge_and_a_column_per_measure():
     def metric(about, of, name, value, **more):
         return Metric(about=about, of=of, name=name, value=value, n=more.pop("n", 5), **more)
 

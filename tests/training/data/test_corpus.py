@@ -50,7 +50,7 @@ def test_neighbouring_turns_of_one_role_become_one():
     )
 
 
-def test_an_empty_turn_is_no_turn():
+def test_an_empty_turn_is_skipped():
     # without the empty one the user's two turns are neighbours
     assert chat_document([("user", "a"), ("assistant", " \n"), ("user", "b")]) == (
         "<|im_start|>user\na\nb<|im_end|>\n"
@@ -88,7 +88,7 @@ def test_a_last_block_needs_no_separator_and_a_file_no_compression(tmp_path):
     assert documents(path, SourceKind.PLAIN) == ["One.", "Two."]
 
 
-def test_whoever_opens_a_dialogue_is_the_user_and_a_scene_line_is_left_out(tmp_path):
+def test_the_first_speaker_is_the_user_and_a_scene_line_is_skipped(tmp_path):
     path = write_blocks(
         tmp_path / "talks.txt.gz",
         ["It rains.\nW: Wet again.\nM: Indeed: very.\nM: Coats?\nW: Yes.", "Nobody speaks."],

@@ -19,7 +19,7 @@ def test_each_class_has_its_word():
     assert WORDS.keys() == {*FACE_CLASSES}
 
 
-def test_what_is_named_too_seldom_is_helped():
+def test_a_class_that_is_predicted_too_rarely_gets_a_positive_offset():
     # of four photos two show class 1; a shy classifier names it never, and leans to it a little where it is
     logits = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 1.5], [2.0, 1.8]])
     labels = torch.tensor([0, 0, 1, 1])

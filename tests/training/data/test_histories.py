@@ -68,7 +68,7 @@ def test_a_shortened_history_ends_as_the_whole_one_does():
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 120))
-def test_as_much_is_kept_as_fits(lengths, limit):
+def test_the_longest_history_that_fits_is_used(lengths, limit):
     start = first_kept(lengths, limit)
 
     assert sum(lengths[start:]) <= limit or start == len(lengths) - 1

@@ -69,7 +69,7 @@ def test_each_utterance_has_its_own_pictures(data_dir):
     ],
 )
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_name_that_leads_out_is_refused_whatever_the_setting(data_dir, tmp_path, name, skip):
+def test_a_name_outside_the_folder_is_always_rejected(data_dir, tmp_path, name, skip):
     (data_dir / "link.png").symlink_to(tmp_path / "secret.png")
     (data_dir / "linked").symlink_to(tmp_path, target_is_directory=True)
     pictures = Pictures(data_dir, skip_unreadable=skip)
@@ -105,7 +105,7 @@ def test_a_picture_that_cannot_be_shown_is_named_or_noted(data_dir, content, pro
 
 
 @pytest.mark.timeout(10)
-def test_a_pipe_is_no_picture(data_dir):
+def test_a_pipe_is_rejected(data_dir):
     os.mkfifo(data_dir / "pipe.png")
 
     with pytest.raises(ConfigError, match="no such file"):
@@ -119,14 +119,14 @@ def test_a_huge_file_is_not_read(data_dir, monkeypatch):
         Pictures(data_dir).open("scenes/one.png")
 
 
-def test_a_folder_that_is_not_named_is_asked_for():
+def test_a_missing_folder_setting_is_named():
     with pytest.raises(ConfigError, match="name the folder of corpora"):
         Pictures().open("scenes/one.png")
     with pytest.raises(ConfigError, match="name the folder of packed faces"):
         Pictures(skip_unreadable=True).shown([said("faces/a.jpg")])
 
 
-def test_nothing_is_read_before_it_is_asked_for(tmp_path):
+def test_pictures_are_read_lazily(tmp_path):
     Pictures(tmp_path / "nowhere", tmp_path / "nowhere")
 
 
@@ -160,7 +160,7 @@ def test_a_class_without_photos_gives_none(tmp_path):
     assert pictures.photo_for(Emotion.JOY, "test", np.random.default_rng(0)) is None
 
 
-def test_only_so_much_is_kept(data_dir):
+def test_the_size_of_the_cache_is_limited(data_dir):
     for number in range(6):
         (data_dir / f"{number}.png").write_bytes(png(40 + number))
     one = len(Pictures(data_dir).open("0.png").data)

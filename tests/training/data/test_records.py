@@ -12,7 +12,7 @@ from training.data.records import drawn, read_records
 ROW = record(1, images=("faces/a",), original="Hi,\nme \u2028 \u5922 \U0001f614")
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_rows_survive_writing_and_reading(tmp_path):
     path = tmp_path / "deep" / "rows.jsonl"
 
     assert write_rows(path, [ROW, ROW]) == 2

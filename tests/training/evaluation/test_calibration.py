@@ -62,6 +62,6 @@ def test_a_temperature_changes_no_verdict_and_bins_hold_every_row(rows, temperat
     assert 0 <= calibration_error(probability, label) <= 1
 
 
-def test_nothing_to_fit_is_refused():
+def test_fitting_without_data_is_rejected():
     with pytest.raises(ValueError, match="0 probabilities"):
         fit_temperature([], [])

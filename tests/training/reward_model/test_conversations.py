@@ -158,7 +158,7 @@ def test_a_prm_and_an_orm_are_taught_the_conversations_that_they_will_have():
         (record(first=candidate(turn="<history>half")), [1], 0, 1),
     ],
 )
-def test_each_row_teaches_what_is_known_of_it(row, unified, process, outcome):
+def test_each_row_teaches_the_judgements_it_has(row, unified, process, outcome):
     def answers(kind):
         found = list(conversations(row, kind))
         return [sum(message.role == "assistant" for message in each) for each in found]

@@ -126,7 +126,7 @@ def test_a_base_whose_own_template_has_marks_is_trained_with_it(folders):
     assert training_template("base", processor_with(folders, own)) == own
 
 
-def test_a_base_that_no_template_fits_is_refused(folders):
+def test_a_base_without_a_fitting_template_is_rejected(folders):
     with pytest.raises(ConfigError, match=r"^base: .* name the copy in training_template$"):
         training_template("base", processor_with(folders, VICUNA))
 
@@ -151,7 +151,7 @@ def test_a_base_that_no_template_fits_is_refused(folders):
         ),
     ],
 )
-def test_a_template_that_does_not_fit_is_refused(folders, tmp_path, written, says):
+def test_a_template_that_does_not_fit_is_rejected(folders, tmp_path, written, says):
     path = tmp_path / "mine.jinja"
     path.write_text(written, encoding="utf-8")
 

@@ -114,11 +114,11 @@ def test_a_dry_run_counts_and_writes_nothing(config, caplog):
     ("rows", "says"),
     [
         ([record(1, split="valid")], "no row of the train split teaches .* 'unified'"),
-        ([record(1).case], r"bad\.jsonl, line 1: not a CerRecord"),
+        ([record(1).case], r"bad\.jsonl, line 1: case: Field required \(expected a CerRecord\)"),
         ([record(1, images=("faces/none.jpg",))], r"faces/none\.jpg"),
     ],
 )
-def test_rows_that_cannot_be_used_are_refused(config, rows, says):
+def test_unusable_rows_are_rejected(config, rows, says):
     path = config.records[0].with_name("bad.jsonl")
     write_rows(path, rows)
 
@@ -139,7 +139,7 @@ def without_words(base: Path, folder: Path, *words: str) -> Path:
     return folder
 
 
-def test_a_base_that_takes_a_verdict_apart_is_refused_before_a_row_is_read(config, tmp_path):
+def test_a_base_that_splits_a_verdict_into_tokens_is_rejected_before_reading(config, tmp_path):
     base = without_words(config.base, tmp_path / "base", "Second", "Neither")
     changed = config.model_copy(update={"base": base, "records": (Path("not read.jsonl"),)})
 
@@ -151,7 +151,7 @@ def test_a_base_that_takes_a_verdict_apart_is_refused_before_a_row_is_read(confi
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_base_that_is_not_there_is_refused_before_a_row_is_read(config, dry_run):
+def test_a_missing_base_is_rejected_before_reading(config, dry_run):
     changed = {"base": config.output / "none", "records": (Path("not read.jsonl"),)}
 
     with pytest.raises(CheckpointError, match="none: no such folder"):

@@ -128,7 +128,7 @@ def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(conf
     policy.close()
 
 
-def test_the_base_is_not_moved_and_what_is_saved_is_the_masters(config, monkeypatch):
+def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypatch):
     kept: list[Any] = []
     put = adapter._adapted
 
@@ -303,7 +303,7 @@ def test_a_run_may_begin_with_an_adapter(config, tmp_path):
     assert rows(further.output)[0]["loss"] < rows(config.output)[0]["loss"] - 0.05
 
 
-def test_what_is_wrong_is_said_in_a_sentence_before_anything_is_written(config, tmp_path):
+def test_errors_are_reported_before_anything_is_written(config, tmp_path):
     adapter.run(changed(config, steps=1, output=tmp_path / "other"))
     other = tmp_path / "other" / "adapter"
 

@@ -114,7 +114,7 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
     )
 
 
-def test_a_row_asks_what_the_policy_is_asked_and_answers_with_the_turn(config):
+def test_a_row_has_the_prompt_of_the_policy_and_the_turn_as_completion(config):
     rows = training_rows(config)
 
     assert len(rows) == 4  # neither the faulty turn nor that of the test split
@@ -144,7 +144,7 @@ def test_the_stage_leaves_metrics_and_a_policy_that_loads(config, caplog):
     assert (config.output / "model" / "model.safetensors").is_file()
 
 
-def test_what_cannot_be_learnt_is_said_before_anything_is_written(config, tmp_path):
+def test_unusable_data_is_reported_before_anything_is_written(config, tmp_path):
     def changed(**changes) -> Config:
         return Config.model_validate(config.model_dump() | changes)
 

@@ -260,7 +260,7 @@ def test_guesses_do_not_hold_more_than_so_many_connections(world, monkeypatch):
 @pytest.mark.parametrize(
     "body", ["", "[]", "{", '{"token": 3}', '{"token": "\\ud800"}', "9" * 300_000]
 )
-def test_malformed_sign_ins_are_refused(world, body):
+def test_malformed_sign_ins_are_rejected(world, body):
     person = Person(world.server)
     answer = person.client.post("/desk/login", content=body)
 
@@ -371,7 +371,7 @@ def test_everything_that_is_shown_is_text(world, tmp_path):
     ],
 )
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_what_is_no_answer_is_refused_in_one_sentence(world, form, code, language):
+def test_an_invalid_answer_is_rejected_with_a_sentence(world, form, code, language):
     ann = world.enter("ann", language)
     item = ann.look().partition('data-item="')[2].partition('"')[0]
     answer = ann.post("answer", item=item, form=form)
@@ -474,7 +474,7 @@ def test_an_image_is_served_to_the_items_annotator(world, tmp_path):
 # --- two people differ --------------------------------------------------------------------------
 
 
-def test_only_who_may_decide_sees_what_two_said_and_without_names(world):
+def test_only_adjudicators_see_both_answers_and_without_names(world):
     ann, bo, cy = map(world.enter, ("ann", "bo", "cy"))
     ann.answer(note="ann's own words", confidence=2, seconds=3)
     assert "ann's own words" not in bo.look()
@@ -531,7 +531,7 @@ def finish(world):
     return ann, bo, cy
 
 
-def test_the_agreement_is_kept_back_until_everything_is_done(world):
+def test_the_agreement_is_hidden_until_everything_is_done(world):
     ann, bo, cy = finish(world)
     assert "Not available yet" in ann.look(place="agreement")
     assert "3 of 3" in cy.look(place="agreement")
@@ -584,7 +584,7 @@ def test_who_decides_takes_files_that_training_reads(world, tmp_path):
     assert report["pairs"][0]["names"] == ["ann", "bo"]
 
 
-def test_files_tell_nothing_about_items_that_are_still_to_be_answered(world):
+def test_files_omit_items_that_are_not_answered_yet(world):
     ann, cy = world.enter("ann"), world.enter("cy")
     ann.answer(note="ann's own words")
 

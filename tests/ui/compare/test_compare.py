@@ -301,7 +301,7 @@ def test_an_odd_note_is_shown_as_text(anna, note):
     assert "<img" not in anna.ballot
 
 
-def test_a_note_that_is_too_long_is_refused_in_words(anna):
+def test_a_note_that_is_too_long_is_rejected_with_a_message(anna):
     anna.send("hello")
     anna.vote("first")
     anna.act("explain", battle=anna.battle, tags=[], note="x" * 10_001, token="t")
@@ -312,7 +312,7 @@ def test_a_note_that_is_too_long_is_refused_in_words(anna):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_a_second_vote_an_unknown_one_and_anothers_are_refused(anna, services):
+def test_second_unknown_and_foreign_votes_are_rejected(anna, services):
     anna.send("hello")
     ben = Guest(services)
     ben.act("vote", battle=anna.battle, preference="first", revision=0)
@@ -350,7 +350,7 @@ def test_a_battle_is_not_voted_on_while_a_side_is_written(anna):
     assert anna.ballot.count("disabled") == 0
 
 
-def test_without_a_cookie_comparing_is_refused(services):
+def test_comparing_without_a_cookie_is_rejected(services):
     guest = Guest(services, cookie="forged.cookie")
     guest.send("hello")
 
@@ -366,7 +366,7 @@ def test_without_a_cookie_comparing_is_refused(services):
         ("sideways", [], "could not be read"),
     ],
 )
-def test_invalid_settings_are_refused_with_a_sentence(anna, mode, models, words):
+def test_invalid_settings_are_rejected_with_a_sentence(anna, mode, models, words):
     anna.send("hello", mode, models)
 
     assert words in anna.error
@@ -420,7 +420,7 @@ def test_one_side_is_stopped_and_the_other_goes_on(anna, services):
     assert Flag.STOPPED in row.flags
 
 
-def test_stop_and_vote_ends_what_would_go_on_for_ever(anna):
+def test_stop_and_vote_ends_an_endless_generation(anna):
     def look() -> None:
         if 'data-act="stop_all"' in anna.screen.get("ballot", ""):
             anna.compare.stop_all(anna.conversation_id, anna.request)
@@ -651,7 +651,7 @@ def test_blind_draws_two_of_those_that_were_ticked(tmp_path):
     assert len(drawn) == 2  # 1 in 8 million that chance gives one order only
 
 
-def test_words_are_kept_only_where_the_person_agreed(anna, services):
+def test_texts_are_stored_only_with_consent(anna, services):
     anna.send("my secret")
     with services.votes.database.reading() as session:
         (row,) = session.scalars(select(BattleRow))
@@ -659,7 +659,7 @@ def test_words_are_kept_only_where_the_person_agreed(anna, services):
         assert all(side.reply is None and side.turn is None for side in row.sides)
 
 
-def test_the_reasoning_is_shown_only_where_it_was_asked_for(anna, services):
+def test_the_reasoning_is_shown_only_on_request(anna, services):
     anna.send("hello", reasoning=True)
     assert "The seeker lost a job and told nobody." in anna.talk
     assert "Exploration" in anna.talk

@@ -160,7 +160,7 @@ def test_an_unfinished_battle_takes_no_vote(anna, services):
         },
     ],
 )
-def test_nonsense_is_refused_with_a_sentence(anna, data):
+def test_invalid_data_is_rejected_with_a_sentence(anna, data):
     assert "Nothing was recorded" in anna.said("vote", **data)
 
 

@@ -182,7 +182,7 @@ def services(tmp_path) -> Iterator[Services]:
     made.votes.close()
 
 
-def test_a_message_sent_before_the_deletion_is_refused_after_it(services):
+def test_a_message_sent_before_the_deletion_is_rejected_after_it(services):
     ann = Visitor(services)
     key = ann.key
     services.forget(key.visitor)
@@ -197,7 +197,7 @@ def test_a_message_sent_before_the_deletion_is_refused_after_it(services):
     assert "something new" in in_memory(services)
 
 
-def test_a_reply_that_is_being_written_ends_and_nothing_of_it_is_kept(services):
+def test_a_deletion_ends_a_reply_and_leaves_nothing_of_it(services):
     ann = Visitor(services)
     key = ann.key
     said = Utterance(Speaker.SEEKER, f"for ever {WORDS}")
@@ -238,7 +238,7 @@ def test_a_deletion_while_a_comparison_is_being_opened_prevents_it(services, del
     assert in_memory(services) == ""
 
 
-def test_a_comparison_that_is_on_its_way_ends_and_nothing_of_it_is_kept(services):
+def test_a_deletion_ends_a_comparison_and_leaves_nothing_of_it(services):
     ann = Visitor(services)
     key = ann.key
     wish = RoundRequest(("maple-1", "cedar-2"), keep_words=True, judge="oracle")

@@ -69,7 +69,7 @@ def test_a_missing_part_has_no_text():
     assert end.outcome == "finished"
 
 
-def test_what_was_written_before_a_failure_is_kept():
+def test_text_generated_before_a_failure_stays():
     end = steps_of(ScriptedTurn(text=COMPLETE[:60], ending="failed"))[-1]
 
     assert (end.outcome, end.failure) == ("failed", "reply")

@@ -226,7 +226,7 @@ def test_images_after_an_alternative_reply_are_still_served():
 
 
 @pytest.mark.parametrize(("index", "number"), [(0, 2), (0, 0), (1, 1), (-1, 1)])
-def test_switching_to_an_unknown_reply_is_refused(index, number):
+def test_switching_to_an_unknown_reply_is_rejected(index, number):
     with pytest.raises(InputError):
         Session(turns=(turn("one", "first"),)).switched(index, number)
 

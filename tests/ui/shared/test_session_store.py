@@ -79,7 +79,7 @@ def test_pictures_that_are_added_to_a_message_count_too():
     assert kept(store, key("anna", 0), key("anna", 1)) == [False, True]
 
 
-def test_one_conversation_with_too_many_pictures_is_refused_and_stays_as_it_was():
+def test_too_many_pictures_are_rejected_and_leave_the_conversation_unchanged():
     store = SessionStore(Session(), of_visitor=Room(10, 150))
     keep(store, key("anna"), 100)
     with pytest.raises(InputError) as refused:

@@ -504,7 +504,7 @@ def test_a_judge_that_always_agrees_has_no_kappa_where_all_say_the_same():
     assert differing.kappa.value == 1
 
 
-def test_one_person_can_change_the_order_and_it_is_said():
+def test_the_board_states_if_one_person_can_change_the_order():
     votes = [vote(i, preference=SECOND if i % 2 else FIRST, voter=f"r{i % 6}") for i in range(60)]
     votes += [vote(100 + i, preference=FIRST, voter="zealot") for i in range(10)]
     votes += [vote(200 + i, preference=SECOND, voter="other") for i in range(9)]
@@ -598,7 +598,7 @@ def test_filters_choose_votes(filters, battles):
     assert chosen.filters == filters
 
 
-def test_later_votes_are_not_looked_at():
+def test_later_votes_are_ignored():
     votes = [vote(i) for i in range(30)]
 
     board = bradley_terry(votes, as_of=NOON + timedelta(seconds=9))

@@ -239,7 +239,7 @@ def test_one_vote_among_millions_keeps_the_fit_stable():
 # --- Resamples, ranks ----------------------------------------------------------------------------
 
 
-def test_resamples_are_the_same_for_ever():
+def test_resamples_are_reproducible():
     # These numbers may never change: boards of earlier years must come out as they were.
     drawn = resample(raters=4, models=2, fits=2, seed=7)
 

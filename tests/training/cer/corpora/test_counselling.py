@@ -223,7 +223,7 @@ def test_smile_is_read_from_an_archive_and_from_a_folder(tmp_path):
     assert [said.speaker for said in dialogue.utterances] == [Speaker.SEEKER, Speaker.SUPPORTER]
 
 
-def test_both_sets_of_cpsycoun_are_told_apart_by_their_speakers(tmp_path):
+def test_both_sets_of_cpsycoun_are_distinguished_by_their_speakers(tmp_path):
     talk = "来访者：你好。\r\n我很累。\r\n\r\n心理咨询师：我在听。\r\n"
     lines = json.dumps(["求助者：我很累。", "支持者：多久了？"])
 

@@ -168,7 +168,7 @@ def test_a_data_set_made_by_a_script_points_to_its_converted_rows(hub):
         load("esconv", "hub:owner/name#train")
 
 
-def test_an_unknown_name_is_told_from_a_lost_network(tmp_path, monkeypatch):
+def test_an_unknown_name_and_a_lost_network_give_different_errors(tmp_path, monkeypatch):
     def unknown(*_: Any, **__: Any) -> None:
         raise DatasetNotFoundError("Dataset 'a/b' doesn't exist\non the Hub")
 
