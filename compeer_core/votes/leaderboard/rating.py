@@ -41,6 +41,8 @@ Integers = NDArray[np.int64]
 POINTS_PER_LOGIT = 400 / np.log(10)
 """Of the Elo scale: with 400 points more, a model is preferred ten times for each time it is not."""
 
+_FLAT = 1e-7
+"""Largest slope of the mean loss that is accepted as a solution."""
 _TOLERANCE = 1e-9
 """Largest slope of the mean loss at the solution; below 1e-10, rounding stops the line search first."""
 
@@ -117,16 +119,32 @@ def fit(matches: Matches, ridge: float, *, prior: Floats | None = None) -> Fit:
         C=1 / ridge, fit_intercept=False, solver="newton-cg", tol=_TOLERANCE, max_iter=1000
     )
     with warnings.catch_warnings():
-        # Next to the solution rounding can end scipy's first line search; scikit-learn then uses another one,
-        # and warns itself if that fails too.
+        # Next to the solution, rounding can end the line search: the slopes are checked below.
         warnings.filterwarnings("ignore", "The line search algorithm did not converge")
+        warnings.filterwarnings("ignore", "Line Search failed")
         regression.fit(
             vstack([blocks, blocks], format="csr"),
             np.repeat([1, 0], blocks.shape[0]),
             sample_weight=np.concatenate([won.ravel(), lost.ravel()]),
         )
     parameters = regression.coef_.reshape(sets, models)
+    _check_solution(design, won, lost, ridge, parameters)
     return Fit(parameters[:, :-1] @ contrasts, parameters[:, -1])
+
+
+def _check_solution(
+    design: Floats, won: Floats, lost: Floats, ridge: float, parameters: Floats
+) -> None:
+    """Check that the posterior is flat at the parameters of each vote set.
+
+    Raises:
+        ArithmeticError: It is not.
+    """
+    expected = (won + lost) / (1 + np.exp(-parameters @ design.T))
+    slopes = (expected - won) @ design + ridge * parameters
+    steepest = float(np.abs(slopes).max() / max(1.0, (won + lost).sum()))
+    if steepest > _FLAT:
+        raise ArithmeticError(f"the fit of the board did not converge (slope {steepest:.1e})")
 
 
 # --- Resampling ----------------------------------------------------------------------------------

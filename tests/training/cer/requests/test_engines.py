@@ -189,7 +189,8 @@ def test_a_budget_on_ray_is_not_exceeded_and_answers_are_stored(
         chosen = settings(endpoint.source)
         with pytest.raises(BudgetSpentError, match="the budget is spent"):
             run(chosen, tmp_path, ray_engine, 70, budget=40)
-        assert endpoint.requests == 40
+        # Ray ends the other worker, whose last requests may be cancelled before they are sent.
+        assert 40 - chosen.in_flight <= endpoint.requests <= 40
         answers, _ = run(chosen, tmp_path, LocalEngine(), 70)
         assert [answer.text for answer in answers] == [f"q{n} / {n}" for n in range(70)]
         assert endpoint.requests == 70
