@@ -44,9 +44,12 @@ class Config(FrozenModel):
     faces: Path | None = None
     """Folder of the packed faces; None shows no photos."""
     readings: Path | None = None
-    """`readings.json` of a `vision` run: draw only photos that the image tower classifies correctly."""
+    """`readings.json` of a `vision` run: in the train split, draw only photos that the image tower classifies
+    correctly. Held-out turns may show any photo, or results would depend on the tower's successes."""
     face_share: float = Field(default=0.25, ge=0, le=1)
     """Share of turns whose last seeker message shows a photo that fits the emotion."""
+    held_out_face_share: float | None = Field(default=None, ge=0, le=1)
+    """The same in the validation and test splits; None is `face_share`."""
     history_characters: int = Field(default=100_000, ge=0)
     """Drop the oldest turns beyond this; no dialogue of ESConv is as long as the default."""
     draws: int = Field(default=1, gt=0)
@@ -91,9 +94,14 @@ def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
         _log.info("%s: %s", path, ", ".join(f"{n} x {r}" for r, n in dropped.reasons.items()))
     if not dialogues:
         raise ConfigError(f"{path}: no dialogue in ESConv's layout (one JSON object per line)")
-    photos = {} if config.faces is None else read_photos(config.faces, config.readings)
+    readings, face_share = config.readings, config.face_share
+    if split != "train":
+        readings = None
+        if config.held_out_face_share is not None:
+            face_share = config.held_out_face_share
+    photos = {} if config.faces is None else read_photos(config.faces, readings)
     class_of = {} if config.faces is None else face_class_of(config.faces)
-    writer = RowWriter(split, photos, class_of, config.face_share, config.history_characters)
+    writer = RowWriter(split, photos, class_of, face_share, config.history_characters)
     for draw in range(config.draws if split == "train" else 1):
         rng = np.random.default_rng(config.seed + draw)
         for dialogue in dialogues:

@@ -53,13 +53,15 @@ REPLIES = "replies.md"
 OWN = ("", "written")
 """Corpora whose text may be published."""
 RUBRIC = Path(__file__).with_name("rubric.md")
+RATERS = {"llm": "LLM rater", "person": "human rater"}
+"""How tables name the reader, by the source of the labels."""
 
 
 class Contexts(FrozenModel):
     """A sample of the contexts in a file."""
 
     path: Path
-    """CER rows, or samples of the SFT stage; or a text file (`.txt`) with a first message per line."""
+    """CER rows; or a text file (`.txt`) with a first message per line."""
     count: int = Field(gt=0)
     """Number of contexts; all if there are fewer."""
 
@@ -280,7 +282,7 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
     key = json.loads((config.output / KEY).read_text(encoding="utf-8"))["lines"]
     turns = list(read_records(config.output / TURNS, WrittenTurn))
     names = [policy.name for policy in config.policies]
-    metrics = [*reader_metrics(names, key, judgements), *rule_metrics(turns)]
+    metrics = [*reader_metrics(names, key, judgements, RATERS[config.label_source]), *rule_metrics(turns)]
     result = results.Result(
         name=config.name,
         title=f"Replies rated blind by {config.reader}",
@@ -343,7 +345,10 @@ def _summary(rating: ReplyJudgement) -> str:
 
 
 def reader_metrics(
-    policies: Sequence[str], key: Mapping[str, Mapping[str, Any]], judgements: Sequence[Judgement]
+    policies: Sequence[str],
+    key: Mapping[str, Mapping[str, Any]],
+    judgements: Sequence[Judgement],
+    rater: str,
 ) -> Iterator[results.Metric]:
     """Yield the share of replies for each question, and how often the first policy is preferred.
 
@@ -351,6 +356,7 @@ def reader_metrics(
         policies: Their names; the first is compared with each of the others.
         key: For each line of the sheet, the policies in order and the source of the context.
         judgements: One for each line.
+        rater: One of `RATERS`.
 
     Raises:
         ConfigError: A line has no judgement, several, or one with another number of replies.
@@ -372,7 +378,7 @@ def reader_metrics(
     for question, title in zip(questions, titles, strict=True):
         for policy in policies:
             passed = [float(getattr(rating, question)) for rating in ratings[policy]]
-            yield _share(title, passed, weights, "LLM rater", policy)
+            yield _share(title, passed, weights, rater, policy)
     first, *others = policies
     for other in others:
         pairs = zip(ratings[first], ratings[other], strict=True)

@@ -359,7 +359,7 @@ def _strategy_agrees(reading: Reading, history: CerRecord) -> bool | None:
     strategies = history.case.labels.strategies
     if not strategies:
         return None
-    return reading.strategy is not None and reading.strategy.strategy in strategies
+    return reading.strategy is not None and reading.strategy.strategy == strategies[0]
 
 
 def _emotion_agrees(reading: Reading, history: CerRecord) -> bool | None:

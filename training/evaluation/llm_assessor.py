@@ -224,7 +224,7 @@ def read_answer(text: str) -> bool:
     except ValidationError as error:
         raise ValueError("another object") from error
     except json.JSONDecodeError as error:
-        raise ValueError("half a JSON" if bare.startswith("{") else "no JSON") from error
+        raise ValueError("incomplete JSON" if bare.startswith("{") else "no JSON") from error
 
 
 def _run_concurrently(

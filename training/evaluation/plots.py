@@ -96,7 +96,9 @@ def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, pa
     """Plot a rate of each judge with its interval, and the chance rate as an open circle."""
     shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
     by_chance = {
-        (metric.about, metric.of): metric.value for metric in metrics if metric.name == control
+        (metric.about, metric.of): metric.value
+        for metric in metrics
+        if metric.name == control and not metric.baseline
     }
     figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()

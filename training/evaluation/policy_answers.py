@@ -39,7 +39,7 @@ class PolicySource(FrozenModel):
     adapter: Path | None = None
     style: Style = "trained"
     temperature: float | None = Field(default=None, ge=0)
-    """Replaces the evaluation's sampling temperature for this policy; 0 is greedy."""
+    """Replaces the temperature at which an evaluation samples; greedy decoding stays greedy."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Answerer:
         Raises:
             CompeerError: The policy cannot process one of the histories.
         """
-        if self._policy.temperature is not None:
+        if self._policy.temperature is not None and sampling.temperature > 0:
             sampling = replace(sampling, temperature=self._policy.temperature)
         answers = self._generate(
             requests, sampling, None if stored is None else AnswerStore(stored)

@@ -95,7 +95,7 @@ class Config(FrozenModel):
     """Folder of the results files."""
     name: str = "reward_nano"
     """Name of the results file."""
-    title: str = "Judges on silver CER's test split (nano, silver labels)"
+    title: str = "Judges on silver CER's test split (silver labels)"
     label_source: str = "rule silver/1 of training/cer/silver/dataset.py, no person"
     command: str = "python -m training evaluate reward training/configs/nano/evaluate_reward.toml"
     """Recorded with the numbers."""

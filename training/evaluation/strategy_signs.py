@@ -48,7 +48,7 @@ def measure_signs(path: Path) -> Mapping[Strategy | None, SignRates]:
         if case.split != "train" or len(case.labels.strategies) != 1:
             continue
         history, reply = case.dialogue().utterances, case.original or ""
-        groups.append(case.dialogue_id)
+        groups.append(case.source_id)
         labels.append(strategies.index(case.labels.strategies[0]))
         detected.append(
             [carries_out(history, reply, each, "en") is Followed.YES for each in strategies]

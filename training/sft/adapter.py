@@ -88,7 +88,7 @@ class Config(DialogueConfig):
     """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
     compute: Weights | None = None
-    """Precision of the base and the adapter in memory; None picks the faster one of this CPU, see
+    """Precision of the base and the adapter in memory; None picks the faster one of the device, see
     `fastest_precision`."""
     dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
@@ -118,7 +118,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     device = join_processes(config.device)
     torch.manual_seed(config.seed)  # all processes begin with the same adapter
-    model = _load(config.base, config.compute or fastest_precision())
+    model = _load(config.base, config.compute or fastest_precision(config.device_type))
     reader = SampleReader(config.base, model)
     adapted = _adapted(model, config)
     directory = open_run(config.output, config, resume)
@@ -337,10 +337,16 @@ class Masters(nn.Module):
             weight.copy_(part.view_as(weight))
 
 
-def fastest_precision() -> Weights:
-    """Return the precision in which this CPU multiplies matrices fastest: bf16 if it has instructions for it."""
+def fastest_precision(device: str) -> Weights:
+    """Return the precision in which a device multiplies matrices fastest.
+
+    That is bf16, except on a CPU without instructions for it.
+    """
+    if device != "cpu":
+        return "bf16"
     capabilities = getattr(torch.cpu, "get_capabilities", dict[str, Any])()  # torch 2.11 has none
-    return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "fp32"
+    names = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+    return "bf16" if any(capabilities.get(name) for name in names) else "fp32"
 
 
 def _load(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalGeneration:

@@ -69,7 +69,7 @@ def test_reader_metrics_by_hand():
         Judgement(id="c001", replies=(rating(True, 1), rating(False, 2))),
         Judgement(id="c002", replies=(rating(True, 1), rating(True, 1))),
     ]
-    metrics = list(reader_metrics(["a", "b"], key, judgements))
+    metrics = list(reader_metrics(["a", "b"], key, judgements, "LLM rater"))
 
     assert values(metrics, "answers the message") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "preferred over b (ties count half)") == {"a": 75.0}  # a win and a tie
@@ -164,6 +164,6 @@ def test_text_of_other_corpora_is_not_published():
 def test_rejects_judgements_of_another_sheet():
     key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
     with pytest.raises(ConfigError, match="do not match the sheet: c001"):
-        list(reader_metrics(["a"], key, []))
+        list(reader_metrics(["a"], key, [], "LLM rater"))
     with pytest.raises(ConfigError, match="c001: 2 replies are judged, 1 are expected"):
-        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)]))
+        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)], "LLM rater"))

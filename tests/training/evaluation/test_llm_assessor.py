@@ -54,7 +54,7 @@ def test_invalid_answers_are_retried_and_counted(path):
         bodies = endpoint.bodies
 
     assert first.counts.given_up == 1
-    assert first.counts.retried == {"half a JSON": 1, "no JSON": 3, "another object": 1}
+    assert first.counts.retried == {"incomplete JSON": 1, "no JSON": 3, "another object": 1}
     tries = [body for body in bodies if asked(body) == "chat"]
     assert [body["temperature"] for body in tries] == [0.0, 0.7, 0.7]
     assert len({body["seed"] for body in tries}) == 3
@@ -136,8 +136,8 @@ def test_valid_answers(text, says):
     ("text", "why"),
     [
         ("", "no JSON"),
-        ('{"consistent":', "half a JSON"),
-        (f"{YES} {NO}", "half a JSON"),
+        ('{"consistent":', "incomplete JSON"),
+        (f"{YES} {NO}", "incomplete JSON"),
         ('{"consistent": 1}', "another object"),
         ('{"consistent": true, "why": "x"}', "another object"),
         ("[true]", "another object"),

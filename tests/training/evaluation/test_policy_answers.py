@@ -114,7 +114,7 @@ def test_fewer_requests_do_not_truncate_the_file(policy, generated, tmp_path):
     assert generated == []
 
 
-def test_a_policys_own_temperature_replaces_that_of_the_evaluation(policy, monkeypatch):
+def test_a_policys_own_temperature_replaces_that_of_sampling_but_not_of_greedy_decoding(policy, monkeypatch):
     temperatures: list[float] = []
 
     def record(_: Any, prompts: Any, sampling: Any) -> list[tuple[str, ...]]:
@@ -123,6 +123,8 @@ def test_a_policys_own_temperature_replaces_that_of_the_evaluation(policy, monke
 
     monkeypatch.setattr(Answerer, "_generate_batch", record)
     answers(policy, requests(1), None, temperature=0.7)
-    answers(policy.model_copy(update={"temperature": 0.0}), requests(1), None, temperature=0.7)
+    cold = policy.model_copy(update={"temperature": 0.2})
+    answers(cold, requests(1), None, temperature=0.7)
+    answers(cold, requests(1), None, temperature=0.0)
 
-    assert temperatures == [0.7, 0.0]
+    assert temperatures == [0.7, 0.2, 0.0]

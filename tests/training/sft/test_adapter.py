@@ -152,11 +152,19 @@ def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypa
     assert sum(w.numel() for w in weights_of(config.output).values()) == len(flat)
 
 
-@pytest.mark.parametrize(("has_bf16", "expected"), [(True, "bf16"), (False, "fp32")])
-def test_the_precision_follows_the_instructions_of_the_cpu(monkeypatch, has_bf16, expected):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16})
+@pytest.mark.parametrize(
+    ("device", "capabilities", "expected"),
+    [
+        ("cpu", {"avx512_bf16": True}, "bf16"),
+        ("cpu", {"bf16": True, "architecture": "aarch64"}, "bf16"),
+        ("cpu", {"avx512_bf16": False, "avx2": True}, "fp32"),
+        ("cuda", {"avx2": True}, "bf16"),
+    ],
+)
+def test_the_precision_follows_the_device(monkeypatch, device, capabilities, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
 
-    assert adapter.fastest_precision() == expected
+    assert adapter.fastest_precision(device) == expected
 
 
 def test_an_adapter_trained_in_fp32_is_saved_in_bf16(config):

@@ -2,7 +2,7 @@
 
 Two kinds of failure are kept apart.
 
-- The text is unusable (half a JSON, the wrong language). The question is asked again with another
+- The text is unusable (incomplete JSON, the wrong language). The question is asked again with another
   seed, up to `tries` times in all. Each attempt is stored, so the next start does not repeat it.
 - There is no text (429, 5xx, time-out, lost connection). The same request is sent again with the
   same seed, up to `retries` times. If that fails too, the question stays unanswered: nothing is
@@ -37,7 +37,7 @@ from training.stages import StoppedEarly
 
 Check = Callable[[str, str], str | None]
 """Takes a question's key and a text. Returns None if the text is usable, else the reason in a few
-words that can be counted ("half a JSON", "wrong language"). Must be picklable: a module's function,
+words that can be counted ("incomplete JSON", "wrong language"). Must be picklable: a module's function,
 or a frozen dataclass with `__call__`."""
 
 STREAK = 20

@@ -441,7 +441,7 @@ def _artifact_phrases() -> Mapping[str, Sequence[str]]:
 _LEFT_OUT = {"en": "[{count} turns left out]", "zh": "[此处省略 {count} 轮]"}
 _FRAME = ("<dialogue>", "</dialogue>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
-_HALF_JSON = "incomplete JSON"
+_INCOMPLETE_JSON = "incomplete JSON"
 _NO_VERDICT = "no JSON with a boolean keep"
 _UNKNOWN_REASON = "unknown reason"
 
@@ -526,11 +526,11 @@ def read_verdict(text: str) -> Verdict | None:
 def _verdict(text: str) -> Verdict:
     objects = _OBJECT.findall(text)
     if text.rfind("{") > text.rfind("}"):
-        raise ValueError(_HALF_JSON)
+        raise ValueError(_INCOMPLETE_JSON)
     try:
         answer = json.loads(objects[-1]) if objects else {}
     except (ValueError, RecursionError):
-        raise ValueError(_HALF_JSON) from None
+        raise ValueError(_INCOMPLETE_JSON) from None
     if answer.get("keep") is True:
         return Verdict(None)
     if answer.get("keep") is not False:

@@ -11,7 +11,7 @@ limited number of times (`training.cer.requests.asking`), then counted as failed
 keeps incomplete turns, because a judge has to detect a model's real errors.
 
 Seeds depend on the run's seed, the generator, the case and the sample number, and answers are stored
-in the generator's journal. So an interrupted run continues and writes the same file.
+in the generator's response store. So an interrupted run continues and writes the same file.
 """
 
 import queue
