@@ -282,7 +282,10 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
     key = json.loads((config.output / KEY).read_text(encoding="utf-8"))["lines"]
     turns = list(read_records(config.output / TURNS, WrittenTurn))
     names = [policy.name for policy in config.policies]
-    metrics = [*reader_metrics(names, key, judgements, RATERS[config.label_source]), *rule_metrics(turns)]
+    metrics = [
+        *reader_metrics(names, key, judgements, RATERS[config.label_source]),
+        *rule_metrics(turns),
+    ]
     result = results.Result(
         name=config.name,
         title=f"Replies rated blind by {config.reader}",

@@ -166,4 +166,8 @@ def test_rejects_judgements_of_another_sheet():
     with pytest.raises(ConfigError, match="do not match the sheet: c001"):
         list(reader_metrics(["a"], key, [], "LLM rater"))
     with pytest.raises(ConfigError, match="c001: 2 replies are judged, 1 are expected"):
-        list(reader_metrics(["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)], "LLM rater"))
+        list(
+            reader_metrics(
+                ["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)], "LLM rater"
+            )
+        )

@@ -114,7 +114,9 @@ def test_fewer_requests_do_not_truncate_the_file(policy, generated, tmp_path):
     assert generated == []
 
 
-def test_a_policys_own_temperature_replaces_that_of_sampling_but_not_of_greedy_decoding(policy, monkeypatch):
+def test_a_policys_own_temperature_replaces_that_of_sampling_but_not_of_greedy_decoding(
+    policy, monkeypatch
+):
     temperatures: list[float] = []
 
     def record(_: Any, prompts: Any, sampling: Any) -> list[tuple[str, ...]]:
