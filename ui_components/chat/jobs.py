@@ -166,11 +166,10 @@ class ReplyJobs(JobRunner[Session, ReplyJob]):
         best_of = job.turn.best_of
         assert best_of is not None  # `sampled` has set it
         compared = job.turn.reply(best_of.reference)
-        try:
-            self._write(job, request, compared.reply.strip() if compared else None)
-        finally:
-            self._abandon(job)  # samples that never began
-            self._rank(job, best_of)
+        reference = compared.reply.strip() if compared else None
+        self._guard(job, lambda: self._write(job, request, reference))
+        self._abandon(job)  # samples that never began
+        self._rank(job, best_of)
 
     def _rank(self, job: ReplyJob, best_of: BestOf) -> None:
         """Rank the replies of a group; samples without text are dropped."""

@@ -210,6 +210,15 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
 
     def _run(self, job: AnyJob, work: Callable[[], None]) -> None:
         try:
+            self._guard(job, work)
+        finally:
+            with self._lock:
+                self._jobs.pop(job.key, None)
+            job.over.set()
+
+    def _guard(self, job: AnyJob, work: Callable[[], None]) -> None:
+        """Do the work of a job; a failure becomes the outcome of its unfinished replies."""
+        try:
             work()
         except _StoppedInQueueError:
             self._abandon(job)
@@ -222,10 +231,6 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         except Exception as error:  # noqa: BLE001  (last resort: the page must show the failure)
             logger.error("a generation job failed: %s", trace_of(error))
             self._fail(job, "reply")
-        finally:
-            with self._lock:
-                self._jobs.pop(job.key, None)
-            job.over.set()
 
     @contextmanager
     def _admitted(self, job: AnyJob, names: Sequence[str]) -> Iterator[dict[str, Policy]]:

@@ -59,6 +59,8 @@ UNSUPPORTED = re.compile(
     r"unsupported|not support|unknown|unrecogni|unexpected|extra|not permitted|not allowed", re.I
 )
 TOO_LONG = re.compile(r"context.{0,20}(length|window|size)|too long", re.I)
+PASSING_STATUSES = frozenset({408, 409, 429})
+"""Refusals that another try may cure, besides those from 500 on: the SDK repeats such requests."""
 NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}(not exist|not found)", re.I)
 QUOTA_SPENT = re.compile(r"insufficient_quota|insufficient.{0,10}(credit|balance|fund)", re.I)
 """Marks a 429 that no waiting will cure."""
@@ -176,6 +178,14 @@ class Endpoint:
             self._client = self._new_client()
         return self._client
 
+    @staticmethod
+    def omitted_headers(client: openai.AsyncOpenAI) -> dict[str, openai.Omit]:
+        """Return the headers that the SDK would fill from the environment, and that nobody asked for."""
+        names = ["OpenAI-Organization", "OpenAI-Project"]
+        return dict.fromkeys(
+            [*names, "Authorization"] if client.api_key == NO_KEY else names, openai.omit
+        )
+
     def _new_client(self) -> openai.AsyncOpenAI:
         keys = (os.environ.get(variable, "").strip() for variable in KEY_VARIABLES)
         key = next(filter(None, keys), None)
@@ -197,12 +207,16 @@ class Endpoint:
         """Limit the size of an answer, and forbid retries that cannot help."""
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _LimitedStream(response.stream, self.name)
-        if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
+        status = response.status_code
+        if status not in PASSING_STATUSES and status < 500:
+            return
+        wait_seconds = _retry_after(response.headers.get("retry-after", "")) or 0.0
+        is_hopeless = wait_seconds > self.patience.retry_seconds
+        if status == httpx2.codes.TOO_MANY_REQUESTS:
             await response.aread()
-            is_spent = QUOTA_SPENT.search(response.text) is not None
-            wait_seconds = _retry_after(response.headers.get("retry-after", "")) or 0.0
-            if is_spent or wait_seconds > self.patience.retry_seconds:
-                response.headers["x-should-retry"] = "false"
+            is_hopeless = is_hopeless or QUOTA_SPENT.search(response.text) is not None
+        if is_hopeless:
+            response.headers["x-should-retry"] = "false"
 
     async def _shut_down(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -220,11 +234,18 @@ class _LimitedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, model: str) -> None:
         self._stream = stream
         self._model = model
+        self._end = b""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last event is `[DONE]`, which the SDK reads and does not report."""
+        return self._end.rstrip().endswith(b"[DONE]")
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         received = 0
         async for block in self._stream:
             received += len(block)
+            self._end = (self._end + block)[-16:]
             if received > MAX_ANSWER_BYTES:
                 reason = f"sent more than {MAX_ANSWER_BYTES >> 20} MiB"
                 raise EndpointError(f"the model {self._model!r} {reason}", reason)
@@ -348,7 +369,7 @@ class ChatRequest(ABC):
             messages=body.pop("messages"),
             stream=body.pop("stream"),
             extra_body=body,  # as it is: servers take fields that the SDK does not name
-            extra_headers={"Authorization": openai.omit} if client.api_key == NO_KEY else None,
+            extra_headers=endpoint.omitted_headers(client),
         )
         self._tries += 1 + response.retries_taken
         if self._dialect != endpoint.dialect:
@@ -398,7 +419,7 @@ class ChatRequest(ABC):
         if status == 402 or (status == 429 and QUOTA_SPENT.search(complaint)):
             what = f"refuses the request because the account's credit is spent ({status})"
             self.fail(what, fault=Fault.SETTINGS)
-        if status in {408, 409, 429} or status >= 500:
+        if status in PASSING_STATUSES or status >= 500:
             sentence = "is overloaded" if status == 429 else "has a fault"
             wait_seconds = _retry_after(error.response.headers.get("retry-after", ""))
             self._fail_for_now(f"{sentence} ({status})", error, wait_seconds)

@@ -9,8 +9,9 @@ import asyncio
 import json
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,17 +129,22 @@ class _StreamedRequest(ChatRequest):
     async def read(self, response: LegacyAPIResponse[Any], limit: asyncio.Timeout) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            async for chunk in _chunks(response):
-                self._add(chunk)
-                wait = USAGE_SECONDS if self.is_finished else self._patience.between_seconds
-                limit.reschedule(clock() + wait)
-                if self._chunks >= self._budget:  # the server ignores max_tokens
-                    self.is_finished = True
-                    return
+            async with aclosing(_chunks(response)) as chunks:
+                async for chunk in chunks:
+                    self._add(chunk)
+                    if self.has_begun or self.is_finished:
+                        wait = USAGE_SECONDS if self.is_finished else self._patience.between_seconds
+                        limit.reschedule(clock() + wait)
+                    if self._chunks >= self._budget:  # the server ignores max_tokens
+                        self.is_finished = True
+                        return
         except UnicodeDecodeError as error:
             self.fail("sent text that is not UTF-8", cause=error)
         except ValueError as error:
             self.fail("sent something that is not JSON", cause=error)
+        stream = response.http_response.stream
+        if self.has_begun and getattr(stream, "is_done", False):
+            self.is_finished = True
         if not self.is_finished:
             raise LostAnswerError("ended its answer before it was complete")
 
@@ -171,7 +177,7 @@ class _StreamedRequest(ChatRequest):
             self.fail("sent a chunk in an unknown form", cause=error)
 
 
-async def _chunks(response: LegacyAPIResponse[Any]) -> AsyncIterator[Any]:
+async def _chunks(response: LegacyAPIResponse[Any]) -> AsyncGenerator[Any]:
     """Yield the JSON of each chunk, or of the one answer of a server that does not stream.
 
     The JSON is taken as it is: the SDK's `ChatCompletionChunk` would accept malformed chunks.

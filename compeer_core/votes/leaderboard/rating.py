@@ -41,8 +41,10 @@ Integers = NDArray[np.int64]
 POINTS_PER_LOGIT = 400 / np.log(10)
 """Of the Elo scale: with 400 points more, a model is preferred ten times for each time it is not."""
 
-_FLAT = 1e-7
-"""Largest slope of the mean loss that is accepted as a solution."""
+_AT_ONCE = 100
+"""Vote sets that are fitted together at most, so that memory stays bounded."""
+_SLOPE = 1e-3
+"""Slope of a vote set's loss at its solution that the fit aims at, in votes; ten times as much is refused."""
 _TOLERANCE = 1e-9
 """Largest slope of the mean loss at the solution; below 1e-10, rounding stops the line search first."""
 
@@ -98,8 +100,6 @@ def fit(matches: Matches, ridge: float, *, prior: Floats | None = None) -> Fit:
     if models < 2 or not (matches.votes.any() or prior is not None):
         return Fit(np.zeros((sets, models)), np.zeros(sets))
     from scipy.linalg import helmert  # slow to import, as is scikit-learn
-    from scipy.sparse import csr_array, eye_array, kron, vstack
-    from sklearn.linear_model import LogisticRegression
 
     # Strengths of mean 0 have one parameter less than there are models: orthonormal contrasts, under
     # which the penalty is the same and no direction is without curvature.
@@ -113,7 +113,33 @@ def fit(matches: Matches, ridge: float, *, prior: Floats | None = None) -> Fit:
         slopes = ridge * np.column_stack([prior[:, :-1] @ contrasts.T, prior[:, -1]])
         design = np.vstack([design, np.eye(models)])
         won, lost = np.hstack([won, slopes]), np.hstack([lost, -slopes])
-    # All vote sets at once, each with parameters of its own: 300 separate fits take 20 times as long.
+    most = float(matches.votes.sum(axis=1).max())
+    size = max(1, min(_AT_ONCE, int(_SLOPE / (_TOLERANCE * max(1.0, most)))))
+    parameters = np.vstack(
+        [
+            _solve(design, won[begin : begin + size], lost[begin : begin + size], ridge)
+            for begin in range(0, sets, size)
+        ]
+    )
+    return Fit(parameters[:, :-1] @ contrasts, parameters[:, -1])
+
+
+def _solve(design: Floats, won: Floats, lost: Floats, ridge: float) -> Floats:
+    """Return the parameters of some vote sets, fitted together: separate fits take 20 times as long.
+
+    Args:
+        design: Shape (matches, parameters).
+        won: Points of the left model, shape (sets, matches).
+        lost: Points of the right model.
+        ridge: As for `fit`.
+
+    Raises:
+        ArithmeticError: The posterior of a set is not flat at its parameters.
+    """
+    from scipy.sparse import csr_array, eye_array, kron, vstack
+    from sklearn.linear_model import LogisticRegression
+
+    sets = len(won)
     blocks = kron(eye_array(sets), csr_array(design), format="csr")
     regression = LogisticRegression(
         C=1 / ridge, fit_intercept=False, solver="newton-cg", tol=_TOLERANCE, max_iter=1000
@@ -127,24 +153,13 @@ def fit(matches: Matches, ridge: float, *, prior: Floats | None = None) -> Fit:
             np.repeat([1, 0], blocks.shape[0]),
             sample_weight=np.concatenate([won.ravel(), lost.ravel()]),
         )
-    parameters = regression.coef_.reshape(sets, models)
-    _check_solution(design, won, lost, ridge, parameters)
-    return Fit(parameters[:, :-1] @ contrasts, parameters[:, -1])
-
-
-def _check_solution(
-    design: Floats, won: Floats, lost: Floats, ridge: float, parameters: Floats
-) -> None:
-    """Check that the posterior is flat at the parameters of each vote set.
-
-    Raises:
-        ArithmeticError: It is not.
-    """
-    expected = (won + lost) / (1 + np.exp(-parameters @ design.T))
-    slopes = (expected - won) @ design + ridge * parameters
-    steepest = float(np.abs(slopes).max() / max(1.0, (won + lost).sum()))
-    if steepest > _FLAT:
-        raise ArithmeticError(f"the fit of the board did not converge (slope {steepest:.1e})")
+    parameters: Floats = regression.coef_.reshape(sets, design.shape[1])
+    votes = won + lost
+    expected = votes / (1 + np.exp(-parameters @ design.T))
+    slopes = np.abs((expected - won) @ design + ridge * parameters).max(axis=1)
+    if (slopes > 10 * _SLOPE + 1e-8 * votes.sum(axis=1)).any():
+        raise ArithmeticError(f"the fit of the board did not converge (slope {slopes.max():.1e})")
+    return parameters
 
 
 # --- Resampling ----------------------------------------------------------------------------------

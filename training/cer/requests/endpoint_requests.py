@@ -254,6 +254,7 @@ class _Client(openai.AsyncOpenAI):
             http_client=_HttpClient(requests, dispatch, timeout=timeout),
             **named,
         )
+        self.organization = self.project = None  # else the SDK takes both from the environment
         self._requests = requests
         self._dispatch = dispatch
 
