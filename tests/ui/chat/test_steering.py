@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from compeer_core.errors import CheckpointError
 from tests.pages import REPLY, SECOND, Visitor, eventually, make_services, script
 from ui_components.chat.steering import Steering
 
@@ -295,6 +296,18 @@ def test_a_judge_that_fails_leaves_no_ranks(anna):
 
     assert "Rank 1" not in anna.inspector
     assert len(anna.session.turns[0].replies) == 3
+
+
+def test_a_model_that_cannot_be_loaded_is_said_to_be_so(anna, services, monkeypatch):
+    def fail(name: str) -> object:
+        raise CheckpointError(f"{name}: damaged")
+
+    monkeypatch.setattr(services.models, "policy", fail)
+    monkeypatch.setattr(services.chat_jobs, "_rank", lambda *_: None)  # it drops empty samples
+    ask_for_several(anna, 2)
+
+    samples = anna.session.turns[0].replies[1:]
+    assert [reply.failure for reply in samples] == ["model", "model"]
 
 
 @pytest.mark.parametrize("size", [1, 9, 0, -4, "4", None, True, 2.0])

@@ -294,13 +294,39 @@ def test_retry_after_is_obeyed(endpoint: Endpoint) -> None:
     assert time.monotonic() - started >= 0.3
 
 
-def test_a_retry_after_beyond_our_patience_is_an_error_at_once(endpoint: Endpoint) -> None:
-    later = "Wed, 21 Oct 2099 07:28:00 GMT"
-    backend = endpoint(refuses(429, Retry_After=later), says("late")).backend()
+@pytest.mark.parametrize(
+    ("status", "sentence"), [(429, "is overloaded (429)"), (503, "has a fault (503)")]
+)
+@pytest.mark.parametrize("later", ["Wed, 21 Oct 2099 07:28:00 GMT", "90"])
+def test_a_retry_after_beyond_our_patience_is_an_error_at_once(
+    endpoint: Endpoint, status: int, sentence: str, later: str
+) -> None:
+    backend = endpoint(refuses(status, Retry_After=later), says("late")).backend()
     started = time.monotonic()
 
-    assert "is overloaded (429), tried once" in error_of(backend)
+    assert f"{sentence}, tried once" in error_of(backend)
     assert time.monotonic() - started < 20
+
+
+def test_a_stream_that_says_done_without_a_reason_is_complete(endpoint: Endpoint) -> None:
+    def done(reply: Reply) -> None:
+        reply.stream()
+        reply.say("all ", "of it")
+        reply.block(b"data: [DONE]\n\n")
+        reply.raw(b"0\r\n\r\n")
+
+    assert text_of(endpoint(done).backend()) == "all of it"
+    assert len(endpoint.bodies) == 1
+
+
+def test_ids_of_an_organisation_in_the_environment_are_not_sent(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-of-somebody")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-of-somebody")
+
+    assert text_of(endpoint(says("hello")).backend()) == "hello"
+    assert not [value for value in endpoint.headers[0].values() if "of-somebody" in value]
 
 
 def test_a_connection_lost_before_the_first_text_is_tried_again(endpoint: Endpoint) -> None:
