@@ -10,6 +10,7 @@ conversation begins with what was read for the one before.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,12 +95,9 @@ class SequenceState:
         remaining = self.read - excess
         fixed = self.encoded.fixed
         if fixed is not None and remaining >= fixed and remaining > 0:
-            try:
+            # A sliding window or a recurrent state has overwritten older tokens and refuses.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
                 self.cache.crop(-excess)
-            except (NotImplementedError, RuntimeError, ValueError):
-                # A sliding window or a recurrent state has overwritten older tokens.
-                self.reset()
-            else:
                 if self.read == remaining:
                     return
         self.reset()
