@@ -84,15 +84,32 @@ def check_step(text: str, dialogue: Dialogue) -> tuple[Evidence, ...]:
     return tuple(sorted(passages, key=lambda evidence: (evidence.start, evidence.end)))
 
 
-def invented_quotations(text: str, messages: Sequence[str]) -> tuple[str, ...]:
+def invented_quotations(
+    text: str, messages: Sequence[str], *, exact: bool = False
+) -> tuple[str, ...]:
     """Return the quotations of a text that no message contains.
 
     Args:
         text: Any text, such as the history step of a turn.
-        messages: The messages before it.
+        messages: What was said before it.
+        exact: Compare letter for letter, as evaluations do. Only the case of the first letter is free, since a
+            quotation may begin a sentence or be taken from the beginning of one.
+
+    Example:
+        >>> invented_quotations('They say "My boss" and "my Job".', ["my boss took my job"])
+        ()
+        >>> invented_quotations('They say "My boss" and "my Job".', ["my boss took my job"], exact=True)
+        ('my Job',)
     """
+    quotations = [quotation for _, quotation in _quoted(text)]
+    if exact:
+        return tuple(q for q in quotations if not any(_is_verbatim(q, said) for said in messages))
     folded = [_folded(message) for message in messages]
-    return tuple(quotation for _, quotation in _quoted(text) if _place(quotation, folded) is None)
+    return tuple(q for q in quotations if _place(q, folded) is None)
+
+
+def _is_verbatim(quotation: str, message: str) -> bool:
+    return quotation in message or quotation[:1].swapcase() + quotation[1:] in message
 
 
 def _quotations(text: str, dialogue: Dialogue) -> Iterator[Evidence]:

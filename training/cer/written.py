@@ -20,6 +20,7 @@ from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, 
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.grounding import invented_quotations
 from compeer_core.reasoning import (
     EmotionStep,
     HistoryStep,
@@ -33,7 +34,6 @@ from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer.requests.seeding import generator_for, stable_hash
 from training.data.faces import FACE_CLASSES
 from training.data.pictures import Photos, read_photos
-from training.data.quotations import invented
 
 _log = logging.getLogger(__name__)
 
@@ -143,10 +143,9 @@ class WrittenDialogue(FrozenModel):
             if isinstance(turn, SeekerTurn):
                 messages.append(turn.text)
                 continue
-            for quotation in invented(
-                f"{turn.history}\n{turn.emotion_text}\n{turn.strategy_text}", messages
-            ):
-                raise ValueError(f'"{quotation}" is quoted, but no earlier message contains it')
+            steps = f"{turn.history}\n{turn.emotion_text}\n{turn.strategy_text}"
+            if invented := invented_quotations(steps, messages, exact=True):
+                raise ValueError(f'"{invented[0]}" is quoted, but no earlier message contains it')
         return self
 
     @property

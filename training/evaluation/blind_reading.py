@@ -26,6 +26,7 @@ from compeer_core.cer import Case, CaseUtterance
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from compeer_core.grounding import invented_quotations
 from compeer_core.reasoning import TAGS, read
 from compeer_core.row_files import write_rows
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
@@ -35,7 +36,6 @@ from training.common.fingerprints import digest
 from training.common.run_directory import versions
 from training.data.histories import read_histories
 from training.data.pictures import Pictures
-from training.data.quotations import invented
 from training.data.records import drawn, read_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
@@ -400,7 +400,11 @@ def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
         looping = [float(loops(turn.text)) for turn in own]
         yield _share("repetition rate (4-gram >= 3x)", looping, weights, "by rule", policy)
         exact = [
-            float(not any(invented(turn.text.partition("<reply>")[0], turn.messages)))
+            float(
+                not invented_quotations(
+                    turn.text.partition("<reply>")[0], turn.messages, exact=True
+                )
+            )
             if reading.is_complete
             else math.nan
             for turn, reading in zip(own, readings, strict=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from compeer_core.errors import ConfigError
-from training.data.quotations import invented
+from compeer_core.grounding import invented_quotations
 from training.evaluation import blind_reading
 from training.evaluation.blind_reading import (
     Config,
@@ -102,7 +102,7 @@ def test_rule_metrics_by_hand():
     ],
 )
 def test_quotations_must_match_exactly(text, odd):
-    assert list(invented(text, ["I hate my boss"])) == odd
+    assert list(invented_quotations(text, ["I hate my boss"], exact=True)) == odd
 
 
 def test_first_run_writes_a_blind_sheet_and_second_run_publishes(config, monkeypatch):
