@@ -66,6 +66,8 @@ QUOTA_SPENT = re.compile(r"insufficient_quota|insufficient.{0,10}(credit|balance
 """Marks a 429 that no waiting will cure."""
 
 MAX_ANSWER_BYTES = 1 << 24
+LAST_LINE_BYTES = 4096
+"""How much of the end of an answer is looked at for what the SDK does not report."""
 RESEND_SECONDS = 0.2
 """Pause before a lost answer is requested again."""
 
@@ -206,7 +208,7 @@ class Endpoint:
     async def _inspect(self, response: httpx2.Response) -> None:
         """Limit the size of an answer, and forbid retries that cannot help."""
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _LimitedStream(response.stream, self.name)
+        response.stream = LimitedStream(response.stream, self.name)
         status = response.status_code
         if status not in PASSING_STATUSES and status < 500:
             return
@@ -228,7 +230,7 @@ class Endpoint:
             self._client = None
 
 
-class _LimitedStream(httpx2.AsyncByteStream):
+class LimitedStream(httpx2.AsyncByteStream):
     """The body of an answer, up to `MAX_ANSWER_BYTES`."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, model: str) -> None:
@@ -237,15 +239,16 @@ class _LimitedStream(httpx2.AsyncByteStream):
         self._end = b""
 
     @property
-    def is_done(self) -> bool:
-        """Whether the last event is `[DONE]`, which the SDK reads and does not report."""
-        return self._end.rstrip().endswith(b"[DONE]")
+    def last_line(self) -> str:
+        """The last line so far: the SDK reports neither `[DONE]` nor a line that is not an event."""
+        lines = self._end.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         received = 0
         async for block in self._stream:
             received += len(block)
-            self._end = (self._end + block)[-16:]
+            self._end = (self._end + block)[-LAST_LINE_BYTES:]
             if received > MAX_ANSWER_BYTES:
                 reason = f"sent more than {MAX_ANSWER_BYTES >> 20} MiB"
                 raise EndpointError(f"the model {self._model!r} {reason}", reason)

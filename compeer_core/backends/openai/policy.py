@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from compeer_core.backends.feed import TextFeed
 from compeer_core.backends.openai.client import (
     ChatRequest,
     Endpoint,
+    LimitedStream,
     LostAnswerError,
     chat_messages,
     content_type,
@@ -142,11 +143,20 @@ class _StreamedRequest(ChatRequest):
             self.fail("sent text that is not UTF-8", cause=error)
         except ValueError as error:
             self.fail("sent something that is not JSON", cause=error)
-        stream = response.http_response.stream
-        if self.has_begun and getattr(stream, "is_done", False):
-            self.is_finished = True
         if not self.is_finished:
+            self._read_last_line(response)
+
+    def _read_last_line(self, response: LegacyAPIResponse[Any]) -> None:
+        """Finish an answer whose last event gave no reason, by what the SDK does not report."""
+        stream = response.http_response.stream
+        line = stream.last_line if isinstance(stream, LimitedStream) else ""
+        if line.startswith("{"):  # some servers put a bare error into the stream
+            with suppress(json.JSONDecodeError):
+                if is_error(json.loads(line)):
+                    self.fail_with_reported_error()
+        if not (self.has_begun and line == "data: [DONE]"):
             raise LostAnswerError("ended its answer before it was complete")
+        self.is_finished = True
 
     def _add(self, chunk: Any) -> None:
         if is_error(chunk):

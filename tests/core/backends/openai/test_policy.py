@@ -319,6 +319,25 @@ def test_a_stream_that_says_done_without_a_reason_is_complete(endpoint: Endpoint
     assert len(endpoint.bodies) == 1
 
 
+@pytest.mark.parametrize(
+    ("before", "part"), [((), "reported an error"), (("half",), "in mid-reply")]
+)
+def test_a_bare_error_in_a_stream_is_reported_and_not_tried_again(
+    endpoint: Endpoint, before: tuple[str, ...], part: str
+) -> None:
+    def script(reply: Reply) -> None:
+        reply.stream()
+        reply.say(*before)
+        reply.block(b'{"object": "error", "message": "CUDA"}\n')
+        reply.raw(b"0\r\n\r\n")
+
+    error = error_of(endpoint(script).backend())
+
+    assert part in error
+    assert "CUDA" not in error
+    assert len(endpoint.bodies) == 1
+
+
 def test_ids_of_an_organisation_in_the_environment_are_not_sent(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,20 +463,13 @@ def test_a_broken_stream_keeps_what_came_before(
     assert len(endpoint.bodies) == 1
 
 
-BARE_ERROR = b'{"object": "error", "message": "CUDA"}\n'
-"""Some servers put an error into the stream without "data:", then end it."""
-
-
 @pytest.mark.parametrize("politely", [True, False])
-@pytest.mark.parametrize("data", [b"", BARE_ERROR])
 def test_a_reply_that_is_cut_off_is_not_taken_for_complete(
-    endpoint: Endpoint, politely: bool, data: bytes
+    endpoint: Endpoint, politely: bool
 ) -> None:
     def script(reply: Reply) -> None:
         reply.stream()
         reply.say("half")
-        if data:
-            reply.block(data)
         if politely:
             reply.raw(b"0\r\n\r\n")
         else:
