@@ -14,9 +14,10 @@ is 400 times slower; a test compares the two.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,23 +116,24 @@ def clustered_share(successes: Floats, trials: Floats, weights: Floats) -> Estim
 
 
 def bootstrap_weights(
-    clusters: Sequence[Hashable] | range,
+    clusters: Sequence[Any],
     resamples: int = RESAMPLES,
     seed: int | Sequence[int] = 0,
 ) -> Floats:
     """Draw whole clusters with replacement.
 
     Args:
-        clusters: The cluster of each example, such as its dialogue; `range(n)` makes each example a
-            cluster of its own.
+        clusters: The cluster of each example, such as its dialogue, of one type that can be sorted;
+            `range(n)` makes each example a cluster of its own.
         resamples: Number of resamples.
         seed: Of the draws.
 
     Returns:
         How often each example was drawn, shape (1 + resamples, n); row 0 is the sample itself.
     """
-    _, member = np.unique(np.asarray(clusters), return_inverse=True)
-    count = int(member.max()) + 1
+    place = {cluster: number for number, cluster in enumerate(sorted(set(clusters)))}
+    member = np.array([place[cluster] for cluster in clusters])
+    count = len(place)
     rng = np.random.default_rng(seed)
     times = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
     return np.vstack([np.ones(len(member)), times[:, member]]).astype(np.float64)

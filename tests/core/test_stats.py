@@ -96,6 +96,13 @@ def test_votes_of_one_person_count_as_one_in_the_interval():
 # --- Bootstrap -----------------------------------------------------------------------------------
 
 
+def test_a_pair_may_name_a_cluster():
+    names = ["a", "b", "a", "c"]
+    pairs = [(0, name) for name in names]
+
+    assert np.array_equal(bootstrap_weights(pairs), bootstrap_weights(names))
+
+
 def test_resamples_draw_whole_clusters():
     weights = bootstrap_weights(["a", "b", "a", "c"], resamples=200)
 

@@ -317,6 +317,8 @@ def _verdict_note(
         return texts("compare.agree" if verdict is voted else "compare.disagree")
     if not round_.judge:
         return texts("compare.no_judge")
+    if any(round_.sides[number].progress.judge_failed for number in pair.sides):
+        return texts("compare.judge_failed")
     return texts("compare.no_verdict" if pair.judged else "compare.judge_reads")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
-from compeer_core.errors import InputError, StoreError, VoteRefusedError
+from compeer_core.errors import CheckpointError, InputError, StoreError, VoteRefusedError
 from compeer_core.policy import Controls, Policy
 from compeer_core.taxonomy import Preference
 from compeer_core.turn import TurnDone, TurnRecord, take_turn
@@ -191,6 +191,19 @@ def test_both_sides_are_written_at_the_same_time(anna):
 
     assert both
     assert anna.talk.count('data-state="done"') == 2
+
+
+def test_a_judge_that_cannot_be_loaded_is_named_at_the_reveal(anna, services, monkeypatch):
+    def fail(name: str) -> Judge:
+        raise CheckpointError(f"{name}: damaged")
+
+    monkeypatch.setattr(services.models, "judge", fail)
+    anna.send("hello")
+    aged(anna)
+    anna.vote("both")
+    anna.reveal()
+
+    assert "The judge could not be loaded." in anna.ballot
 
 
 def test_nothing_reveals_the_models_before_the_vote(anna, services):
