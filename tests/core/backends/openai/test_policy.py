@@ -15,22 +15,10 @@ from compeer_core.backends.openai.policy import OpenAIBackend, OpenAICompletion,
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.errors import BackendError, ConfigError, EndpointError, Fault
 from compeer_core.images import Image
-from tests.core.backends.openai.endpoint_server import HASTY, Endpoint, Reply, Script, serving
+from tests.core.backends.openai.endpoint_server import HASTY, Endpoint, Reply, Script
 
 HELLO = (Message("user", ("Hello?",)),)
 PIXEL = Image(b"\x89PNG...", 1, 1)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("COMPEER_API_KEY", raising=False)
 
 
 def opened(

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ from compeer_core.unifireward import (
     StepVerdict,
     Unscorable,
 )
-from tests.core.backends.openai.endpoint_server import HASTY, Endpoint, Reply, Script, serving
+from tests.core.backends.openai.endpoint_server import HASTY, Endpoint, Reply, Script
 from tests.core.example import DIALOGUE, TEXT
 
 HISTORY = (Message("system", ("Judge.",)), Message("user", ("Conversation\nSeeker: Hi\n\n",)))
@@ -44,18 +44,6 @@ IS_IT_SO = Question("Is it so?", VERDICTS)
 WHICH = Question("Which?", PREFERENCES)
 PIXEL = Image(b"\x89PNG...", 1, 1)
 REFERENCE = "Calm down."
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("COMPEER_API_KEY", raising=False)
 
 
 def scorer_at(endpoint: Endpoint, patience: Patience = HASTY, **options: Any) -> OpenAIScorer:
