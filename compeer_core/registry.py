@@ -143,6 +143,7 @@ class SamplingOverrides(FrozenModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     repetition_penalty: float | None = Field(default=None, gt=0)
     max_new_tokens: int | None = Field(default=None, ge=1)
+    exact_quotations: bool | None = None
 
     def applied(self) -> Sampling:
         """Return the resulting sampling."""
@@ -191,6 +192,10 @@ class ModelEntry(FrozenModel):
         kind = self.where.kind
         if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
             raise ValueError(f"an adapter needs a checkpoint, but the source is {self.source!r}")
+        if self.sampling.exact_quotations and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
+            raise ValueError(
+                f"exact_quotations needs a checkpoint, but the source is {self.source!r}"
+            )
         if self.for_replies is not None and self.kind != "judge":
             raise ValueError("reply_source and reply_adapter are only for a judge")
         is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT

@@ -54,6 +54,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "cer written": Stage(
             "training.cer.written", "convert the shipped LLM-written dialogues to CER rows"
         ),
+        "cer mirror": Stage(
+            "training.cer.mirror",
+            "join the shipped LLM-written mirroring turns with their contexts",
+        ),
         "cer rules": Stage(
             "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),

@@ -39,6 +39,8 @@ class Sampling:
         repetition_penalty: 1 is off; above 1, earlier tokens become less probable.
         max_new_tokens: Budget of one turn, over all its parts.
         seed: None uses a random one.
+        exact_quotations: Whether reasoning steps can quote only what a message contains. Only for
+            checkpoints in this process; others ignore it.
 
     Raises:
         ValueError: A value is out of its range.
@@ -49,6 +51,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     max_new_tokens: int = 512
     seed: int | None = None
+    exact_quotations: bool = False
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:

@@ -160,6 +160,7 @@ def test_a_loaded_policy_answers(models: Path) -> None:
         (("openai:http", "opnai:http"), "did you mean 'openai:'"),
         (('name = "taped"', 'name = "a b"'), "models.0.name"),
         (("temperature = 0.0", "temperature = -1"), "models.0.sampling.temperature"),
+        (("temperature = 0.0", "exact_quotations = true"), "exact_quotations needs a checkpoint"),
         (("[[models]]", "[[model]]"), "did you mean 'models'"),
         (('licence = "CC0-1.0"', 'adapter = "lora"'), "an adapter needs a checkpoint"),
         (('licence = "CC0-1.0"', 'verdicts = "parsed"'), "a judge behind an endpoint"),

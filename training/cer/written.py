@@ -10,7 +10,7 @@ turn would then be wrong; `readings` restricts the draw to photos that the tower
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -82,10 +82,9 @@ class SeekerTurn(FrozenModel):
         return value
 
 
-class WrittenTurn(FrozenModel):
+class WrittenSupport(FrozenModel):
     """A supporter turn with its reasoning."""
 
-    role: Literal["assistant"]
     history: str
     stage: Stage
     emotion_text: str
@@ -101,6 +100,16 @@ class WrittenTurn(FrozenModel):
         self.support_turn()
         return self
 
+    def check_quotations(self, messages: Sequence[str]) -> None:
+        """Check that the steps quote only what a message contains.
+
+        Raises:
+            ValueError: A quotation is invented.
+        """
+        steps = f"{self.history}\n{self.emotion_text}\n{self.strategy_text}"
+        if invented := invented_quotations(steps, messages, exact=True):
+            raise ValueError(f'"{invented[0]}" is quoted, but no earlier message contains it')
+
     def support_turn(self) -> SupportTurn:
         """Return the turn as what a policy writes.
 
@@ -115,6 +124,12 @@ class WrittenTurn(FrozenModel):
             ),
             self.reply,
         )
+
+
+class WrittenTurn(WrittenSupport):
+    """A supporter turn of a dialogue."""
+
+    role: Literal["assistant"]
 
 
 class WrittenDialogue(FrozenModel):
@@ -142,10 +157,8 @@ class WrittenDialogue(FrozenModel):
         for turn in self.turns:
             if isinstance(turn, SeekerTurn):
                 messages.append(turn.text)
-                continue
-            steps = f"{turn.history}\n{turn.emotion_text}\n{turn.strategy_text}"
-            if invented := invented_quotations(steps, messages, exact=True):
-                raise ValueError(f'"{invented[0]}" is quoted, but no earlier message contains it')
+            else:
+                turn.check_quotations(messages)
         return self
 
     @property

@@ -40,6 +40,8 @@ class PolicySource(FrozenModel):
     style: Style = "trained"
     temperature: float | None = Field(default=None, ge=0)
     """Replaces the temperature at which an evaluation samples; greedy decoding stays greedy."""
+    exact_quotations: bool = False
+    """Whether reasoning steps can quote only what the seeker wrote."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Answerer:
         """
         if self._policy.temperature is not None and sampling.temperature > 0:
             sampling = replace(sampling, temperature=self._policy.temperature)
+        sampling = replace(sampling, exact_quotations=self._policy.exact_quotations)
         answers = self._generate(
             requests, sampling, None if stored is None else AnswerStore(stored)
         )

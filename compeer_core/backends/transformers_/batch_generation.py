@@ -19,8 +19,9 @@ another size texts may differ where two tokens are equally probable up to roundi
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from compeer_core.backends.protocol import Message, Sampling
+from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
 from compeer_core.backends.transformers_.kv_cache import is_plain, joined
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
@@ -83,6 +85,7 @@ def generate_turns(
     """
     written: list[tuple[Turn, ...] | InputError | BackendError] = []
     readable: list[tuple[int, Encoded]] = []
+    constraints: list[Callable[[], ExactQuotations]] = []
     for place, prompt in enumerate(prompts):
         try:
             encoded, _ = chat.encode_fitting(prompt.messages, sampling.max_new_tokens)
@@ -91,8 +94,12 @@ def generate_turns(
         else:
             written.append(())
             readable.append((place, encoded))
+            constraints.append(partial(chat.quotations, prompt.messages))
     seeds = [prompts[place].seeds for place, _ in readable]
-    turns = generate_encoded(chat, adapter, [e for _, e in readable], seeds, sampling, stop)
+    turns = generate_encoded(
+        *(chat, adapter, [encoded for _, encoded in readable], seeds, sampling, stop),
+        constraints=constraints if sampling.exact_quotations else None,
+    )
     for (place, _), of_prompt in zip(readable, turns, strict=True):
         written[place] = of_prompt
     return written
@@ -105,6 +112,8 @@ def generate_encoded(
     seeds: Sequence[Sequence[int]],
     sampling: Sampling,
     stop: threading.Event,
+    *,
+    constraints: Sequence[Callable[[], ExactQuotations]] | None = None,
 ) -> list[tuple[Turn, ...]]:
     """Generate the turns of encoded prompts; see `generate_turns`.
 
@@ -115,12 +124,18 @@ def generate_encoded(
         seeds: For each prompt, one per turn.
         sampling: For all rows.
         stop: Set it to end early.
+        constraints: For each prompt, makes the constraint of one turn.
     """
     heads: list[_Head] = []
     with torch.inference_mode():
-        for encoded, of_prompt in zip(prompts, seeds, strict=True):
-            if of_prompt:
-                heads.append(_read(chat, adapter, encoded, of_prompt, sampling))
+        for number, (encoded, of_prompt) in enumerate(zip(prompts, seeds, strict=True)):
+            if not of_prompt:
+                continue
+            head = _read(chat, adapter, encoded, of_prompt, sampling)
+            if constraints is not None:
+                for row in head.rows:
+                    row.quotations = constraints[number]()
+            heads.append(head)
         one_batch = all(is_plain(head.cache) for head in heads)
         for batch in [heads] if one_batch else [[head] for head in heads]:
             if batch:
@@ -135,6 +150,7 @@ class _Row:
 
     seed: int
     budget: int
+    quotations: ExactQuotations | None = None
     ids: list[int] = field(default_factory=list)
 
 
@@ -210,12 +226,17 @@ class _Batch:
         running = torch.ones(len(self._rows), dtype=torch.bool, device=self._ids.device)
         while not stop.is_set():
             at = self._length + self._written
+            for logits, row, runs in zip(self._logits, self._rows, running.tolist(), strict=True):
+                if runs and row.quotations is not None:
+                    row.quotations.mask(logits)
             tokens = self._sampler(self._ids[:, :at], self._logits)
             self._ids[:, at] = tokens
             self._written += 1
             for row, token, runs in zip(self._rows, tokens.tolist(), running.tolist(), strict=True):
                 if runs:
                     row.ids.append(token)
+                    if row.quotations is not None:
+                        row.quotations.push(token)
             running &= ~torch.isin(tokens, self._ends) & (self._budgets > self._written)
             left = int(running.sum())
             if not left:

@@ -22,6 +22,7 @@ from transformers import (
 
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import PROBE, ChatTemplate
+from compeer_core.backends.transformers_.exact_quotations import ExactQuotations, TokenTexts
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
 from compeer_core.backends.transformers_.tokens import LabelTokens, control_tokens
@@ -62,6 +63,7 @@ class ChatModel:
         self.label_tokens = LabelTokens(name, self.template, self.tokenizer)
         self.adapted: Any = None
         self._active: str | None = None
+        self._token_texts: TokenTexts | None = None
         self._offset_modules = [m for m in model.modules() if "rope_deltas" in vars(m)]
         config = model.config.get_text_config()
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
@@ -241,6 +243,14 @@ class ChatModel:
             f"{self.name} reads at most {room} tokens here, this makes {length}",
             "message_too_long",
             {"limit": fitting, "length": len(text)},
+        )
+
+    def quotations(self, messages: Sequence[Message]) -> ExactQuotations:
+        """Return the constraint of a turn that may quote the user's messages."""
+        if self._token_texts is None:
+            self._token_texts = TokenTexts(self.name, self.tokenizer)
+        return ExactQuotations(
+            self._token_texts, [message.text for message in messages if message.role == "user"]
         )
 
     # --- the weights ---------------------------------------------------------------------------

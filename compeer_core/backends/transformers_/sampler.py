@@ -12,18 +12,26 @@ from transformers import (
 )
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
 
 
 class Sampler(LogitsProcessor):
-    """Draws the next token and masks all others: temperature, top-p, repetition penalty, seed.
+    """Draws the next token and masks all others: quotations, temperature, top-p, penalty, seed.
 
     The steps are the library's, in the order of `generate`. They form one processor because the
     draw uses the turn's own generator, and because `generate` inspects the signature of every
     processor for every token.
     """
 
-    def __init__(self, sampling: Sampling, placeholder: int | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        placeholder: int | None,
+        device: torch.device,
+        quotations: ExactQuotations | None = None,
+    ) -> None:
         self._placeholder = placeholder
+        self._quotations = quotations
         self._chain: list[LogitsProcessor] = []
         self._generator: torch.Generator | None = None
         if sampling.repetition_penalty != 1:
@@ -44,6 +52,8 @@ class Sampler(LogitsProcessor):
         if self._placeholder is not None:
             # An image that the model invents could not be given to it as input.
             scores[:, self._placeholder] = -torch.inf
+        if self._quotations is not None:
+            self._quotations.mask(scores[0])
         for step in self._chain:
             scores = step(input_ids, scores)
         if self._generator is None:

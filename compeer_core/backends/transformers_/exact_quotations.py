@@ -1,0 +1,129 @@
+"""Constrained decoding of quotations: a reasoning step can only quote what a message contains.
+
+Between two double quotation marks, the next token must continue a passage of a message, and the closing mark may
+follow only at the end of a word. So quotations are exact by construction, whatever the model prefers. The reply is
+not constrained: it may put words into quotation marks that the seeker could say.
+
+The constraint needs a byte-level tokenizer, where the text of a token does not depend on its neighbours.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from compeer_core.backends.transformers_.tokens import REPLACEMENT
+from compeer_core.errors import ConfigError
+
+MARK = '"'
+_REPLY = "<reply>"
+_CLOSER = re.compile(r'[.,!?]?"[^"\w]*')
+_PASSAGES = re.compile(r'["\n]+')
+
+
+class TokenTexts:
+    """The text of each token of a vocabulary, and the tokens that may open or close a quotation."""
+
+    def __init__(self, name: str, tokenizer: Any) -> None:
+        """Decode all tokens, one by one.
+
+        Raises:
+            ConfigError: The tokenizer is not byte-level.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if "ByteLevel" not in str(getattr(backend, "decoder", "")):
+            raise ConfigError(
+                f"{name}: exact_quotations needs a byte-level tokenizer; remove the key from its entry"
+            )
+        ids = range(len(tokenizer))
+        self.texts: tuple[str, ...] = tuple(
+            tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+        )
+        self.by_text: dict[str, int] = {}
+        for token, text in enumerate(self.texts):
+            if text and REPLACEMENT not in text and MARK not in text:
+                self.by_text.setdefault(text, token)
+        self.longest = max(map(len, self.by_text), default=0)
+        marks = [token for token, text in enumerate(self.texts) if MARK in text]
+        self.marks = torch.tensor(marks, dtype=torch.long)
+        self.not_opening = torch.tensor(
+            [t for t in marks if self.texts[t].count(MARK) > 1 or not self.texts[t].endswith(MARK)],
+            dtype=torch.long,
+        )
+        self.closing = [token for token in marks if _CLOSER.fullmatch(self.texts[token])]
+
+
+class ExactQuotations:
+    """The constraint of one turn. It is told of every token, and masks the logits of the next one."""
+
+    def __init__(self, vocabulary: TokenTexts, messages: Sequence[str]) -> None:
+        """Begin a turn.
+
+        Args:
+            vocabulary: Of the model.
+            messages: What may be quoted.
+        """
+        self._vocabulary = vocabulary
+        self._passages = [p for message in messages for p in _PASSAGES.split(message) if p.strip()]
+        self._quotation: str | None = None
+        self._tail = ""
+        self._in_reply = False
+
+    def push(self, token: int) -> None:
+        """Take a token that was generated."""
+        texts = self._vocabulary.texts
+        self._read(texts[token] if token < len(texts) else "")  # models may pad their vocabulary
+
+    def write(self, text: str) -> None:
+        """Take text that was not generated; a quotation that it leaves open is not constrained."""
+        self._read(text)
+        self._quotation = None
+
+    def mask(self, scores: torch.Tensor) -> None:
+        """Set the logits of tokens that would break a quotation to minus infinity.
+
+        Args:
+            scores: Logits of the next token, shape (vocabulary,); modified.
+        """
+        if self._in_reply:
+            return
+        if self._quotation is None:
+            known = self._vocabulary
+            scores[known.not_opening if self._passages else known.marks] = -torch.inf
+            return
+        allowed = torch.tensor(self._allowed(self._quotation), device=scores.device)
+        kept = scores[allowed]
+        scores.fill_(-torch.inf)
+        scores[allowed] = kept
+
+    def _read(self, text: str) -> None:
+        for character in text:
+            if self._in_reply:
+                return
+            self._tail = (self._tail + character)[-len(_REPLY) :]
+            if self._tail == _REPLY:
+                self._in_reply, self._quotation = True, None
+            elif character == MARK:
+                self._quotation = "" if self._quotation is None else None
+            elif self._quotation is not None:
+                self._quotation += character
+
+    def _allowed(self, quotation: str) -> list[int]:
+        """Return the tokens that may follow; at least one."""
+        allowed: set[int] = set()
+        can_close = False
+        for passage in self._passages:
+            at = passage.find(quotation)
+            while at >= 0:
+                rest = passage[at + len(quotation) :]
+                if quotation or at == 0 or not passage[at - 1].isalnum():
+                    for length in range(1, min(self._vocabulary.longest, len(rest)) + 1):
+                        token = self._vocabulary.by_text.get(rest[:length])
+                        if token is not None and (quotation or not rest[0].isspace()):
+                            allowed.add(token)
+                    can_close |= bool(quotation.strip()) and not rest[:1].isalnum()
+                at = passage.find(quotation, at + 1) if at < len(passage) else -1
+        if can_close or not allowed:
+            allowed.update(self._vocabulary.closing)
+        return sorted(allowed)
