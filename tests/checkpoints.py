@@ -61,9 +61,9 @@ CORPUS = (
 )
 
 
-def train_tokenizer(
-    special: Iterable[str], end_of_turn: str, padding: str, vocabulary_size: int = 700
-) -> PreTrainedTokenizerFast:
+def train_bpe(
+    special: Iterable[str], vocabulary_size: int = 700, documents: Iterable[str] = CORPUS
+) -> Tokenizer:
     """Train a byte-level BPE in which tags and verdict words are single added tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,12 +74,22 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(CORPUS, trainer)
+    bpe.train_from_iterator(documents, trainer)
     bpe.add_tokens(
         [AddedToken(word, special=False, normalized=False) for word in (*TAGS, *VERDICT_WORDS)]
     )
+    return bpe
+
+
+def train_tokenizer(
+    special: Iterable[str], end_of_turn: str, padding: str
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a tiny checkpoint."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=end_of_turn, pad_token=padding, model_max_length=512
+        tokenizer_object=train_bpe(special),
+        eos_token=end_of_turn,
+        pad_token=padding,
+        model_max_length=512,
     )
 
 

@@ -1,17 +1,18 @@
 """A recipe: several stages in order, `python -m training run <recipe.toml>`.
 
 ```toml
-output = "runs/nano"          # receives a marker file per finished stage
+output = "runs/small"         # receives a marker file per finished stage
 data_dir = "corpora"          # passed to every stage that has this key
 
 [[stage]]
-name = "tokenizer"
-config = "nano/tokenizer.toml"   # relative to the recipe
+name = "cer rules"
+config = "cer_rules.toml"     # relative to the recipe
+set = ["esconv={data_dir}/esconv"]
 
 [[stage]]
-name = "pretrain"
-config = "nano/pretrain.toml"
-set = ["steps=200", "tokenizer={output}/tokenizer"]
+name = "sft adapter"
+config = "sft_adapter_esconv.toml"
+set = ["steps=200", 'records=["{output}/rules/rows.jsonl"]']
 ```
 
 In `set`, `{output}` and `{data_dir}` expand to the recipe's values, so one `--set` relocates a whole

@@ -61,13 +61,11 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "cer rules": Stage(
             "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),
-        "tokenizer": Stage("training.nano.tokenizer", "train the tokenizer of COMPEER-nano"),
-        "pretrain": Stage("training.nano.pretrain", "pre-train COMPEER-nano on English text"),
         "vision teacher": Stage(
             "training.vision.teacher", "train the CNN that the image tower is distilled from"
         ),
         "vision": Stage(
-            "training.vision.train", "train the image tower of COMPEER-nano on facial expressions"
+            "training.vision.train", "train the image tower of a small model on facial expressions"
         ),
         "base": Stage("training.base.build", "build the base of COMPEER-small from a GGUF file"),
         "base tower": Stage(
@@ -75,10 +73,6 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         ),
         "encoder": Stage(
             "training.encoder.distil", "distil the sentence encoder of the redundancy terms"
-        ),
-        "sft dialogues": Stage(
-            "training.sft.dialogues",
-            "fine-tune a small policy on whole dialogues with a shared prefix",
         ),
         "sft adapter": Stage(
             "training.sft.adapter", "train a LoRA adapter on a small base, one dialogue per row"

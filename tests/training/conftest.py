@@ -33,16 +33,17 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer(small_corpora: Path) -> "PreTrainedTokenizerFast":
-    """COMPEER-nano's tokenizer with a small vocabulary."""
+    """A byte-level BPE of 600 tokens, with a chat template."""
+    from tests.checkpoints import train_bpe
     from training.data.corpus import Source, SourceKind, mixed_documents
-    from training.finetune.chat_tokens import label_lines
-    from training.nano.tokenizer import train_tokenizer
+    from training.finetune.chat_tokens import SPECIAL_TOKENS, chat_tokenizer, label_lines
 
     sources = [
         Source(path="esconv/train.txt.gz", kind=SourceKind.ESCONV),
         Source(path="english/dailydialog.txt.gz", kind=SourceKind.DIALOGUE),
     ]
-    return train_tokenizer([*mixed_documents(small_corpora, sources, 0), *label_lines()], 600, 2048)
+    documents = [*mixed_documents(small_corpora, sources, 0), *label_lines()]
+    return chat_tokenizer(train_bpe(SPECIAL_TOKENS, 600, documents), 2048)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`configs/smoke.toml`: every stage of COMPEER-nano, end to end on small corpora."""
+"""`configs/smoke.toml`: the stages from the image tower to GRPO, end to end on small corpora."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
+def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     repository: Path,
     small_corpora: Path,
     tmp_path: Path,
@@ -37,11 +37,10 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     assert not output.exists()
     assert main(command) == 0
 
-    for stage in ("pretrain", "sft", "reward"):
+    for stage in ("sft", "reward"):
         rows = (output / stage / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         losses = [row["loss"] for row in map(json.loads, rows) if "loss" in row]
-        # 600 tokens after little training: ln 600 = 6.4
-        assert all(4 < loss < 8 for loss in losses), (stage, losses)
+        assert losses and all(0 < loss < 8 for loss in losses), (stage, losses)
     assert (output / "rules" / "rows.jsonl").is_file()
     for split in SPLITS:
         assert (output / "cer" / f"{split}.jsonl").is_file()
@@ -64,4 +63,4 @@ def test_the_smoke_recipe_runs_from_the_tokenizer_to_grpo(
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 10
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 7

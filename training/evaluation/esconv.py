@@ -29,7 +29,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
-from compeer_core.row_files import json_lines, parse_json, write_rows
+from compeer_core.row_files import write_rows
 from compeer_core.stats import wilson
 from training.common import results
 from training.common.run_directory import versions
@@ -80,10 +80,6 @@ class Config(FrozenModel):
     """Number of turns in `replies.md`."""
     tower: Path | None = None
     """`vision.json` of the vision stage, whose accuracy is included."""
-    pretraining: Path | None = None
-    """`metrics.jsonl` of the pre-training run, whose last validation loss is included."""
-    pretraining_tokens: int = 48 * 512
-    """Number of tokens of that loss: `validation_blocks` times `block_size`."""
     at_once: int = Field(default=16, gt=0)
     """Batch size in turns."""
     device: str | None = None
@@ -243,16 +239,6 @@ def training_metrics(config: Config) -> Iterator[results.Metric]:
         right = wilson(round(report["validation_accuracy"] * n), n)
         of, about = "image tower alone", "expressions of validation photos, 7 classes"
         yield results.measured("accuracy", right, unit="%", of=of, about=about)
-    if config.pretraining is not None:
-        rows = [parse_json(where, line) for where, line in json_lines(config.pretraining)]
-        losses = [row for row in rows if "validation_loss" in row]
-        yield results.Metric(
-            name="NLL, nats/token",
-            value=losses[-1]["validation_loss"],
-            n=config.pretraining_tokens,
-            of="after pre-training",
-            about="loss on ESConv's validation dialogues",
-        )
 
 
 # --- output files ------------------------------------------------------------------------------

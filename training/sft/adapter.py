@@ -68,22 +68,17 @@ from training.sft.tokenise import SampleReader
 _log = logging.getLogger(__name__)
 
 
-class DialogueConfig(Schedule):
-    """What both stages that train on whole dialogues read and write."""
+class Config(Schedule):
+    """`[sft adapter]`: rows, base and schedule. Of the learning rates only `adamw_lr` is used."""
 
     records: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows. Training uses the train split, validation the valid split."""
     base: Path
     """Checkpoint to start from, a Qwen2.5-VL."""
     output: Path
-    """Run directory, which receives `adapter` or `model`."""
+    """Run directory, which receives `adapter`."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
-
-
-class Config(DialogueConfig):
-    """`[sft adapter]`: rows, base and schedule. Of the learning rates only `adamw_lr` is used."""
-
     start: Path | None = None
     """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)

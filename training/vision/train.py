@@ -49,7 +49,7 @@ class Config(PhotoSchedule):
     """`[vision]`: checkpoint, photos and schedule."""
 
     model: Path
-    """Checkpoint whose tower is trained, such as `runs/nano/pretrain/model`. The run directory's `model`
+    """Checkpoint whose tower is trained, such as `assets/checkpoints/compeer-nano`. The run directory's `model`
     is this checkpoint with the trained tower and an image processor."""
     muon_lr: float = 0.01
     """Learning rate of the matrices of the tower's layers."""
@@ -164,7 +164,7 @@ def _targets(photos: Tensor, labels: Tensor, teacher: nn.Module | None, config: 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Train the tower for `config.steps` steps, or resume a run; Ctrl-C saves first."""
     if not (config.model / "config.json").is_file():
-        raise ConfigError(f"{config.model}: not a checkpoint (the pretrain stage writes it)")
+        raise ConfigError(f"{config.model}: not a checkpoint")
     faces = read_faces(config.faces)
     model = load_model(config.model, torch.float32)
     sizes: Any = model.config

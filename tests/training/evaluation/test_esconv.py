@@ -168,7 +168,6 @@ def config(tmp_path: Path) -> Config:
     ]
     other_split = record(9, "valid").model_copy(update={"first": rows[0].first})
     write_rows(tmp_path / "rows.jsonl", [*rows, other_split])
-    (tmp_path / "metrics.jsonl").write_text('{"validation_loss": 3.2}\n', encoding="utf-8")
     (tmp_path / "vision.json").write_text(
         json.dumps({"validation_photos": 10, "validation_accuracy": 0.4}), encoding="utf-8"
     )
@@ -181,7 +180,6 @@ def config(tmp_path: Path) -> Config:
         perplexity_turns=2,
         printed=2,
         tower=tmp_path / "vision.json",
-        pretraining=tmp_path / "metrics.jsonl",
         folder=tmp_path / "run",
         output=tmp_path / "results",
         device="cpu",
