@@ -58,6 +58,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.cer.mirror",
             "join the shipped LLM-written mirroring turns with their contexts",
         ),
+        "cer flawed": Stage(
+            "training.cer.flawed",
+            "convert the shipped flawed variants to judged CER rows",
+        ),
         "cer rules": Stage(
             "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),
