@@ -120,12 +120,14 @@ def _estimated(values: Floats) -> Estimate | None:
 class Unsettled(StrEnum):
     """Why an item has no label."""
 
+    NEEDS_FIRST = "needs_first"
+    """Nobody has answered."""
     NEEDS_SECOND = "needs_second"
     """Fewer than two people have answered."""
     NEEDS_THIRD = "needs_third"
     """Two people differ, and no third has decided."""
     NO_CONSENSUS = "no_consensus"
-    """Three people gave three labels; the item is dropped."""
+    """Three people gave three labels, or two models two; the item is dropped."""
 
 
 @dataclass(frozen=True)

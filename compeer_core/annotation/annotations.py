@@ -171,6 +171,16 @@ class Opinions:
             return Unsettled.NEEDS_SECOND
         return adjudicate(answers[0], answers[1], answers[2] if len(answers) > 2 else None)
 
+    @property
+    def outcome_of_readers(self) -> Consensus[Answer] | Unsettled:
+        """The answer of the model, or of all models, that read the item; dropped where two differ."""
+        answers = set(self.latest.values())
+        if not answers:
+            return Unsettled.NEEDS_FIRST
+        if len(answers) > 1:
+            return Unsettled.NO_CONSENSUS
+        return Consensus(answers.pop(), adjudicated=False)
+
 
 def opinions(annotations: Iterable[Annotation], question: Part) -> Opinions:
     """Return the answers to a question about one item.
@@ -206,7 +216,9 @@ def by_item(annotations: Iterable[Annotation]) -> dict[str, list[Annotation]]:
     return items
 
 
-def labelled(record: CerRecord, answers: Mapping[Part, Opinions]) -> CerRecord | None:
+def labelled(
+    record: CerRecord, answers: Mapping[Part, Opinions], *, by_models: bool = False
+) -> CerRecord | None:
     """Return a row with the settled labels; None if no question is settled.
 
     Each question is settled independently: a row may have two steps and no preference.
@@ -215,28 +227,29 @@ def labelled(record: CerRecord, answers: Mapping[Part, Opinions]) -> CerRecord |
         record: The unlabelled row, with replies in the item's order. The steps are those of the first
             reply that has a turn.
         answers: By question, without those that were not asked.
+        by_models: The annotators are models (`Opinions.outcome_of_readers`), not people.
     """
-    settled = {
-        part: outcome
+    outcomes = {
+        part: each.outcome_of_readers if by_models else each.outcome
         for part, each in answers.items()
-        if isinstance(outcome := each.outcome, Consensus)
     }
+    settled = {part: each for part, each in outcomes.items() if isinstance(each, Consensus)}
     if not settled:
         return None
 
-    def people(parts: Iterable[Part]) -> DecidedBy:
+    def deciders(parts: Iterable[Part]) -> DecidedBy:
         names = {
             name
             for part in parts
             for name, answer in list(answers[part].latest.items())[:3]
             if answer == settled[part].label
         }
-        return DecidedBy(kind="people", name=", ".join(sorted(names)))
+        return DecidedBy(kind="model" if by_models else "people", name=", ".join(sorted(names)))
 
     fields: dict[str, object] = {name: getattr(record, name) for name in CerRecord.model_fields}
     if Part.REPLY in settled:
         fields["preference"] = settled[Part.REPLY].label
-        fields["preference_by"] = people([Part.REPLY])
+        fields["preference_by"] = deciders([Part.REPLY])
     steps = [part for part in STEPS if part in settled]
     if steps:
         judged = "first" if record.first.turn is not None else "second"
@@ -244,7 +257,7 @@ def labelled(record: CerRecord, answers: Mapping[Part, Opinions]) -> CerRecord |
             getattr(record, judged).model_dump()
             | {
                 "steps": tuple(settled[part].label if part in settled else None for part in STEPS),
-                "steps_by": people(steps),
+                "steps_by": deciders(steps),
             }
         )
     # unlike model_copy, this validates the combination

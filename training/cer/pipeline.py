@@ -3,9 +3,10 @@
     python -m training cer training/configs/silver.toml --set data_dir=PATH
     python -m training cer training/configs/cer_full.toml --dry-run
 
-Two routes share their first steps. ``annotation.mode = "people"`` is the paper's route: generators
-write turns, two annotators judge them, and a third adjudicates. ``"silver"`` needs no annotators: a
-published rule compares the turns with the human labels of the corpus (`training.cer.silver.dataset`).
+Three routes share their first steps. ``annotation.mode = "people"`` is the paper's route: generators
+write turns, two annotators judge them, and a third adjudicates. ``"reader"`` asks a language model
+instead, outside this program, through the same files. ``"silver"`` needs no annotators: a published rule
+compares the turns with the human labels of the corpus (`training.cer.silver.dataset`).
 
 ```text
 collect     steps/dialogues.jsonl                     every corpus in one format, with splits
@@ -13,8 +14,8 @@ leaks       steps/clean.jsonl                         train without what repeats
 filter      steps/kept.jsonl                          rules, then a generator
 cases       steps/cases.jsonl                         rounds sampled by Eq. 1
 generate    steps/turns.jsonl                         turns with reasoning, by one or more models
-items       annotation/items.jsonl                    people: what annotators see; the run waits here
-settle      steps/labelled.jsonl                      people: labels on which two annotators agree
+items       annotation/items.jsonl                    people, reader: what annotators see; the run waits here
+settle      steps/labelled.jsonl                      people, reader: labels on which annotators agree
 silver      steps/labelled.jsonl                      silver: labels by the rule
 mixed       mixed.jsonl                               silver: turns of recombined steps, for training
 split       train.jsonl, valid.jsonl, test.jsonl
@@ -157,7 +158,7 @@ class _Pipeline:
         """Run all steps in order."""
         self.prepare()
         self.generate()
-        if self.config.annotation.mode == "people":
+        if self.config.annotation.mode != "silver":
             self.ask_people()
         else:
             self.apply_rule()
@@ -335,8 +336,9 @@ class _Pipeline:
                 desk / "needs.jsonl",
                 path("unsettled"),
                 seed=config.seed,
+                by_models=config.annotation.mode == "reader",
             ),
-            settings={"seed": config.seed},
+            settings={"seed": config.seed, "mode": config.annotation.mode},
             inputs=[path("items_key"), *files],
             outputs=[path("labelled"), desk / "needs.jsonl", path("unsettled")],
         )

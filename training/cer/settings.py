@@ -52,8 +52,9 @@ class Roles(FrozenModel):
 class AnnotationSettings(FrozenModel):
     """Who labels the turns."""
 
-    mode: Literal["people", "silver"] = "silver"
-    """`people`: annotators, with answers from files. `silver`: the published rule."""
+    mode: Literal["people", "reader", "silver"] = "silver"
+    """`people`: annotators, with answers from files. `reader`: the same files, filled in by a language
+    model, whose single answer is enough. `silver`: the published rule."""
     files: tuple[Path, ...] = ()
     """Annotators' answers, CSV or JSON lines, in addition to `annotation/answers` of the run."""
     wait: bool = True

@@ -10,6 +10,9 @@ joins answers and key. It can run at any time: it writes the settled rows and li
 second or third annotator.
 
 Each question is settled separately: a row may have two steps and no preference.
+
+A model can answer instead of people (`by_models`). One reading is then enough; of items that were read
+twice, to measure agreement, those keep a label on which both readings agree.
 """
 
 import logging
@@ -23,6 +26,7 @@ from compeer_core.annotation.annotations import (
     QUESTIONS,
     Annotation,
     AnnotationItem,
+    Answer,
     ItemKey,
     Opinions,
     agreement,
@@ -151,6 +155,7 @@ def settle(
     dropped: Path,
     *,
     seed: int = 0,
+    by_models: bool = False,
 ) -> StepReport:
     """Write the rows that annotators agree on, by the paper's rule, and report their agreement.
 
@@ -163,11 +168,12 @@ def settle(
         needs: Receives `Need` rows.
         dropped: Receives `DroppedAnswer` rows.
         seed: The seed of the confidence intervals.
+        by_models: The annotators are models.
 
     Raises:
         ConfigError: A file is missing or has an invalid value.
     """
-    settling = _Settling(annotations, seed)
+    settling = _Settling(annotations, seed, by_models)
     written = write_rows(output, settling.records(key))
     write_rows(needs, settling.needs)
     write_rows(dropped, settling.dropped)
@@ -177,13 +183,14 @@ def settle(
 class _Settling:
     """Reads the items once and collects what is open, dropped and counted."""
 
-    def __init__(self, paths: Iterable[Path], seed: int) -> None:
+    def __init__(self, paths: Iterable[Path], seed: int, by_models: bool) -> None:
         self.needs: list[Need] = []
         self.dropped: list[DroppedAnswer] = []
         self._figures: Counter[str] = Counter()
         self._by_corpus: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._items = 0
         self._seed = seed
+        self._by_models = by_models
         self._answers = by_item(self._without_repetition(paths))
         self._used: list[Annotation] = []
 
@@ -220,17 +227,20 @@ class _Settling:
         by_question = {part: opinions(answers, part) for part in questions}
         self._note_open(item, by_question, answers)
         for part, each in by_question.items():
-            if isinstance(each.outcome, Consensus):
+            if isinstance(outcome := self._outcome(each), Consensus):
                 self._figures[f"{part}: settled"] += 1
-                self._figures[f"{part}: adjudicated"] += each.outcome.adjudicated
-        return labelled(item.record(), by_question)
+                self._figures[f"{part}: adjudicated"] += outcome.adjudicated
+        return labelled(item.record(), by_question, by_models=self._by_models)
+
+    def _outcome(self, answers: Opinions) -> Consensus[Answer] | Unsettled:
+        return answers.outcome_of_readers if self._by_models else answers.outcome
 
     def _note_open(
         self, item: ItemKey, by_question: Mapping[Part, Opinions], answers: list[Annotation]
     ) -> None:
         waiting: dict[Part, Unsettled] = {}
         for part, each in by_question.items():
-            outcome = each.outcome
+            outcome = self._outcome(each)
             if outcome is Unsettled.NO_CONSENSUS:
                 self._by_corpus[item.case.corpus][f"{part}: {NO_MAJORITY}"] += 1
                 self.dropped.append(

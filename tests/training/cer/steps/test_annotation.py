@@ -331,3 +331,39 @@ def test_every_question_is_settled_open_or_dropped(desk, rows):
         assert record.preference is not None or any(c.steps for c in record.candidates)
         for by in (record.preference_by, *(c.steps_by for c in record.candidates)):
             assert by is None or (by.kind == "people" and by.name.count(",") >= 1)
+
+
+# --- models as annotators ------------------------------------------------------------------------
+
+
+def test_one_model_is_enough_and_two_that_differ_give_no_label(desk):
+    # item  question    first  again  outcome
+    # i0    history     T      T      True
+    #       emotion     F             False
+    #       strategy    T      F      dropped
+    #       reply       2nd           second
+    # i1    nobody                    needs a first
+    write_annotations(
+        desk / "a.jsonl",
+        [
+            said("i0", "reader-1", 0, "TFT", "second"),
+            said("i0", "reader-2", 1, "T-F"),
+        ],
+    )
+    outputs = [desk / f"{name}.jsonl" for name in ("cer", "needs", "dropped")]
+
+    report = settle(desk / "key.jsonl", [desk / "a.jsonl"], *outputs, by_models=True)
+
+    (record,) = read_records(outputs[0], CerRecord)
+    assert record.second.steps == (True, False, None)
+    assert record.second.steps_by.kind == "model"
+    assert record.preference is Preference.SECOND
+    assert (record.preference_by.kind, record.preference_by.name) == ("model", "reader-1")
+    needs = list(read_records(outputs[1], Need))
+    assert {need.item_id for need in needs} == {"i1", "i2"}
+    assert {outcome for need in needs for outcome in need.questions.values()} == {
+        Unsettled.NEEDS_FIRST
+    }
+    (dropped,) = read_records(outputs[2], DroppedAnswer)
+    assert (dropped.question, dropped.item_id) == (Part.STRATEGY, "i0")
+    assert [report.figures[f"{part}: raw"] for part in (Part.HISTORY, Part.STRATEGY)] == [1.0, 0.0]
