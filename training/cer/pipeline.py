@@ -230,12 +230,15 @@ class _Pipeline:
             outputs=[path("cases")],
         )
 
-    def _draw_sources(self, count: int) -> None:
+    def _draw_sources(self, count: int | Mapping[Split, int]) -> None:
         config, path = self.config, self.path
         self.steps.run(
             "trial",
             lambda: subset.draw_sources(path("dialogues"), path("trial"), count, config.seed),
-            settings={"sources_per_split": count, "seed": config.seed},
+            settings={
+                "sources_per_split": count if isinstance(count, int) else {**count},
+                "seed": config.seed,
+            },
             inputs=[path("dialogues")],
             outputs=[path("trial")],
         )

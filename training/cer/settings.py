@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from compeer_core.backends.openai.settings import KEY_VARIABLES
+from compeer_core.cer import Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.registry import SourceKind
@@ -99,8 +100,9 @@ class Config(FrozenModel):
     """Files of role cards in ESC-Eval's layout. Their source dialogues are removed from `train`."""
     faces: str | None = None
     """The packed folder of faces; needed for `cases.face_share`."""
-    sources_per_split: int | None = Field(default=None, ge=1)
-    """Use a subset: at most this many source dialogues of each split, in all their layouts."""
+    sources_per_split: PositiveInt | Mapping[Split, PositiveInt] | None = None
+    """Use a subset: at most this many source dialogues of each split, in all their layouts; or a number
+    for each split (`{ train = 190, valid = 38 }`, none of the others)."""
     leaks: DecontaminationSettings = DecontaminationSettings()
     """When a train dialogue repeats a held-out one."""
     filter: FilterSettings = FilterSettings()

@@ -5,9 +5,10 @@ Sources are drawn for each split, so that all layouts of a dialogue stay togethe
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from compeer_core.cer import Split
 from compeer_core.row_files import write_rows
 from training.cer.records import SourceDialogue, StepReport
 from training.cer.requests.seeding import stable_hash
@@ -16,17 +17,21 @@ from training.data.records import read_records
 NOT_DRAWN = "not in the subset"
 
 
-def draw_sources(source: Path, output: Path, per_split: int, seed: int) -> StepReport:
+def draw_sources(
+    source: Path, output: Path, per_split: int | Mapping[Split, int], seed: int
+) -> StepReport:
     """Copy the dialogues of `per_split` sources of each split.
 
     Args:
         source: `SourceDialogue` rows with splits.
         output: Receives the rows of the drawn sources, in order.
-        per_split: The number of sources; all if there are fewer.
+        per_split: The number of sources, of each split or by split; all if there are fewer, none of a
+            split that is not named.
         seed: The seed of the draw.
     """
     smallest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     seen: set[int] = set()
+    limits: Mapping[str, int] = {} if isinstance(per_split, int) else {**per_split}
     for row in read_records(source, SourceDialogue):
         draw = stable_hash(str(seed), "trial", row.corpus, row.source_id)
         if draw in seen:
@@ -34,7 +39,9 @@ def draw_sources(source: Path, output: Path, per_split: int, seed: int) -> StepR
         seen.add(draw)
         heap = smallest[row.split or ""]
         heapq.heappush(heap, (-draw, row.source_id))
-        if len(heap) > per_split:
+        if len(heap) > (
+            per_split if isinstance(per_split, int) else limits.get(row.split or "", 0)
+        ):
             heapq.heappop(heap)
     drawn = {source_id for heap in smallest.values() for _, source_id in heap}
     dropped: Counter[str] = Counter()
