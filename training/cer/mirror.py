@@ -8,7 +8,7 @@ turn and does not contain it, as ESConv's licence differs from ours. This stage 
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -30,8 +30,8 @@ _DRAW = re.compile(r"~\d+(?=#\d+$)")
 class Config(FrozenModel):
     """`[cer mirror]`: the turns and the rows that hold their contexts."""
 
-    turns: Path
-    """The turns: JSON lines, compressed with gzip."""
+    turns: tuple[Path, ...] = Field(min_length=1)
+    """Files of turns: JSON lines, compressed with gzip."""
     contexts: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows, written by `cer written` and `cer rules`. A turn without a row is dropped and counted."""
     output: Path
@@ -73,7 +73,7 @@ def mirror_rows(config: Config) -> Iterator[CerRecord]:
                 yield _answered(record.case, *turns[context])
     if len(missing) == len(turns):
         raise ConfigError(
-            f"{config.turns}: none of {len(turns)} contexts is in {', '.join(map(str, config.contexts))}; name the "
+            f"{', '.join(map(str, config.turns))}: none of {len(turns)} contexts is in {', '.join(map(str, config.contexts))}; name the "
             "rows that `cer written` and `cer rules` wrote"
         )
     if missing:
@@ -85,18 +85,20 @@ def context_of(case: Case) -> str:
     return _DRAW.sub("", case.id)
 
 
-def _read_turns(path: Path) -> dict[str, tuple[str, MirrorTurn]]:
-    """Return each turn and its place in the file, by context."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file (shipped as assets/cer/mirror.jsonl.gz)")
+def _read_turns(paths: Sequence[Path]) -> dict[str, tuple[str, MirrorTurn]]:
+    """Return each turn and its place in the files, by context."""
     turns: dict[str, tuple[str, MirrorTurn]] = {}
-    for where, line in json_lines(path):
-        turn = parse_row(MirrorTurn, where, line)
-        if turn.context in turns:
-            raise ConfigError(
-                f"{where}: context {turn.context} already has a turn, in {turns[turn.context][0]}; delete one"
-            )
-        turns[turn.context] = (where, turn)
+    for path in paths:
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file (shipped as assets/cer/mirror.jsonl.gz)")
+        for where, line in json_lines(path):
+            turn = parse_row(MirrorTurn, where, line)
+            if turn.context in turns:
+                first = turns[turn.context][0]
+                raise ConfigError(
+                    f"{where}: context {turn.context} already has a turn, in {first}; delete one"
+                )
+            turns[turn.context] = (where, turn)
     return turns
 
 

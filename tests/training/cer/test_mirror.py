@@ -15,7 +15,7 @@ from training.cer import mirror
 from training.cer.mirror import Config, MirrorTurn, mirror_rows
 from training.data.records import read_records
 
-SHIPPED = Path(__file__).resolve().parents[3] / "assets" / "cer" / "mirror.jsonl.gz"
+ASSETS = Path(__file__).resolve().parents[3] / "assets" / "cer"
 
 
 def case(name: str, *messages: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def pack(folder: Path, *turns: dict[str, Any]) -> Path:
 
 
 def config(folder: Path, turns: Path, *paths: Path) -> Config:
-    return Config(turns=turns, contexts=paths, output=folder / "out")
+    return Config(turns=(turns,), contexts=paths, output=folder / "out")
 
 
 def test_a_turn_answers_its_context_by_hand(tmp_path):
@@ -139,8 +139,10 @@ def test_a_missing_file_and_a_resume_are_refused(tmp_path):
 
 
 def test_the_shipped_turns_are_readable_and_hold_no_context():
-    with gzip.open(SHIPPED, "rt", encoding="utf-8") as file:
-        turns = [MirrorTurn.model_validate_json(line) for line in file]
+    turns = []
+    for name in ("mirror", "mirror_more"):
+        with gzip.open(ASSETS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            turns += [MirrorTurn.model_validate_json(line) for line in file]
 
     assert len({turn.context for turn in turns}) == len(turns)
     assert {turn.context.partition("/")[0] for turn in turns} > {"esconv"}

@@ -29,9 +29,14 @@ def draw_sources(
             split that is not named.
         seed: The seed of the draw.
     """
+
+    def limit(split: Split | None) -> int:
+        if isinstance(per_split, int):
+            return per_split
+        return 0 if split is None else per_split.get(split, 0)
+
     smallest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     seen: set[int] = set()
-    limits: Mapping[str, int] = {} if isinstance(per_split, int) else {**per_split}
     for row in read_records(source, SourceDialogue):
         draw = stable_hash(str(seed), "trial", row.corpus, row.source_id)
         if draw in seen:
@@ -39,9 +44,7 @@ def draw_sources(
         seen.add(draw)
         heap = smallest[row.split or ""]
         heapq.heappush(heap, (-draw, row.source_id))
-        if len(heap) > (
-            per_split if isinstance(per_split, int) else limits.get(row.split or "", 0)
-        ):
+        if len(heap) > limit(row.split):
             heapq.heappop(heap)
     drawn = {source_id for heap in smallest.values() for _, source_id in heap}
     dropped: Counter[str] = Counter()
