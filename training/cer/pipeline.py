@@ -232,13 +232,11 @@ class _Pipeline:
 
     def _draw_sources(self, count: int | Mapping[Split, int]) -> None:
         config, path = self.config, self.path
+        per_split = count if isinstance(count, int) else {str(k): n for k, n in count.items()}
         self.steps.run(
             "trial",
-            lambda: subset.draw_sources(path("dialogues"), path("trial"), count, config.seed),
-            settings={
-                "sources_per_split": count if isinstance(count, int) else {**count},
-                "seed": config.seed,
-            },
+            lambda: subset.draw_sources(path("dialogues"), path("trial"), per_split, config.seed),
+            settings={"sources_per_split": per_split, "seed": config.seed},
             inputs=[path("dialogues")],
             outputs=[path("trial")],
         )

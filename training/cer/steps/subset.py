@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from compeer_core.cer import Split
 from compeer_core.row_files import write_rows
 from training.cer.records import SourceDialogue, StepReport
 from training.cer.requests.seeding import stable_hash
@@ -18,7 +17,7 @@ NOT_DRAWN = "not in the subset"
 
 
 def draw_sources(
-    source: Path, output: Path, per_split: int | Mapping[Split, int], seed: int
+    source: Path, output: Path, per_split: int | Mapping[str, int], seed: int
 ) -> StepReport:
     """Copy the dialogues of `per_split` sources of each split.
 
@@ -30,10 +29,10 @@ def draw_sources(
         seed: The seed of the draw.
     """
 
-    def limit(split: Split | None) -> int:
+    def limit(split: str | None) -> int:
         if isinstance(per_split, int):
             return per_split
-        return 0 if split is None else per_split.get(split, 0)
+        return per_split.get(split or "", 0)
 
     smallest: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     seen: set[int] = set()
