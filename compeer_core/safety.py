@@ -13,11 +13,13 @@ Limits:
 - It has not been evaluated on clinical data. Do not use it to decide about a person, to report one, or
   to end a conversation.
 
-Evaluation: ``tests/core/risk_messages.jsonl`` has 677 messages that a large language model wrote and
+Evaluation: ``tests/core/risk_messages.jsonl`` has 2,640 messages that a large language model wrote and
 labelled for this purpose, with look-alikes (idioms, lyrics, denials, fiction, games, the distant past).
 On the part ``tuning``, which was visible while the phrases were written, they find 246 of 248 signs, with 0
 false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) they find 42 of
 88 signs, with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
+On the part ``wide`` (written afterwards by others, English and Chinese, four in five signs without an explicit
+word) they find 157 of 1010 signs, with 13 false alarms in 953 look-alikes. **Most hints are missed.**
 Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
 DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
 phrases, the labels or the messages.

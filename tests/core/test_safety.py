@@ -21,7 +21,8 @@ MESSAGES = [
     .read_text(encoding="utf-8")
     .splitlines()
 ]
-"""A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, `held` was not."""
+"""A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, `held` was not,
+and `wide` was written afterwards."""
 
 SUICIDE = (
     "I want to die",
@@ -319,7 +320,7 @@ def counted(split: str) -> tuple[int, int, int, int]:
 def test_the_messages_are_what_they_say():
     assert len({row["text"] for row in MESSAGES}) == len(MESSAGES) >= 160
     assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"}
-    assert {row["split"] for row in MESSAGES} == {"tuning", "held"}
+    assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide"}
     assert sum(row["kind"] == "none" for row in MESSAGES) >= 0.4 * len(MESSAGES)
 
 
@@ -342,13 +343,13 @@ def test_a_sign_that_forbids_a_reply_is_not_taken_for_one_that_allows_it():
     assert len(wrong) <= 0.02 * len(rows)
 
 
-@pytest.mark.parametrize("split", ["tuning", "held"])
+@pytest.mark.parametrize("split", ["tuning", "held", "wide"])
 def test_the_module_docstring_has_the_measured_numbers(split):
     found, signs, alarms, looks = counted(split)
     text = " ".join((safety.__doc__ or "").split())
 
     assert f"find {found} of {signs} signs, with {alarms} false alarms in {looks}" in text
-    assert f"has {len(MESSAGES)} messages" in text
+    assert f"has {len(MESSAGES):,} messages" in text
 
 
 def test_only_signs_that_a_program_must_not_answer_forbid_a_reply():
