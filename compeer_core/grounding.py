@@ -80,8 +80,55 @@ def check_step(text: str, dialogue: Dialogue) -> tuple[Evidence, ...]:
         >>> [e.ground.value for e in check_step('They say "my boss" and "my job".', dialogue)]
         ['found', 'not_said']
     """
-    passages = [*_quotations(text, dialogue), *_photo_talk(text, dialogue)]
-    return tuple(sorted(passages, key=lambda evidence: (evidence.start, evidence.end)))
+    return StepChecker(dialogue).check(text)
+
+
+class StepChecker:
+    """Checks steps against one conversation.
+
+    It folds the messages once and looks a quotation up once, so a step can be checked at every token.
+
+    Args:
+        dialogue: The conversation before the turn.
+    """
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._messages = [utterance.text for utterance in dialogue]
+        self._folded = [_folded(message) for message in self._messages]
+        self._has_photo = any(utterance.images for utterance in dialogue)
+        self._places: dict[str, _Place | None] = {}
+
+    def check(self, text: str) -> tuple[Evidence, ...]:
+        """Return what `check_step` returns for this conversation."""
+        passages = [*self._quotations(text), *self._photo_talk(text)]
+        return tuple(sorted(passages, key=lambda evidence: (evidence.start, evidence.end)))
+
+    def _quotations(self, text: str) -> Iterator[Evidence]:
+        for start, quotation in _quoted(text):
+            end = start + len(quotation)
+            place = self._place(quotation)
+            if place is None:
+                yield Evidence(start, end, Ground.NOT_SAID)
+            else:
+                yield Evidence(start, end, Ground.FOUND, *place)
+
+    def _place(self, quotation: str) -> "_Place | None":
+        if quotation not in self._places:
+            place = _folded_place(quotation, self._folded)
+            if place is not None:
+                number, start, end = place
+                places = _places(self._messages[number])
+                place = number, places[start], places[end - 1] + 1
+            self._places[quotation] = place
+        return self._places[quotation]
+
+    def _photo_talk(self, text: str) -> Iterator[Evidence]:
+        if self._has_photo:
+            return
+        for sentence in _SENTENCE.finditer(text):
+            if _PHOTO_TALK.search(sentence[0]):
+                start = sentence.start() + len(sentence[0]) - len(sentence[0].lstrip())
+                yield Evidence(start, sentence.end(), Ground.NO_PHOTO)
 
 
 def invented_quotations(
@@ -105,31 +152,11 @@ def invented_quotations(
     if exact:
         return tuple(q for q in quotations if not any(_is_verbatim(q, said) for said in messages))
     folded = [_folded(message) for message in messages]
-    return tuple(q for q in quotations if _place(q, folded) is None)
+    return tuple(q for q in quotations if _folded_place(q, folded) is None)
 
 
 def _is_verbatim(quotation: str, message: str) -> bool:
     return quotation in message or quotation[:1].swapcase() + quotation[1:] in message
-
-
-def _quotations(text: str, dialogue: Dialogue) -> Iterator[Evidence]:
-    folded = [_folded(utterance.text) for utterance in dialogue]
-    for start, quotation in _quoted(text):
-        end = start + len(quotation)
-        place = _place(quotation, folded)
-        if place is None:
-            yield Evidence(start, end, Ground.NOT_SAID)
-        else:
-            yield Evidence(start, end, Ground.FOUND, *place)
-
-
-def _photo_talk(text: str, dialogue: Dialogue) -> Iterator[Evidence]:
-    if any(utterance.images for utterance in dialogue):
-        return
-    for sentence in _SENTENCE.finditer(text):
-        if _PHOTO_TALK.search(sentence[0]):
-            start = sentence.start() + len(sentence[0]) - len(sentence[0].lstrip())
-            yield Evidence(start, sentence.end(), Ground.NO_PHOTO)
 
 
 def _quoted(text: str) -> Iterator[tuple[int, str]]:
@@ -140,38 +167,35 @@ def _quoted(text: str) -> Iterator[tuple[int, str]]:
         yield match.start(group), match[group]
 
 
-@dataclass(frozen=True)
-class _Folded:
-    """A message in lower case with single spaces, and where each of its characters stood."""
-
-    text: str
-    places: tuple[int, ...]
+_Place = tuple[int, int, int]
+"""The index of a message, the first character of some words in it, and the character after their last."""
 
 
-def _folded(text: str) -> _Folded:
-    characters: list[str] = []
+def _folded(text: str) -> str:
+    """Return a text without differences of case, with plain apostrophes and single spaces."""
+    return " ".join(text.translate(_APOSTROPHES).casefold().split())
+
+
+def _places(text: str) -> list[int]:
+    """Return where each character of `_folded` stands in the text."""
     places: list[int] = []
-    for place, character in enumerate(text.translate(_APOSTROPHES)):
-        plain = " " if character.isspace() else character.lower()
-        if plain == " " and (not characters or characters[-1] == " "):
-            continue
-        for letter in plain:  # the lower case of some letters is longer
-            characters.append(letter)
-            places.append(place)
-    return _Folded("".join(characters), tuple(places))
+    follows_space = True
+    for place, character in enumerate(text):
+        if not (character.isspace() and follows_space):
+            places += [place] * len(character.casefold())  # some letters fold to two or three
+        follows_space = character.isspace()
+    return places
 
 
-def _place(quotation: str, messages: Sequence[_Folded]) -> tuple[int, int, int] | None:
-    """Return message, start and end of a quotation, from the latest message that has it, or None."""
-    wanted = _folded(quotation).text.strip(_EDGES)
+def _folded_place(quotation: str, messages: Sequence[str]) -> _Place | None:
+    """Return the place of a quotation in the latest of some folded messages that has it, or None."""
+    wanted = _folded(quotation).strip(_EDGES)
     if not wanted:
         return None
     for number in range(len(messages) - 1, -1, -1):
-        message = messages[number]
-        start = _word_start(message.text, wanted)
+        start = _word_start(messages[number], wanted)
         if start is not None:
-            last = start + len(wanted) - 1
-            return number, message.places[start], message.places[last] + 1
+            return number, start, start + len(wanted)
     return None
 
 

@@ -45,6 +45,11 @@ HOSTILE = (
     "<reply><img src=x onerror='window.stolen(5)'> ${window.stolen(6)} ![x](https://example.com/x.png)"
     "</reply>"
 )
+QUOTING = (
+    '<history>They say “lost my job”, “my boss shouted” and "I hate my job".\nStage: Exploration</history>\n'
+    "<emotion>In the photo they look sad.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
+    f"<strategy>Listen first.\nStrategy: Question</strategy>\n<reply>{REPLY}</reply>"
+)
 SLOW_DELAY = 0.15
 
 
@@ -67,6 +72,7 @@ STANDARD_TURNS: tuple[dict[str, Any], ...] = (
         "when": "hostile",
         "text": HOSTILE.replace("onerror='window.stolen(5)'", 'onerror="stolen(5)"'),
     },
+    {"when": "boss shouted", "text": QUOTING, "delay_seconds": 0.01, "chunk_characters": 16},
     {"when": "mute", "text": "<history>Nothing"},
     {"text": COMPLETE, "delay_seconds": 0.01, "chunk_characters": 16},
     {"text": SECOND, "delay_seconds": 0.01, "chunk_characters": 16},

@@ -23,7 +23,31 @@ const told = (data) => {
   return said;
 };
 
+// Highlight the words of the conversation that the quotation under the pointer, or with the focus, repeats.
+const quoted = globalThis.Highlight && new Highlight(); // an old browser shows the link alone
+if (quoted) CSS.highlights.set("quoted", quoted);
+const wordsOf = (link) => document.getElementById(link.hash.slice(1));
+const point = () => {
+  quoted?.clear();
+  const link = element.querySelector(".quotation:hover") ?? element.querySelector(".quotation:focus");
+  const text = link && wordsOf(link)?.firstChild;
+  if (!text) return;
+  // The server counts characters, and the browser counts an emoji twice.
+  const units = (count) => [...text.data].slice(0, count).join("").length;
+  const range = new Range();
+  range.setStart(text, units(Number(link.dataset.start)));
+  range.setEnd(text, units(Number(link.dataset.end)));
+  quoted?.add(range);
+};
+for (const name of ["mouseover", "mouseout", "focusin", "focusout"]) element.addEventListener(name, point);
+
 element.addEventListener("click", (event) => {
+  const link = event.target.closest(".quotation");
+  if (link) {
+    event.preventDefault(); // following the link would take the focus from it
+    wordsOf(link)?.scrollIntoView({ block: "center" });
+    return;
+  }
   const button = event.target.closest("[data-act]");
   if (button && !button.disabled && acts.includes(button.dataset.act)) {
     if (button.dataset.act === "try_strategy") open.delete("strategy");
@@ -61,7 +85,8 @@ element.addEventListener("reset", (event) => drafts.delete(event.target.dataset.
 
 // Preserve the focus if its element still exists.
 const nameOf = (target) => {
-  const { act, turn, reply, part, strategy } = target.dataset;
+  const { act, turn, reply, part, strategy, quotation } = target.dataset;
+  if (quotation) return `[data-quotation="${quotation}"]`;
   if (act) return `[data-act="${act}"]` + Object.entries({ turn, reply, part, strategy })
     .filter(([, value]) => value !== undefined && !(act === "pick_turn"))
     .map(([name, value]) => `[data-${name}="${CSS.escape(value)}"]`).join("");
@@ -100,4 +125,5 @@ watch("value", () => {
     const target = found && !found.disabled ? found : element.querySelector("h2");
     target?.focus({ preventScroll: true });
   }
+  requestAnimationFrame(point); // the words have been drawn anew, too
 });

@@ -176,6 +176,36 @@ def test_who_judges_can_be_nobody_and_the_seed_can_be_chosen(page):
     expect(page.locator("#inspector .facts")).to_contain_text("41")
 
 
+def test_a_quotation_highlights_its_words_and_words_nobody_said_are_named(page):
+    send(page, "I lost my job.")
+    settled(page)
+    send(page, "😀 My boss shouted at me.")
+    settled(page)
+    highlighted = "[...CSS.highlights.get('quoted')].map(range => range.toString())"
+    first, second = (page.locator("#inspector .quotation").nth(number) for number in (0, 1))
+
+    second.hover()
+    eventually(lambda: page.evaluate(highlighted) == ["My boss shouted"])
+    page.locator("#inspector h2").hover()
+    eventually(lambda: page.evaluate(highlighted) == [])
+    first.focus()
+    eventually(lambda: page.evaluate(highlighted) == ["lost my job"])
+    page.keyboard.press("Enter")
+    expect(first).to_be_focused()
+    expect(page.locator("#said-0")).to_be_in_viewport()
+    page.keyboard.press("Tab")
+    eventually(lambda: page.evaluate(highlighted) == ["My boss shouted"])
+
+    card = page.locator("#inspector .card[data-part=history]")
+    expect(card.locator(".ground")).to_have_text("not said")
+    expect(card.locator("mark")).to_have_text("I hate my job")
+    expect(page.locator("#inspector .card[data-part=emotion] .ground")).to_have_text("no photo")
+    expect(page.locator("#inspector .grounding")).to_contain_text(
+        "Quotations: 2 found in the conversation, 1 not said."
+    )
+    assert violations(page, "#inspector", "#conversation") == []
+
+
 # --- pictures ------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,14 @@
 """What a step quotes or sees, checked against the conversation."""
 
+import statistics
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
-from compeer_core.grounding import Ground, check_step, invented_quotations
+from compeer_core.grounding import Ground, StepChecker, check_step, invented_quotations
 from compeer_core.images import Image
 
 PHOTO = Image(b"", 48, 48)
@@ -90,6 +93,36 @@ def test_photo_talk_needs_a_photo(sentence):
 )
 def test_other_uses_of_the_words_are_no_photo_talk(sentence):
     assert check_step(sentence, talk("I am alone.")) == ()
+
+
+def test_one_checker_checks_a_growing_step_as_if_it_were_new():
+    dialogue = talk("  My BOSS\n shouted; “so unfair”, Straße.", "When did your boss shout?")
+    step = 'They say "my boss shouted", "unfair", "STRASSE" and "your boss". In the photo "x".'
+    checker = StepChecker(dialogue)
+
+    for end in range(len(step) + 1):
+        assert checker.check(step[:end]) == check_step(step[:end], dialogue)
+    cited = [
+        dialogue.utterances[e.message].text[e.message_start : e.message_end]
+        for e in checker.check(step)
+        if e.message is not None
+    ]
+    assert cited == ["My BOSS\n shouted", "unfair", "Straße", "your boss"]
+
+
+def test_a_token_costs_under_two_milliseconds_in_the_longest_conversation():
+    dialogue = talk(*["I really do not know what to say to my boss. " * 80] * 199)
+    sentence = 'They say "my boss" and "I quit". In the photo they look sad. '
+    step = "".join(sentence.replace("quit", f"quit {number}") for number in range(30))
+    checker = StepChecker(dialogue)
+
+    seconds = []
+    for end in range(5, len(step), 5):
+        start = time.perf_counter()
+        checker.check(step[:end])
+        seconds.append(time.perf_counter() - start)
+
+    assert statistics.median(seconds) < 0.002
 
 
 def test_invented_quotations_are_listed_as_they_stand():

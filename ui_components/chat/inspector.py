@@ -21,6 +21,7 @@ from compeer_core.unifireward import (
 )
 from ui_components.chat.best_of import best_of_view
 from ui_components.chat.branches import branches_view
+from ui_components.chat.grounding_view import grounding_line, marked_pieces
 from ui_components.chat.reply_words import readable, reward_of, signed, status_line, total_in_words
 from ui_components.chat.steering_view import (
     card_controls,
@@ -81,6 +82,7 @@ def inspector_html(
     cards = [
         _card(part, progress, texts, vocabulary, pictures)
         | {
+            "pieces": marked_pieces(part, progress.parts[part], session, texts) if progress else [],
             "controls": card_controls(part, session, shown, texts, vocabulary),
             "signature": signature(part, progress, texts),
             "sentence": sentence if place == part.value else "",
@@ -102,6 +104,7 @@ def inspector_html(
         best_of=best_of_view(session, shown, texts),
         best_of_sentence=sentence if place == "best_of" else "",
         conflicts=contradiction_words(session, shown, texts),
+        grounding=grounding_line(progress, texts),
         steering_notes=steering_notes(progress, texts),
         error=progress.record.error if progress and progress.record else None,
         score=_score(progress, texts),
@@ -150,7 +153,6 @@ def _card(
         "title": texts(f"inspector.{part}"),
         "number": STEPS.index(part) + 1,
         "state": state,
-        "text": now.text,
         "verdict": _verdict(now, progress, texts),
         "ahead": texts("inspector.not_written" if _is_running(progress) else "inspector.left_out"),
         "labels": _labels(now, texts) if known else [],

@@ -11,6 +11,7 @@ from compeer_core.best_of import Ranking, rank
 from compeer_core.dialogue import Dialogue
 from compeer_core.encoder import SentenceEncoder, load_encoder
 from compeer_core.errors import CheckpointError, ConfigError, InputError
+from compeer_core.grounding import StepChecker
 from compeer_core.policy import Controls, Policy
 from compeer_core.steering import GivenStep
 from compeer_core.turn import SEEDS, TurnDone
@@ -60,6 +61,7 @@ class ReplyJob(Job):
     ) -> None:
         super().__init__(key, len(replies), grace_seconds)
         self.dialogue = session.dialogue()
+        self.checker = StepChecker(self.dialogue)
         self.turn = session.turns[-1]
         self.replies = tuple(replies)
 
@@ -188,9 +190,10 @@ class ReplyJobs(JobRunner[Session, ReplyJob]):
 
         def changed(session: Session) -> Session:
             for reply in replies:
-                progress = session.progress(reply.key)
-                if progress is not None:  # not cleared in the meantime
-                    session = session.with_progress(change(progress))
+                before = session.progress(reply.key)
+                if before is not None:  # not cleared in the meantime
+                    progress = change(before).checked(before, job.checker)
+                    session = session.with_progress(progress)
             return session
 
         self.store.update(job.key, changed)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import gradio as gr
@@ -19,6 +19,7 @@ from gradio.events import api
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance, check_message, language_of
 from compeer_core.errors import BackendError, CompeerError, ConfigError, InputError
+from compeer_core.grounding import StepChecker
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
@@ -88,6 +89,9 @@ class Program:
         "history", not "message") and does not stop the reply. Null means that no listed phrase
         occurs, not that all is well.
 
+        Each step of ``reasoning`` has ``evidence``: its quotations, and its sentences about a photo
+        that nobody sent, as docs/serving.md describes them.
+
         Args:
             message: The seeker's message.
             history: Earlier messages: ``role`` is user (seeker) or assistant (supporter),
@@ -119,7 +123,7 @@ class Program:
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "generation failed")
-            return _turn(record) | {"risk": risk.in_words() if risk else None}
+            return _turn(record, dialogue) | {"risk": risk.in_words() if risk else None}
 
         return await self._answered(request, work)
 
@@ -325,14 +329,14 @@ def _risk(dialogue: Dialogue) -> _Risk | None:
 # --- output --------------------------------------------------------------------------------------
 
 
-def _turn(record: TurnRecord) -> dict[str, Any]:
+def _turn(record: TurnRecord, dialogue: Dialogue) -> dict[str, Any]:
     reading = record.reading
     reward = None
     if record.judgement is not None:
         reward = _score(record.judgement) | {"judge": record.judge}
     return {
         "reply": reading.reply or "",
-        "reasoning": _reasoning(reading),
+        "reasoning": _reasoning(reading, dialogue),
         "complete": reading.is_complete,
         "problems": [str(problem) for problem in reading.problems],
         "reward": reward,
@@ -356,8 +360,9 @@ def _no_turn(model: str) -> dict[str, Any]:
     }
 
 
-def _reasoning(reading: Reading) -> dict[str, Any]:
-    """Each step's text and labels; None for a missing step."""
+def _reasoning(reading: Reading, dialogue: Dialogue) -> dict[str, Any]:
+    """Each step's text, labels and evidence; None for a missing step."""
+    checker = StepChecker(dialogue)
     reasoning: dict[str, Any] = {}
     for part, step in zip(STEPS, reading.steps, strict=True):
         if step is None:
@@ -368,6 +373,10 @@ def _reasoning(reading: Reading) -> dict[str, Any]:
             name: None if isinstance(value, Unreadable) else _plain(value)
             for name, value in labels.items()
         }
+        reasoning[part.value]["evidence"] = [
+            asdict(evidence) | {"ground": evidence.ground.value}
+            for evidence in checker.check(step.text)
+        ]
     return reasoning
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from compeer_core.grounding import Evidence, StepChecker
 from compeer_core.reasoning import (
     LABELS,
     STEPS,
@@ -49,6 +50,8 @@ class PartProgress:
     verdict: StepOutcome | None = None
     """None until it is judged."""
     writer: Writer = Writer.MODEL
+    evidence: tuple[Evidence, ...] = ()
+    """What a step quotes or sees, checked against the conversation; see `Progress.checked`."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,15 @@ class Progress:
             case TurnDone(record=record):
                 return self._done(record)
 
+    def checked(self, before: "Progress", checker: StepChecker) -> "Progress":
+        """Return the progress with the evidence of every step whose text differs from before."""
+        changed = {
+            part: replace(self.parts[part], evidence=checker.check(self.parts[part].text))
+            for part in STEPS
+            if self.parts[part].text != before.parts[part].text
+        }
+        return replace(self, parts=MappingProxyType({**self.parts, **changed})) if changed else self
+
     def failed(self, failure: Failure) -> "Progress":
         """Return the progress, failed for a reason outside the model."""
         return replace(self, phase="over", outcome="failed", failure=failure)
@@ -148,7 +160,8 @@ class Progress:
         writer: Writer | None = None,
     ) -> "Progress":
         before = self.parts[part]
-        now = PartProgress(
+        now = replace(
+            before,
             state=before.state if state is None else state,
             text=before.text if text is None else text,
             labels=before.labels if labels is None else labels,

@@ -122,14 +122,16 @@ class Session:
 
         A turn without a reply contributes only the seeker's message.
         """
-        utterances: list[Utterance] = []
-        for turn in self.turns[:-1]:
-            utterances.append(turn.message)
+        return Dialogue(tuple(utterance for _, utterance in self.utterances()))
+
+    def utterances(self) -> Iterator[tuple[int, Utterance]]:
+        """Yield the utterances of `dialogue`, each with the index of its turn."""
+        last = len(self.turns) - 1
+        for index, turn in enumerate(self.turns):
+            yield index, turn.message
             reply = turn.progress.reply.strip() if turn.progress else ""
-            if reply:
-                utterances.append(Utterance(Speaker.SUPPORTER, reply))
-        utterances += [turn.message for turn in self.turns[-1:]]
-        return Dialogue(tuple(utterances))
+            if reply and index < last:
+                yield index, Utterance(Speaker.SUPPORTER, reply)
 
     @property
     def is_writing(self) -> bool:

@@ -40,6 +40,7 @@ def test_chat_returns_the_reply_its_reasoning_and_the_reward(client):
         "sentiment": "Negative",
         "emotion": "Anxiety",
         "intensity": 4,
+        "evidence": [],
     }
     assert answer["reasoning"]["strategy"]["strategy"] == "Reflection of Feelings"
     reward = answer["reward"]
@@ -64,6 +65,33 @@ def test_chat_takes_the_history_a_model_a_strategy_and_a_picture(client, tmp_pat
     assert other["model"] == "other"
     assert forced["reasoning"]["strategy"]["strategy"] == "Question"
     assert pictured["reply"] == REPLY
+
+
+def test_chat_returns_the_evidence_of_each_step(client, tmp_path: Path):
+    message = "  😀 My boss shouted at me. "
+    steps = client.predict(message, EXCHANGE, api_name="/chat")["reasoning"]
+    evidence = steps["history"]["evidence"]
+    quoted = [steps["history"]["text"][each["start"] : each["end"]] for each in evidence]
+
+    assert quoted == ["lost my job", "my boss shouted", "I hate my job"]
+    assert [each["ground"] for each in evidence] == ["found", "found", "not_said"]
+    places = [(each["message"], each["message_start"], each["message_end"]) for each in evidence]
+    assert places == [(0, 2, 13), (2, 2, 17), (None, None, None)]
+    assert steps["emotion"]["evidence"] == [
+        {
+            "start": 0,
+            "end": 27,
+            "ground": "no_photo",
+            "message": None,
+            "message_start": None,
+            "message_end": None,
+        }
+    ]
+    assert steps["strategy"]["evidence"] == []
+
+    PIL.Image.new("RGB", (40, 30), "olive").save(tmp_path / "photo.png")
+    pictured = client.predict(message, image=handle_file(tmp_path / "photo.png"), api_name="/chat")
+    assert pictured["reasoning"]["emotion"]["evidence"] == []
 
 
 def test_a_reply_that_breaks_the_grammar_is_returned_as_it_is(client):
