@@ -40,7 +40,7 @@ def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     for stage in ("sft", "reward"):
         rows = (output / stage / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         losses = [row["loss"] for row in map(json.loads, rows) if "loss" in row]
-        assert losses and all(0 < loss < 8 for loss in losses), (stage, losses)
+        assert losses and all(0 < loss < 30 for loss in losses), (stage, losses)
     assert (output / "rules" / "rows.jsonl").is_file()
     for split in SPLITS:
         assert (output / "cer" / f"{split}.jsonl").is_file()
