@@ -26,8 +26,8 @@ SUFFIXES = {
     ".yml",
     "",
 }
-DATA = ("assets/checkpoints/", "assets/tour/")
-"""Tokenizers and what models wrote: not our prose, except for the cards."""
+DATA = ("assets/checkpoints/", "assets/tour/", "tests/core/risk_messages.jsonl")
+"""Tokenizers and what models and seekers write: not our prose, except for the cards."""
 
 PRIVATE_TERMS = {
     r"\bcommonest\b": "majority class, most frequent",

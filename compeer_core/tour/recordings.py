@@ -57,6 +57,7 @@ class SamplingUsed(FrozenModel):
     repetition_penalty: float
     max_new_tokens: int
     seed: int
+    exact_quotations: bool = False
 
 
 class StepJudged(FrozenModel):
