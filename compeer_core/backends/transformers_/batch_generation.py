@@ -88,13 +88,13 @@ def generate_turns(
     constraints: list[Callable[[], ExactQuotations]] = []
     for place, prompt in enumerate(prompts):
         try:
-            encoded, _ = chat.encode_fitting(prompt.messages, sampling.max_new_tokens)
+            encoded, dropped = chat.encode_fitting(prompt.messages, sampling.max_new_tokens)
         except (InputError, BackendError) as error:
             written.append(error)
         else:
             written.append(())
             readable.append((place, encoded))
-            constraints.append(partial(chat.quotations, prompt.messages))
+            constraints.append(partial(chat.quotations, prompt.messages, dropped))
     seeds = [prompts[place].seeds for place, _ in readable]
     turns = generate_encoded(
         *(chat, adapter, [encoded for _, encoded in readable], seeds, sampling, stop),

@@ -9,6 +9,7 @@ The constraint needs a byte-level tokenizer, where the text of a token does not 
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from compeer_core.errors import ConfigError
 
 MARK = '"'
 _REPLY = "<reply>"
+_LONGEST = 16
+"""Characters of a token within a quotation. A longer token is never needed: shorter ones spell the same text."""
 _CLOSER = re.compile(r'[.,!?]?"[^"\w]*')
 _PASSAGES = re.compile(r'["\n]+')
 
@@ -44,7 +47,6 @@ class TokenTexts:
         for token, text in enumerate(self.texts):
             if text and REPLACEMENT not in text and MARK not in text:
                 self.by_text.setdefault(text, token)
-        self.longest = max(map(len, self.by_text), default=0)
         marks = [token for token, text in enumerate(self.texts) if MARK in text]
         self.marks = torch.tensor(marks, dtype=torch.long)
         self.not_opening = torch.tensor(
@@ -111,19 +113,31 @@ class ExactQuotations:
 
     def _allowed(self, quotation: str) -> list[int]:
         """Return the tokens that may follow; at least one."""
-        allowed: set[int] = set()
-        can_close = False
+        follow = self._continuations(quotation) if quotation else self._beginnings
+        by_text = self._vocabulary.by_text
+        texts = {rest[:length] for rest in follow for length in range(1, len(rest) + 1)}
+        allowed = {by_text[text] for text in texts if text in by_text}
+        if not allowed or (quotation.strip() and any(not rest[:1].isalnum() for rest in follow)):
+            allowed.update(self._vocabulary.closing)
+        return sorted(allowed)
+
+    def _continuations(self, quotation: str) -> set[str]:
+        """Return what follows a text in the messages, up to the longest token that is considered."""
+        follow: set[str] = set()
         for passage in self._passages:
             at = passage.find(quotation)
             while at >= 0:
-                rest = passage[at + len(quotation) :]
-                if quotation or at == 0 or not passage[at - 1].isalnum():
-                    for length in range(1, min(self._vocabulary.longest, len(rest)) + 1):
-                        token = self._vocabulary.by_text.get(rest[:length])
-                        if token is not None and (quotation or not rest[0].isspace()):
-                            allowed.add(token)
-                    can_close |= bool(quotation.strip()) and not rest[:1].isalnum()
-                at = passage.find(quotation, at + 1) if at < len(passage) else -1
-        if can_close or not allowed:
-            allowed.update(self._vocabulary.closing)
-        return sorted(allowed)
+                end = at + len(quotation)
+                follow.add(passage[end : end + _LONGEST])
+                at = passage.find(quotation, at + 1)
+        return follow
+
+    @cached_property
+    def _beginnings(self) -> set[str]:
+        """What a quotation may begin with: the messages from each start of a word on."""
+        return {
+            passage[at : at + _LONGEST]
+            for passage in self._passages
+            for at, character in enumerate(passage)
+            if not character.isspace() and not passage[at - 1 : at].isalnum()
+        }

@@ -232,7 +232,9 @@ class TransformersBackend:
             encoded, dropped = self._chat.encode_fitting(messages, sampling.max_new_tokens)
             state = SequenceState(encoded, self._adapter)
             self._scheduler.states.add(state)
-            quotations = self._chat.quotations(messages) if sampling.exact_quotations else None
+            quotations = None
+            if sampling.exact_quotations:
+                quotations = self._chat.quotations(messages, dropped)
             return TransformersCompletion(
                 self._scheduler, state, sampling, stop, dropped, quotations
             )

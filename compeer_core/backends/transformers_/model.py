@@ -245,13 +245,20 @@ class ChatModel:
             {"limit": fitting, "length": len(text)},
         )
 
-    def quotations(self, messages: Sequence[Message]) -> ExactQuotations:
-        """Return the constraint of a turn that may quote the user's messages."""
+    def quotations(self, messages: Sequence[Message], dropped: int) -> ExactQuotations:
+        """Return the constraint of a turn, which may quote the user's messages that it reads.
+
+        Args:
+            messages: The conversation.
+            dropped: How many of its oldest messages were left out, as `encode_fitting` counts them.
+
+        Raises:
+            ConfigError: See `TokenTexts`.
+        """
         if self._token_texts is None:
             self._token_texts = TokenTexts(self.name, self.tokenizer)
-        return ExactQuotations(
-            self._token_texts, [message.text for message in messages if message.role == "user"]
-        )
+        turns = [message for message in messages if message.role != "system"][dropped:]
+        return ExactQuotations(self._token_texts, [t.text for t in turns if t.role == "user"])
 
     # --- the weights ---------------------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class SequenceState:
         fixed = self.encoded.fixed
         if fixed is not None and remaining >= fixed and remaining > 0:
             # A sliding window or a recurrent state has overwritten older tokens and refuses.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
+            with suppress(RuntimeError):
                 self.cache.crop(-excess)
                 if self.read == remaining:
                     return

@@ -3,6 +3,7 @@
 import itertools
 import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,17 @@ def test_text_that_the_user_writes_into_a_turn_is_not_constrained(quoting):
 
     assert quotations(text)
     assert all(q.strip() in "my dog" for q in quotations(text))
+
+
+def test_a_long_conversation_does_not_slow_a_token_down():
+    # what 8,000 tokens may hold, all of it repeated: a search finds every place
+    constraint = ExactQuotations(VOCABULARY, ["a " * 4000] * 8)
+    scores = torch.zeros(len(TOKENIZER))
+    slowest = 0.0
+    for character in '"a a a':
+        constraint.push(TOKENIZER.convert_tokens_to_ids("Ġ" if character == " " else character))
+        start = time.perf_counter()
+        constraint.mask(scores.clone())
+        slowest = max(slowest, time.perf_counter() - start)
+
+    assert slowest < 0.2
