@@ -9,26 +9,27 @@ classifier recognises without their context (adversarial filtering, as in https:
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import make_pipeline
 
 from compeer_core.cer import Candidate, Case, CerRecord, DecidedBy
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
-from compeer_core.row_files import json_lines, parse_row, write_rows
+from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
-from training.cer.mirror import context_of
+from training.cer.context_turns import ContextTurn, joined, read_turns
 from training.cer.requests.seeding import stable_hash
-from training.cer.written import WrittenSupport
-from training.data.records import read_records
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +52,9 @@ class Config(FrozenModel):
     """Share of the variants to drop: those that give their labels away."""
 
 
-class FlawedTurn(WrittenSupport):
+class FlawedTurn(ContextTurn):
     """One line of the file: a whole turn, and what is wrong with it."""
 
-    context: str = Field(pattern=r"^\S+#\d+$")
-    """Id of the case that the turn answers, without the number of a photo draw."""
     original_reply: str
     """The reply that was there before."""
     wrong: dict[Part, str]
@@ -87,8 +86,7 @@ class FlawedTurn(WrittenSupport):
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
-    if resume is not None:
-        raise ConfigError("this stage cannot be resumed: run it again, it takes seconds")
+    refuse_resume(resume, "this stage takes seconds")
     rows = list(flawed_rows(config))
     for split, count in sorted(Counter(row.case.split for row in rows).items()):
         _log.info("%s: %d variants", split, count)
@@ -103,25 +101,22 @@ def flawed_rows(config: Config) -> Iterator[CerRecord]:
     reply: preferred over a worse one, as good as a reworded one. The order is drawn by the case's id.
 
     Raises:
-        ConfigError: A file is missing, a line is no variant, two variants have one context, or no variant has one.
+        ConfigError: See `read_turns` and `joined`.
     """
-    variants = _read_variants(config.variants)
-    cases: dict[str, Case] = {}
-    for path in config.contexts:
-        for record in read_records(path, CerRecord):
-            context = context_of(record.case)
-            if context in variants:
-                cases.setdefault(context, record.case)
-    if not cases:
-        raise ConfigError(
-            f"{config.variants}: none of {len(variants)} contexts is in "
-            f"{', '.join(map(str, config.contexts))}; name the rows that `cer written` wrote"
-        )
-    if missing := len(variants) - len(cases):
-        _log.info("dropped: %d of %d variants, whose contexts are missing", missing, len(variants))
-    known = [variants[context] for context in cases]
-    kept = filtered(known, config.drop_share)
-    for case, variant, keep in zip(cases.values(), known, kept, strict=True):
+    cases: dict[str, tuple[Case, FlawedTurn]] = {}
+    for case, placed in joined(read_turns([config.variants], FlawedTurn), config.contexts):
+        cases.setdefault(placed.turn.context, (case, placed.turn))
+    variants = [variant for _, variant in cases.values()]
+    kept = filtered(variants, config.drop_share)
+    for about, shown in (
+        ("all variants", variants),
+        ("kept variants", [v for v, keep in zip(variants, kept, strict=True) if keep]),
+    ):
+        for part in PARTS:
+            if (alone := _alone(shown, part)) is not None:
+                auroc = roc_auc_score(alone.wrong, alone.predicted)
+                _log.info("%s, %s alone: AUROC %.3f, n = %d", about, part, auroc, len(alone.wrong))
+    for (case, variant), keep in zip(cases.values(), kept, strict=True):
         if keep:
             yield _row(case, variant)
 
@@ -129,48 +124,44 @@ def flawed_rows(config: Config) -> Iterator[CerRecord]:
 def filtered(variants: Sequence[FlawedTurn], drop_share: float) -> list[bool]:
     """Return which variants to keep: not those whose changed parts give their label away.
 
-    For each part a logistic regression on words, pairs of words and labels predicts from the other folds' parts
-    whether it is wrong. A variant is as revealing as its most revealing part.
+    A variant is as revealing as its most revealing part.
     """
     revealing = np.zeros(len(variants))
     for part in PARTS:
-        changed = [at for at, v in enumerate(variants) if part in v.wrong or part in v.reworded]
-        wrong = np.array([part in variants[at].wrong for at in changed], dtype=bool)
-        if min(wrong.sum(), (~wrong).sum()) < _FOLDS:
-            continue
-        texts = [variants[at].own_text(part) for at in changed]
-        predicted = cross_val_predict(
-            _part_alone(), texts, wrong, cv=_folds(), method="predict_proba"
-        )[:, 1]
-        correct = np.where(wrong, predicted, 1 - predicted)
-        revealing[changed] = np.maximum(revealing[changed], correct)
+        if (alone := _alone(variants, part)) is not None:
+            correct = np.where(alone.wrong, alone.predicted, 1 - alone.predicted)
+            revealing[alone.places] = np.maximum(revealing[alone.places], correct)
     kept = np.ones(len(variants), dtype=bool)
     drop = int(drop_share * len(variants))
     kept[np.argsort(-revealing, kind="stable")[:drop]] = False
     return [bool(keep) for keep in kept]
 
 
-def _part_alone() -> Pipeline:
-    return make_pipeline(
+@dataclass(frozen=True)
+class _Alone:
+    """How far a part gives away whether it is wrong, without its conversation."""
+
+    places: list[int]
+    """Of the variants in which the part was changed."""
+    wrong: NDArray[np.bool_]
+    predicted: NDArray[np.float64]
+    """Probability of wrong, by a logistic regression on words, pairs of words and labels of the other folds."""
+
+
+def _alone(variants: Sequence[FlawedTurn], part: Part) -> _Alone | None:
+    """Predict from a part alone whether it is wrong; None if there are too few of either kind."""
+    places = [at for at, v in enumerate(variants) if part in v.wrong or part in v.reworded]
+    wrong = np.array([part in variants[at].wrong for at in places], dtype=bool)
+    if min(wrong.sum(), (~wrong).sum()) < _FOLDS:
+        return None
+    classifier = make_pipeline(
         TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True),
         LogisticRegression(C=3, max_iter=1000, class_weight="balanced"),
     )
-
-
-def _folds() -> StratifiedKFold:
-    return StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-
-
-def _read_variants(path: Path) -> dict[str, FlawedTurn]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file (shipped as assets/cer/flawed.jsonl.gz)")
-    variants: dict[str, FlawedTurn] = {}
-    for where, line in json_lines(path):
-        variant = parse_row(FlawedTurn, where, line)
-        if variant.context in variants:
-            raise ConfigError(f"{where}: context {variant.context} already has a variant")
-        variants[variant.context] = variant
-    return variants
+    texts = [variants[at].own_text(part) for at in places]
+    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+    predicted = cross_val_predict(classifier, texts, wrong, cv=folds, method="predict_proba")[:, 1]
+    return _Alone(places, wrong, predicted)
 
 
 def _row(case: Case, variant: FlawedTurn) -> CerRecord:

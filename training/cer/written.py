@@ -34,6 +34,7 @@ from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
 from training.cer.requests.seeding import generator_for, stable_hash
 from training.data.faces import FACE_CLASSES
 from training.data.pictures import Photos, read_photos
+from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
@@ -173,8 +174,7 @@ class WrittenDialogue(FrozenModel):
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
-    if resume is not None:
-        raise ConfigError("this stage cannot be resumed: run it again, it takes seconds")
+    refuse_resume(resume, "this stage takes seconds")
     rows = list(written_rows(config))
     for split in SPLITS:
         cases = [row.case for row in rows if row.case.split == split]

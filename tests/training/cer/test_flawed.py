@@ -110,7 +110,10 @@ def test_the_filter_drops_the_stated_share(parts, share):
         ([variant("x#0")], "no part was changed"),
         ([variant("x#0", {"reply": "wave"}) | {"why": ""}], "`why` must name the mistakes"),
         ([variant("x#0", {"tone": "wave"})], "line 1: wrong.tone"),
-        ([variant("x#0", {"reply": "wave"})] * 2, "line 2: context x#0 already has a variant"),
+        (
+            [variant("x#0", {"reply": "wave"})] * 2,
+            "line 2: context x#0 already has a turn, in .*line 1",
+        ),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, lines, message):
@@ -124,9 +127,9 @@ def test_contexts_must_be_known_and_a_resume_is_refused(tmp_path):
         contexts=(contexts(tmp_path, case("z#0", "hello")),),
         output=tmp_path / "out",
     )
-    with pytest.raises(ConfigError, match="none of 1 contexts"):
+    with pytest.raises(ConfigError, match="the context of none of 1 turns"):
         list(flawed_rows(config))
-    with pytest.raises(ConfigError, match="run it again"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         flawed.run(config, resume=tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
         list(flawed_rows(config.model_copy(update={"variants": tmp_path / "none.gz"})))

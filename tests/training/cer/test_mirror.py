@@ -12,7 +12,8 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.row_files import write_rows
 from training.cer import mirror
-from training.cer.mirror import Config, MirrorTurn, mirror_rows
+from training.cer.context_turns import ContextTurn
+from training.cer.mirror import Config, mirror_rows
 from training.data.records import read_records
 
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "cer"
@@ -114,7 +115,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ([turn("dog#0")], "none of 1 contexts is in .*contexts.jsonl; name the rows"),
+        ([turn("dog#0")], "contexts.jsonl: holds the context of none of 1 turns; name the rows"),
         ([turn("cat#0"), turn("cat#0")], "line 2: context cat#0 already has a turn, in .*line 1"),
         ([turn("cat")], "line 1: context: String should match"),
         ([turn("cat#0", intensity=9)], "line 1: "),
@@ -134,7 +135,7 @@ def test_a_missing_file_and_a_resume_are_refused(tmp_path):
     missing = config(tmp_path, tmp_path / "none.jsonl.gz", tmp_path / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"none.jsonl.gz: no such file"):
         list(mirror_rows(missing))
-    with pytest.raises(ConfigError, match="run it again"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         mirror.run(missing, resume=tmp_path)
 
 
@@ -142,7 +143,7 @@ def test_the_shipped_turns_are_readable_and_hold_no_context():
     turns = []
     for name in ("mirror", "mirror_more"):
         with gzip.open(ASSETS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
-            turns += [MirrorTurn.model_validate_json(line) for line in file]
+            turns += [ContextTurn.model_validate_json(line) for line in file]
 
     assert len({turn.context for turn in turns}) == len(turns)
     assert {turn.context.partition("/")[0] for turn in turns} > {"esconv"}

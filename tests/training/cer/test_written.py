@@ -278,7 +278,7 @@ def test_the_stage_writes_its_rows_unless_it_is_a_dry_run(tmp_path, caplog):
     written.run(config, dry_run=True)
     assert not config.output.exists()
     assert "train: 3 turns of 3 dialogues" in caplog.text
-    with pytest.raises(ConfigError, match="cannot be resumed"):
+    with pytest.raises(ConfigError, match="leave out --resume"):
         written.run(config, resume=tmp_path)
 
     written.run(config)
