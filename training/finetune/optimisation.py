@@ -33,22 +33,18 @@ class Schedule(FrozenModel):
     warmup_steps: int = Field(default=50, ge=0)
     decay_steps: int = Field(default=600, ge=0)
     """Final steps, over which the learning rates decay to zero."""
-    muon_lr: float = 0.02
-    """Muon's learning rate; unused by stages without Muon."""
     adamw_lr: float = 0.003
     """AdamW's learning rate."""
     weight_decay: float = 0.01
     save_every: int = Field(default=100, gt=0)
     evaluate_every: int = Field(default=100, gt=0)
-    compile: bool = False
-    """Compile the forward pass: 1.2 to 1.4 times faster on a CPU; needs a C++ compiler."""
     device: str = "cpu"
     seed: int = 0
 
     @property
     def resumable_keys(self) -> frozenset[str]:
         """Keys that may change at a resume: they do not affect past steps."""
-        return frozenset({"steps", "decay_steps", "save_every", "evaluate_every", "compile"})
+        return frozenset({"steps", "decay_steps", "save_every", "evaluate_every"})
 
     @property
     def device_type(self) -> str:
@@ -71,6 +67,7 @@ class Optimisers:
         matrices: Sequence[nn.Parameter],
         others: Sequence[tuple[Sequence[nn.Parameter], float]],
         schedule: Schedule,
+        muon_lr: float = 0.0,
     ) -> None:
         """Create the optimisers.
 
@@ -78,15 +75,14 @@ class Optimisers:
             matrices: Parameters for Muon; may be empty.
             others: Parameters for AdamW, each group with its learning rate.
             schedule: Learning rates and their schedule.
+            muon_lr: Muon's learning rate.
         """
         groups = [{"params": list(weights), "lr": rate} for weights, rate in others]
         self._schedule = schedule
         adamw = torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.all: Sequence[torch.optim.Optimizer] = (adamw,)
         if matrices:
-            muon = torch.optim.Muon(
-                matrices, lr=schedule.muon_lr, weight_decay=schedule.weight_decay
-            )
+            muon = torch.optim.Muon(matrices, lr=muon_lr, weight_decay=schedule.weight_decay)
             self.all = (muon, adamw)
         param_groups = [optimizer.param_groups for optimizer in self.all]
         self._rates = [[group["lr"] for group in groups] for groups in param_groups]

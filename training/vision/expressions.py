@@ -37,6 +37,12 @@ class PhotoSchedule(Schedule):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     max_photos: int | None = Field(default=None, ge=1)
     """Maximum number of photos of each split, sampled by the seed; None uses all."""
+    compile: bool = False
+    """Compile the forward pass: 1.2 to 1.4 times faster on a CPU; needs a C++ compiler."""
+
+    @property
+    def resumable_keys(self) -> frozenset[str]:
+        return super().resumable_keys | {"compile"}
 
 
 def photos_of_splits(faces: list[Face], config: PhotoSchedule) -> tuple[PhotoBatches, PhotoBatches]:

@@ -187,7 +187,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for block in tower.blocks:
             block.compile()
     matrices, rest = split_for_muon(classifier, tower.blocks)
-    optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config)
+    optimisers = Optimisers(matrices, [(rest, config.adamw_lr)], config, config.muon_lr)
     image_processor = processor.image_processor
 
     def logits_of(photos: Tensor) -> Tensor:
