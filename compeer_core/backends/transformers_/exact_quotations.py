@@ -1,8 +1,9 @@
 """Constrained decoding of quotations: a reasoning step can only quote what a message contains.
 
-Between two double quotation marks, the next token must continue a passage of a message, and the closing mark may
-follow only at the end of a word. So quotations are exact by construction, whatever the model prefers. The reply is
-not constrained: it may put words into quotation marks that the seeker could say.
+Between two straight double quotation marks (other marks are free), the next token must continue a passage of
+a message, and the closing mark may follow only at the end of a word. So quotations are exact by construction,
+whatever the model prefers. The reply is not constrained: it may put words into quotation marks that the
+seeker could say.
 
 The constraint needs a byte-level tokenizer, where the text of a token does not depend on its neighbours.
 """
@@ -26,7 +27,15 @@ _PASSAGES = re.compile(r'["\n]+')
 
 
 class TokenTexts:
-    """The text of each token of a vocabulary, and the tokens that may open or close a quotation."""
+    """The text of each token of a vocabulary, and the tokens that may open or close a quotation.
+
+    Attributes:
+        texts: By token id.
+        by_text: Token ids by text, without tokens that hold a quotation mark or part of a character.
+        marks: Ids of the tokens that hold a quotation mark, shape (marks,).
+        not_opening: Those of `marks` that would begin a quotation with something else than a message.
+        closing: Ids of the tokens that may end a quotation.
+    """
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         """Decode all tokens, one by one.
