@@ -121,10 +121,15 @@ class Step:
     seconds: float = 0.0
     """Excluding the work for the comparison."""
     rollouts: float = 0.0
+    """Seconds of generation."""
     judging: float = 0.0
+    """Seconds of the judge's forward passes and their rewards."""
     reweighting: float = 0.0
+    """Seconds of Eq. 6."""
     preparing: float = 0.0
-    """Tokenisation, decoding and tensors."""
+    """Seconds of tokenisation, decoding and tensors."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Peak bytes on the GPU, by part."""
     tokens: int = 0
     """Generated tokens."""
     read: int = 0
@@ -134,15 +139,15 @@ class Step:
     complete: float = 0.0
     """Share of the completions that are complete turns."""
     naive_judging: float = 0.0
+    """Seconds of judging each verdict with a pass of its own."""
     naive_judge_read: int = 0
     plain_rollouts: float = 0.0
+    """Seconds of trl's rollouts for the same prompts."""
     plain_tokens: int = 0
     plain_read: int = 0
     rewards: int = 0
     """Number of rewards compared with naive ones."""
     unequal: int = 0
-    memory: dict[str, int] = field(default_factory=dict)
-    """Peak bytes on the GPU, by part."""
 
     @property
     def update(self) -> float:
