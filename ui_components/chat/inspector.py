@@ -22,7 +22,14 @@ from compeer_core.unifireward import (
 from ui_components.chat.best_of import best_of_view
 from ui_components.chat.branches import branches_view
 from ui_components.chat.grounding_view import grounding_line, marked_pieces
-from ui_components.chat.reply_words import readable, reward_of, signed, status_line, total_in_words
+from ui_components.chat.reply_words import (
+    readable,
+    reasons,
+    reward_of,
+    signed,
+    status_line,
+    total_in_words,
+)
 from ui_components.chat.steering_view import (
     card_controls,
     contradiction_words,
@@ -107,6 +114,7 @@ def inspector_html(
         grounding=grounding_line(progress, texts),
         steering_notes=steering_notes(progress, texts),
         error=progress.record.error if progress and progress.record else None,
+        gate=_gate(progress, texts),
         score=_score(progress, texts),
         sparkline=_sparkline(session, texts, shown),
         raw=_raw(progress),
@@ -364,6 +372,34 @@ def _problems(progress: Progress | None, texts: Texts) -> str:
         for problem in record.reading.problems
     ]
     return texts("inspector.incomplete", problems=texts.listed(sentences))
+
+
+def _gate(progress: Progress | None, texts: Texts) -> dict[str, object] | None:
+    """Say why a reply was drawn again or is not shown, with the rejected draws."""
+    if progress is None or not progress.rejected:
+        return None
+    count = len(progress.rejected)
+    why = reasons(progress.rejected, texts)
+    if not progress.is_withheld:
+        words = texts("gate.regenerated", reasons=why)
+    elif count == 1:
+        words = texts("gate.withheld_once", reasons=why)
+    else:
+        words = texts("gate.withheld_why", draws=count, reasons=why)
+    return {
+        "words": words,
+        "title": texts("gate.draws", count=count),
+        "draws": [
+            {
+                "title": texts(
+                    "gate.draw", number=number, seed=draw.seed, reasons=reasons([draw], texts)
+                ),
+                "label": texts("gate.draw_text", number=number),
+                "raw": draw.raw,
+            }
+            for number, draw in enumerate(progress.rejected, start=1)
+        ],
+    }
 
 
 def _raw(progress: Progress | None) -> str | None:

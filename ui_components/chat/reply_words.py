@@ -1,5 +1,8 @@
 """The state of a reply in words, for conversation and inspector."""
 
+from collections.abc import Sequence
+
+from compeer_core.gate import RejectedDraw
 from compeer_core.reasoning import LabelValue, Part, Unreadable
 from compeer_core.unifireward import Reward
 from ui_components.shared.progress import Progress
@@ -22,6 +25,8 @@ def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -
         if progress.failure == "places":
             return texts("errors.too_many_of_yours")
         return texts("status.failed")
+    if progress.is_withheld:
+        return texts("gate.withheld")
     return "" if progress.reply.strip() else texts("status.empty_reply")
 
 
@@ -34,6 +39,8 @@ def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
         return texts("status.loading", model=progress.model, seconds=round(seconds))
     if progress.phase == "judging":
         return texts("status.judging")
+    if progress.rejected and not progress.has_words:
+        return texts("gate.drawing_again", reasons=reasons(progress.rejected[-1:], texts))
     if progress.writing is not None:
         return texts(f"status.{progress.writing}")
     done = [part for part, now in progress.parts.items() if now.state == "done"]
@@ -43,6 +50,12 @@ def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
         return texts("status.judging")
     ahead = [part for part, now in progress.parts.items() if now.state == "ahead"]
     return texts(f"status.{ahead[0]}" if ahead else "status.thinking")
+
+
+def reasons(draws: Sequence[RejectedDraw], texts: Texts) -> str:
+    """Return why the gate rejected these draws, each reason once."""
+    faults = dict.fromkeys(fault for draw in draws for fault in draw.faults)
+    return texts.listed([texts(f"gate.{fault}") for fault in faults])
 
 
 def summary(progress: Progress, texts: Texts) -> list[str]:

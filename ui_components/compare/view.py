@@ -121,6 +121,8 @@ def _side(
 def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
     progress = side.progress
     if side.has_failed:
+        if progress.is_withheld:
+            return texts("compare.unusable", side=letter)
         if progress.failure in {"model", "line", "places"}:
             return texts(f"compare.failed_{progress.failure}")
         key = "stopped_early" if progress.outcome == "stopped" or not progress.failure else "failed"
