@@ -1,10 +1,11 @@
 """The state of a reply in words, for conversation and inspector."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from compeer_core.gate import RejectedDraw
 from compeer_core.reasoning import LabelValue, Part, Unreadable
-from compeer_core.unifireward import Reward
+from compeer_core.unifireward import Reward, StepOutcome, StepVerdict
 from ui_components.shared.progress import Progress
 from ui_components.shared.texts import Texts
 
@@ -82,12 +83,43 @@ def reward_of(progress: Progress | None) -> Reward | None:
     return progress.record.judgement.reward()
 
 
+def steps_in_words(progress: Progress | None, texts: Texts) -> str:
+    """Return how many steps are judged right; empty if the judge was not asked.
+
+    An unsure verdict counts as neither right nor wrong.
+    """
+    record = progress.record if progress else None
+    if record is None or record.judgement is None or record.judgement.steps is None:
+        return ""
+    steps = record.judgement.steps
+    counts = Counter(verdict_kind(step) for step in steps)
+    if not counts["unsure"] and not counts["unscored"]:
+        return texts("inspector.steps_right", right=counts["right"], count=len(steps))
+    kinds = ("right", "unsure", "wrong", "unscored")
+    return texts(
+        "inspector.steps_counted",
+        list=texts.listed(
+            [texts(f"inspector.count_{kind}", count=counts[kind]) for kind in kinds if counts[kind]]
+        ),
+    )
+
+
+def verdict_kind(outcome: StepOutcome) -> str:
+    """Return "right", "unsure", "wrong" or "unscored"."""
+    if not isinstance(outcome, StepVerdict):
+        return "unscored"
+    return "unsure" if outcome.is_unsure else "right" if outcome.correct else "wrong"
+
+
 def total_in_words(progress: Progress | None, texts: Texts) -> str:
     """Return the total with its maximum, or that there is none."""
     reward = reward_of(progress)
     if reward is None or reward.total is None:
         return texts("inspector.not_scored")
     return texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
+
+
+VERDICT_SIGNS = {"right": "✓", "unsure": "?", "wrong": "✗"}
 
 
 def signed(value: float) -> str:

@@ -93,6 +93,8 @@ class Progress:
     number: int = 1
     """Counts the replies to one message; immutable."""
     origin: Origin = Origin()
+    compared_with: int = 0
+    """The number of the reply that the judge compares it with; 0 for none."""
     only_asked: bool = False
     """The backend cannot prefill: the prompt only asked to continue from what was given."""
     phase: Phase = "waiting"
