@@ -41,6 +41,7 @@ from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
     AnswerRequest,
     PolicySource,
+    gate_state,
     loaded_policy,
     seed_of,
 )
@@ -295,6 +296,7 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
         command=config.command,
         versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
+        gate=gate_state(config.policies),
         interval="95 % CI over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),
