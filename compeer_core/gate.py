@@ -4,19 +4,18 @@ A small model can loop, leak its own markup or stop in the middle of a turn. `fa
 finished turn, by rule and in linear time. It does not judge meaning: a reply can pass and still be unhelpful.
 `compeer_core.turn.take_turn` draws again after a fault, and withholds the reply if every draw has one.
 
-Words are counted as in `compeer_core.redundancy`: separated by spaces, and 1.5 characters each in Chinese and other
-scripts without spaces.
+Lengths are in words as in `compeer_core.redundancy`: separated by spaces, and 1.5 characters each in Chinese and
+other scripts without spaces. Repetition is measured as in evaluations (`compeer_core.ngrams`).
 """
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from compeer_core.dialogue import Dialogue, Speaker
+from compeer_core.ngrams import loops, runs_of, words_of
 from compeer_core.reasoning import LABELS, Reading
-from compeer_core.redundancy import LETTERS_PER_WORD, UNSPACED, reply_length
+from compeer_core.redundancy import LETTERS_PER_WORD, reply_length
 
 FEWEST_WORDS = 2
 """A reply of one word answers nothing that a person wrote."""
@@ -29,7 +28,6 @@ GRAM_TIMES = 3
 COPIED_SHARE = 0.8
 """A reply repeats the previous one if that one contains this share of its distinct runs of `GRAM_WORDS` words."""
 
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _MARKUP = re.compile(
     r"</?[A-Za-z][^<>\n]{0,200}>"  # a tag, of the output format or of HTML
     r"|</[A-Za-z]|<[A-Za-z]{2,20}$"  # ... cut off
@@ -91,14 +89,13 @@ def faults_of(
         ['format', 'says_nothing']
     """
     reply = reading.reply or ""
-    words = _words(reply)
     checks = {
         Fault.FORMAT: not reading.is_complete,
-        Fault.SAYS_NOTHING: reply_length(" ".join(words)) < FEWEST_WORDS,
+        Fault.SAYS_NOTHING: reply_length(" ".join(words_of(reply))) < FEWEST_WORDS,
         Fault.MARKUP: bool(_MARKUP.search(reply) or _LABEL_LINE.search(reply)),
         Fault.TOO_LONG: reply_length(reply) > MOST_WORDS,
-        Fault.REPEATS_ITSELF: _repeats_itself(words),
-        Fault.REPEATS_PREVIOUS: _repeats(words, _words(previous)),
+        Fault.REPEATS_ITSELF: loops(reply, _gram_size(reply), GRAM_TIMES),
+        Fault.REPEATS_PREVIOUS: _repeats(reply, previous),
     }
     return tuple(
         fault
@@ -115,25 +112,17 @@ def previous_reply(dialogue: Dialogue) -> str:
     )
 
 
-def _words(text: str) -> list[str]:
-    """Return the words in lower case; in a script without spaces, the characters."""
-    spaced = UNSPACED.sub(r" \g<0> ", text.lower().replace("’", "'"))
-    return _WORD.findall(spaced)
+def _gram_size(text: str) -> int:
+    """Return `GRAM_WORDS`, or as many characters if most of the words are characters of a script without spaces."""
+    words = words_of(text)
+    characters = sum(word >= "\u3040" for word in words)
+    return round(GRAM_WORDS * LETTERS_PER_WORD) if 2 * characters > len(words) else GRAM_WORDS
 
 
-def _grams(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return all runs of `GRAM_WORDS` words; of 6 characters, if most of the words are characters."""
-    unspaced = sum(len(word) == 1 and bool(UNSPACED.match(word)) for word in words)
-    size = round(GRAM_WORDS * LETTERS_PER_WORD) if 2 * unspaced > len(words) else GRAM_WORDS
-    return [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
-
-
-def _repeats_itself(words: Sequence[str]) -> bool:
-    return max(Counter(_grams(words)).values(), default=0) >= GRAM_TIMES
-
-
-def _repeats(words: Sequence[str], previous: Sequence[str]) -> bool:
-    if not words or words == previous:
+def _repeats(reply: str, previous: str) -> bool:
+    words = words_of(reply)
+    if not words or words == words_of(previous):
         return bool(words)
-    grams, earlier = {*_grams(words)}, {*_grams(previous)}
+    size = _gram_size(reply)
+    grams, earlier = runs_of([reply], size).keys(), runs_of([previous], size).keys()
     return bool(grams) and len(grams & earlier) >= COPIED_SHARE * len(grams)

@@ -178,7 +178,7 @@ def _unit(vectors: ArrayLike) -> Floats:
 LETTERS_PER_WORD = 1.5
 """For scripts without spaces between words: Chinese words have one or two characters."""
 
-UNSPACED = re.compile(
+_UNSPACED = re.compile(
     "[\u0e00-\u0eff\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 _LETTER = re.compile(r"\w")
@@ -244,8 +244,8 @@ def reply_length(text: str) -> float:
         >>> reply_length("I am here - with you."), reply_length("我在这里陪你。")
         (5.0, 4.0)
     """
-    unspaced = len(UNSPACED.findall(text))
-    spaced = sum(1 for part in UNSPACED.sub(" ", text).split() if _LETTER.search(part))
+    unspaced = len(_UNSPACED.findall(text))
+    spaced = sum(1 for part in _UNSPACED.sub(" ", text).split() if _LETTER.search(part))
     return spaced + unspaced / LETTERS_PER_WORD
 
 

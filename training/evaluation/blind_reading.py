@@ -27,11 +27,11 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.grounding import invented_quotations
+from compeer_core.ngrams import loops
 from compeer_core.reasoning import TAGS, read
 from compeer_core.row_files import write_rows
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
 from training.common import results
-from training.common.diversity import loops
 from training.common.fingerprints import digest
 from training.common.run_directory import versions
 from training.data.histories import read_histories
