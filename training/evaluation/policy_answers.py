@@ -126,7 +126,7 @@ class Answerer:
 
     def _batch_answers(
         self, prompts: Sequence[Prompt], sampling: Sampling, store: AnswerStore | None
-    ) -> list[tuple[Turn, ...]]:
+    ) -> Sequence[tuple[Turn, ...]]:
         """Take the answers from the store, or generate them."""
         if store is None:
             return self._generate_batch(prompts, sampling)
