@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         models = Models(registry, policy=policy, judge=judge)
         try:
-            services = Services(models, votes, language=flags.language)
+            services = Services(models, votes, language=flags.language, gated=flags.gate)
         except StoreError as error:
             return _wrong(error)
         application = build_server(
@@ -219,6 +219,13 @@ def _flags() -> argparse.ArgumentParser:
         "or networks (default: none)",
     )
     add("--language", choices=["en", "zh"], help="language of the page (default: the browser's)")
+    add(
+        "--no-gate",
+        dest="gate",
+        action="store_false",
+        help="for researchers: show every reply as the model wrote it, also one that breaks the format, "
+        "repeats itself, contains markup, is too long or says nothing (default: draw it again)",
+    )
     add("--api-only", action="store_true", help="serve the API without the page")
     add(
         "--metrics",

@@ -16,12 +16,23 @@ from compeer_core.taxonomy import Preference
 Form = Literal["hard", "soft"]
 
 
+UNSURE = (0.35, 0.65)
+"""Between these probabilities a verdict is shown as "unsure". The step probabilities of the shipped judge are
+0.17 off on average (its expected calibration error, docs/results.md), so within 0.15 of even they do not
+tell right from wrong."""
+
+
 @dataclass(frozen=True)
 class StepVerdict:
     """Whether a step of the reasoning is right."""
 
     correct: bool
     probability_correct: float
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the probability lies in the band `UNSURE`, ends included."""
+        return UNSURE[0] <= self.probability_correct <= UNSURE[1]
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,16 @@ class ResponseVerdict:
     def at_least_as_good(self) -> bool:
         """Whether the reply equals or beats the reference, the paper's condition for +1."""
         return self.preference in {Preference.FIRST, Preference.BOTH}
+
+    @property
+    def probability_at_least_as_good(self) -> float:
+        """The probability that the reply equals or beats the reference."""
+        return self.probabilities[Preference.FIRST] + self.probabilities[Preference.BOTH]
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether that probability lies in the band `UNSURE`, ends included."""
+        return UNSURE[0] <= self.probability_at_least_as_good <= UNSURE[1]
 
 
 @dataclass(frozen=True)
@@ -140,11 +161,10 @@ def _value(outcome: StepOutcome | ReplyOutcome, form: Form) -> float | None:
     match outcome:
         case StepVerdict(correct, probability):
             return _signed(correct) if form == "hard" else 2 * probability - 1
-        case ResponseVerdict(probabilities=probabilities):
+        case ResponseVerdict():
             if form == "hard":
                 return _signed(outcome.at_least_as_good)
-            good = probabilities[Preference.FIRST] + probabilities[Preference.BOTH]
-            return 2 * good - 1
+            return 2 * outcome.probability_at_least_as_good - 1
         case _:
             return None
 

@@ -4,6 +4,10 @@ The page and the API call `take_turn`. It merges generation and judging into one
 ends at a stop or at its deadline, and always closes with a `TurnDone`. If the policy fails, its
 partial text remains; if the judge fails, the reply is unaffected.
 
+With the gate (`compeer_core.gate`), a draw with a fault is rejected before its reply is judged, and
+the turn is drawn again with another seed, up to `FRESH_DRAWS` times. If the last draw has a fault, too,
+the reply is withheld: the record's reading has none.
+
 Visitors see the messages of a `BackendError`, so backends put no paths, addresses or keys into them.
 """
 
@@ -16,14 +20,18 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import BackendError
+from compeer_core.gate import RejectedDraw, faults_of, previous_reply
 from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Event, Part, PartFinished, Reading, TurnFinished
 from compeer_core.unifireward import (
     Judge,
     Judgement,
+    NotApplicable,
     ReplyOutcome,
     StepOutcome,
     Unscorable,
@@ -34,9 +42,14 @@ logger = logging.getLogger(__name__)
 SEEDS = 2**31
 """Random seeds are below this, so that every backend accepts them."""
 
+FRESH_DRAWS = 3
+"""How often a turn is drawn again after the gate has rejected it. Greedy decoding is not repeated."""
+
 TOO_SLOW = "the reply took longer than {seconds:g} seconds and was stopped"
 STOPPED_FIRST = Unscorable("the turn was stopped before this was judged")
 LATE_FIRST = Unscorable("the time was up before this was judged")
+
+REJECTED = NotApplicable("the gate rejected the reply, so it is not judged")
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -63,10 +76,11 @@ class TurnRecord:
     model: str
     judge: str | None
     seed: int
-    """With the same model, dialogue and controls, this seed gives the same turn."""
+    """Of the last draw. With the same model, dialogue and controls, it gives the same turn."""
     raw: str
-    """The full text that the model generated."""
+    """The full text that the model generated, in the last draw."""
     reading: Reading
+    """Of the last draw, but without the reply if it is withheld."""
     judgement: Judgement | None
     """None without a judge, and for a turn that a stop, a failure or the deadline cut off: its missing
     parts are not the model's fault, so there is no format penalty."""
@@ -79,8 +93,20 @@ class TurnRecord:
     scoring_seconds: float
     """From the last token to the last score."""
     tokens: int
+    """Of all draws."""
     controls: Controls = Controls()  # noqa: RUF009  (frozen)
     """The controls, with the seed that was used."""
+    gated: bool = False
+    """Whether the gate was on."""
+    rejected: tuple[RejectedDraw, ...] = ()
+    """The draws that the gate rejected, in order; the last draw, too, if its reply is withheld."""
+    withheld: bool = False
+    """Whether the gate rejected the last draw."""
+
+    @property
+    def draws(self) -> int:
+        """The number of draws."""
+        return len(self.rejected) + (not self.withheld)
 
 
 @dataclass(frozen=True)
@@ -90,7 +116,14 @@ class TurnDone:
     record: TurnRecord
 
 
-TurnEvent = Event | StepJudged | ReplyJudged | TurnDone
+@dataclass(frozen=True)
+class DrawRejected:
+    """The gate has rejected the turn so far, and it is drawn again."""
+
+    draw: RejectedDraw
+
+
+TurnEvent = Event | StepJudged | ReplyJudged | DrawRejected | TurnDone
 
 
 class Halt(threading.Event):
@@ -126,6 +159,8 @@ def take_turn(
     stop: threading.Event,
     reference: str | None = None,
     deadline_seconds: float = 120,
+    *,
+    gated: bool = False,
 ) -> Generator[TurnEvent, None, None]:
     """Generate a turn and judge it live.
 
@@ -139,7 +174,8 @@ def take_turn(
         controls: A random seed is used if the sampling has none.
         stop: Set it from any thread to end the turn.
         reference: A reply to compare with.
-        deadline_seconds: Time limit of the turn, judging included.
+        deadline_seconds: Time limit of the turn, judging and fresh draws included.
+        gated: Whether draws with a fault are rejected, see `compeer_core.gate`.
 
     Raises:
         InputError: The controls are invalid; the model was not called.
@@ -147,8 +183,61 @@ def take_turn(
     started = time.monotonic()
     halt = Halt(stop, deadline_seconds)
     sampling = policy.sampling if controls.sampling is None else controls.sampling
-    seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
-    controls = replace(controls, sampling=replace(sampling, seed=seed))
+    first_seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed
+    fresh_draws = FRESH_DRAWS if sampling.temperature > 0 else 0
+    rejected: tuple[RejectedDraw, ...] = ()
+    tokens = 0
+    first_token_seconds: float | None = None
+    while True:
+        before = time.monotonic() - started
+        seed = draw_seed(first_seed, len(rejected))
+        drawn = replace(controls, sampling=replace(sampling, seed=seed))
+        record = yield from _draw(
+            policy, judge, dialogue, drawn, halt, reference, deadline_seconds, gated=gated
+        )
+        tokens += record.tokens
+        rejected += record.rejected
+        if first_token_seconds is None and record.first_token_seconds is not None:
+            first_token_seconds = before + record.first_token_seconds
+        may_draw_again = len(rejected) <= fresh_draws and not halt.is_set()
+        if not (record.withheld and record.status == "finished" and may_draw_again):
+            break
+        yield DrawRejected(rejected[-1])
+
+    yield TurnDone(
+        replace(
+            record,
+            first_token_seconds=first_token_seconds,
+            seconds=before + record.seconds,
+            tokens=tokens,
+            rejected=rejected,
+        )
+    )
+
+
+def draw_seed(first_seed: int, draw: int) -> int:
+    """Return the seed of a draw: that of the turn for draw 0, and derived from it for a fresh draw."""
+    if draw == 0:
+        return first_seed
+    return int(np.random.SeedSequence((first_seed, draw)).generate_state(1)[0]) % SEEDS
+
+
+def _draw(
+    policy: Policy,
+    judge: Judge | None,
+    dialogue: Dialogue,
+    controls: Controls,
+    halt: Halt,
+    reference: str | None,
+    deadline_seconds: float,
+    *,
+    gated: bool,
+) -> Generator[TurnEvent, None, TurnRecord]:
+    """Draw and judge a turn once; the controls have a seed. Returns the record of this draw alone."""
+    assert controls.sampling is not None
+    assert controls.sampling.seed is not None
+    seed = controls.sampling.seed
+    started = time.monotonic()
     failure: str | None = None
     reading: Reading | None = None
     judgement: Judgement | None = None
@@ -182,31 +271,38 @@ def take_turn(
         elif halt.is_set() and not reading.is_complete:
             status = "stopped" if halt.is_stopped else "failed"
             failure = None if halt.is_stopped else TOO_SLOW.format(seconds=deadline_seconds)
-        if judge is not None and status == "finished":
-            if reading.is_complete:
+        is_finished = status == "finished"
+        faults = (
+            faults_of(reading, previous_reply(dialogue), is_finished=is_finished) if gated else ()
+        )
+        if judge is not None and is_finished:
+            if not reading.is_complete:
+                judgement = Judgement.of_incomplete(has_reference=reference is not None)
+            elif faults:
+                judgement = Judgement(tuple(steps), REJECTED, is_complete=True)
+            else:
                 verdict = live_judge.judge_reply(reading.turn.reply, reference)
                 yield ReplyJudged(verdict)
                 judgement = Judgement(tuple(steps), verdict, is_complete=True)
-            else:
-                judgement = Judgement.of_incomplete(has_reference=reference is not None)
         tokens = stream.tokens
 
-    yield TurnDone(
-        TurnRecord(
-            model=policy.name,
-            judge=None if judge is None else judge.name,
-            seed=seed,
-            raw=reading.raw,
-            reading=reading,
-            judgement=judgement,
-            status=status,
-            error=failure,
-            first_token_seconds=first_token_seconds,
-            seconds=written - started,
-            scoring_seconds=time.monotonic() - written,
-            tokens=tokens,
-            controls=controls,
-        )
+    return TurnRecord(
+        model=policy.name,
+        judge=None if judge is None else judge.name,
+        seed=seed,
+        raw=reading.raw,
+        reading=replace(reading, reply=None) if faults else reading,
+        judgement=judgement,
+        status=status,
+        error=failure,
+        first_token_seconds=first_token_seconds,
+        seconds=written - started,
+        scoring_seconds=time.monotonic() - written,
+        tokens=tokens,
+        controls=controls,
+        gated=gated,
+        rejected=(RejectedDraw(seed, reading.raw, faults),) if faults else (),
+        withheld=bool(faults),
     )
 
 

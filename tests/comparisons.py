@@ -14,10 +14,20 @@ from ui_components.shared.services import Services
 
 MODELS = {"maple-1": "Maple the First", "cedar-2": "Cedar the Second", "willow-3": ""}
 LEAK = COMPLETE.replace(REPLY, "I am maple-1, and I am glad that you are here.")
-LONG, SECOND_LONG = " ".join([REPLY] * 4), " ".join([SECOND_REPLY] * 4)
+LONG = (
+    f"{REPLY} You have held so much together these past weeks, and nobody around you seems to have seen it. "
+    "When the phone stays silent in the evening, where do your thoughts go first? I would like to hear."
+)
+SECOND_LONG = (
+    f"{SECOND_REPLY} Telling it to somebody for the first time often makes a thing weigh a little less. "
+    "Who, apart from me, might be glad that you told them, even if your voice shakes while you speak?"
+)
 SLOWLY = {"when": "slowly", "delay_seconds": 0.03, "chunk_characters": 12}
 ENDLESS = {"when": "for ever", "delay_seconds": 0.05, "chunk_characters": 12}
-FOR_EVER = {"text": COMPLETE.replace(REPLY, " ".join([REPLY] * 600))}
+FOR_EVER = {
+    # Long words, so that a reply that is stopped is neither too long nor repeats itself.
+    "text": COMPLETE.replace(REPLY, " ".join([REPLY, *(f"word{n:040}" for n in range(800))]))
+}
 TURNS: dict[str, list[dict[str, Any]]] = {
     "maple-1": [
         {**SLOWLY, "text": COMPLETE.replace(REPLY, LONG)},

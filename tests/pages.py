@@ -45,6 +45,7 @@ HOSTILE = (
     "<reply><img src=x onerror='window.stolen(5)'> ${window.stolen(6)} ![x](https://example.com/x.png)"
     "</reply>"
 )
+LOOP = COMPLETE.replace(REPLY, "I am here for you, always. " * 5)
 QUOTING = (
     '<history>They say “lost my job”, “my boss shouted” and "I hate my job".\nStage: Exploration</history>\n'
     "<emotion>In the photo they look sad.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
@@ -130,12 +131,16 @@ source = "scripted:wrong.toml"
 
 
 def make_services(
-    folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS, *, grace_seconds: float = 0.2
+    folder: Path,
+    turns: Sequence[dict[str, Any]] = STANDARD_TURNS,
+    *,
+    grace_seconds: float = 0.2,
+    gated: bool = True,
 ) -> Services:
     """Return the services of a server with scripted models."""
     models = Models(Registry.from_toml(write_models(folder, turns)))
     votes = VoteStore(default_url(folder))
-    return Services(models, votes, grace_seconds=grace_seconds)
+    return Services(models, votes, grace_seconds=grace_seconds, gated=gated)
 
 
 # --- handlers without a browser ------------------------------------------------------------------

@@ -148,10 +148,15 @@ class SideResult:
 
     @classmethod
     def of(cls, record: TurnRecord, leaked: bool | None = None) -> "SideResult":
-        """Return the result of a turn; text without any tag is the reply."""
+        """Return the result of a turn; text without any tag is the reply, unless the gate is on."""
         reading = record.reading
         reply = reading.reply
-        if reply is None and reading.history is None and reading.strategy is None:
+        if (
+            reply is None
+            and not record.withheld
+            and reading.history is None
+            and reading.strategy is None
+        ):
             reply = record.raw
         return cls(
             status=SideStatus(record.status),

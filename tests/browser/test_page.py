@@ -85,8 +85,9 @@ def test_a_person_types_and_sees_the_steps_light_up_the_reply_and_the_scores(pag
     inspector = page.locator("#inspector")
     expect(inspector.locator(".verdict.is-right")).to_have_count(2)
     expect(inspector.locator(".verdict.is-wrong")).to_contain_text("66 % confident")
+    expect(inspector.locator(".tally")).to_have_text(re.compile("2 of 3 steps judged right$"))
     expect(inspector.locator(".total")).to_contain_text("+2 of 4")
-    expect(inspector.locator(".earned")).to_contain_text("reply n/a (no reference)")
+    expect(inspector.locator(".earned")).to_contain_text("reply no baseline")
     expect(inspector.locator(".is-intensity")).to_contain_text("4 of 5")
     expect(page.locator("#message .submit-button")).to_be_visible()
     expect(message(page)).to_have_value("")
@@ -338,7 +339,11 @@ def test_what_a_model_writes_is_text_and_loads_nothing(page, address):
     send(page, "hostile ${window.stolen(7)} <img src=x onerror=stolen(8)>")
     settled(page)
 
-    expect(page.locator("#conversation .answer .words")).to_contain_text("${window.stolen(6)}")
+    expect(page.locator("#conversation .answer .status")).to_contain_text("usable reply")
+    page.locator("#inspector details[data-fold=draws] summary").click()
+    expect(page.locator("#inspector details[data-fold=draws] pre").first).to_contain_text(
+        "${window.stolen(6)}"
+    )
     expect(page.locator("#inspector .free").first).to_contain_text("${window.stolen(1)} {{value}}")
     assert page.evaluate("window.stolenBy") is None
     assert page.locator("#conversation img, #inspector img").count() == 0

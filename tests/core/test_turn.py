@@ -17,15 +17,19 @@ from compeer_core.backends.scripted import (
     ScriptedTurn,
 )
 from compeer_core.errors import BackendError, InputError
+from compeer_core.gate import Fault
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Part, PartFinished, PartStarted, TurnFinished, read
 from compeer_core.turn import (
+    FRESH_DRAWS,
+    DrawRejected,
     Halt,
     ReplyJudged,
     StepJudged,
     TurnDone,
     TurnEvent,
     TurnRecord,
+    draw_seed,
     take_turn,
 )
 from compeer_core.unifireward import (
@@ -37,6 +41,7 @@ from compeer_core.unifireward import (
     Unscorable,
 )
 from tests.core.example import DIALOGUE, TEXT
+from tests.draws import Draws
 
 KIND_JUDGE = Judge("kind", ScriptedScorer(["True", "First"]))
 
@@ -389,3 +394,118 @@ def test_a_halt_is_set_by_the_stop_or_by_time() -> None:
     assert by_stop.wait()
     assert by_stop.is_stopped
     assert not by_stop.is_late
+
+
+# --- the gate ------------------------------------------------------------------------------------
+
+LOOP = TEXT.replace("What happened today?", "I am here. " * 9)
+
+
+def gated(
+    backend: Draws, *, temperature: float = 0.7, stop_at: type | None = None, **settings: object
+) -> list[TurnEvent]:
+    """Take a turn with the gate; Stop is pressed at the first event of a kind."""
+    stop = threading.Event()
+    controls = Controls(sampling=Sampling(temperature=temperature, seed=5))
+    events = []
+    for event in take_turn(
+        Policy("p", backend),
+        KIND_JUDGE,
+        DIALOGUE,
+        controls,
+        stop,
+        gated=True,
+        **settings,  # type: ignore[arg-type]
+    ):
+        events.append(event)
+        if stop_at is not None and isinstance(event, stop_at):
+            stop.set()
+    return events
+
+
+def test_a_turn_that_passes_the_gate_is_drawn_once() -> None:
+    backend = Draws(TEXT)
+    record = record_of(gated(backend))
+
+    assert backend.seeds == [5]
+    assert (record.gated, record.draws, record.rejected, record.withheld) == (True, 1, (), False)
+    assert record.reading == read(TEXT)
+
+
+def test_a_rejected_turn_is_drawn_again_with_a_derived_seed() -> None:
+    backend = Draws(LOOP, "no format", TEXT)
+    events = gated(backend, reference="Calm down.")
+    record = record_of(events)
+    rejected = [event.draw for event in events if isinstance(event, DrawRejected)]
+
+    assert backend.seeds == [5, draw_seed(5, 1), draw_seed(5, 2)]
+    assert [(draw.seed, draw.raw) for draw in rejected] == [
+        (5, LOOP),
+        (draw_seed(5, 1), "no format"),
+    ]
+    assert [draw.faults[0] for draw in rejected] == [Fault.REPEATS_ITSELF, Fault.FORMAT]
+    assert record.rejected == tuple(rejected)
+    assert (record.draws, record.withheld, record.seed) == (3, False, draw_seed(5, 2))
+    assert record.reading.reply == "What happened today?"
+    alone = [record_of(turn(text)).tokens for text in (LOOP, "no format", TEXT)]
+    assert record.tokens == sum(alone)
+    assert sum(isinstance(event, ReplyJudged) for event in events) == 1
+
+
+def test_the_seed_of_the_record_gives_the_same_turn_at_once() -> None:
+    first = record_of(gated(Draws(LOOP, TEXT)))
+    again = Controls(sampling=Sampling(seed=first.seed))
+    record = record_of(turn(controls=again))
+
+    assert (record.seed, record.raw) == (first.seed, first.raw)
+
+
+def test_the_reply_is_withheld_if_every_draw_is_rejected() -> None:
+    backend = Draws(LOOP)
+    events = gated(backend, reference="Calm down.")
+    record = record_of(events)
+
+    assert len(backend.seeds) == len({*backend.seeds}) == 1 + FRESH_DRAWS
+    assert (record.draws, len(record.rejected)) == (1 + FRESH_DRAWS, 1 + FRESH_DRAWS)
+    assert (record.withheld, record.status) == (True, "finished")
+    assert record.reading.reply is None
+    assert record.raw == LOOP
+    assert record.judgement is not None
+    assert record.judgement.steps == (StepVerdict(True, 0.9),) * 3
+    assert record.judgement.reward().response is None
+    assert not any(isinstance(event, ReplyJudged) for event in events)
+
+
+def test_greedy_decoding_is_not_repeated() -> None:
+    backend = Draws(LOOP)
+
+    assert record_of(gated(backend, temperature=0.0)).withheld
+    assert backend.seeds == [5]
+
+
+def test_a_stop_or_the_deadline_ends_the_draws() -> None:
+    backend = Draws(LOOP)
+    stopped = record_of(gated(backend, stop_at=DrawRejected))
+    assert (len(backend.seeds), stopped.status, stopped.withheld) == (2, "stopped", False)
+    assert (stopped.draws, len(stopped.rejected)) == (2, 1)
+
+    slow = Draws(ScriptedTurn(text=LOOP, delay_seconds=0.002))
+    late = record_of(gated(slow, deadline_seconds=0.3))
+    assert len(slow.seeds) <= 2
+    assert late.seconds < 3
+
+
+def test_a_reply_that_loops_until_it_is_stopped_is_withheld() -> None:
+    text = LOOP.removesuffix("</reply>")
+    endless = Draws(ScriptedTurn(text=text, ending="failed"))
+    record = record_of(gated(endless))
+
+    assert (record.status, record.withheld, record.reading.reply) == ("failed", True, None)
+    assert record.rejected[0].faults == (Fault.REPEATS_ITSELF,)
+
+
+def test_without_the_gate_nothing_is_rejected() -> None:
+    record = record_of(turn(LOOP))
+
+    assert (record.gated, record.draws, record.withheld) == (False, 1, False)
+    assert record.reading.reply == "I am here. " * 8 + "I am here."

@@ -6,32 +6,20 @@ A collapsed policy gives everybody the same reply, or repeats itself within a re
   1510.03055). It falls with the amount of text, so only equal amounts can be compared: for longer texts, use the
   expected value over draws of as many n-grams as the shorter ones have (rarefaction, Hurlbert 1971,
   doi 10.2307/1934145, for species).
-- loops: the share of texts that repeat an n-gram several times;
+- loops (`compeer_core.ngrams`): the share of texts that repeat an n-gram several times;
 - the Vendi score: the effective number of different texts, by the similarity of their embeddings
   (Friedman and Dieng 2023, arXiv 2210.02410): exp of the entropy of the eigenvalues of K / n, where K
   holds the cosines. 1 if all texts are the same, n if no two are similar.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-# In scripts without spaces, each character counts as a word.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_\u3040-\u30ff\u3400-\u9fff]+")
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation.
-
-    Example:
-        >>> words_of("I'm here. 我在"), words_of("...")
-        (['i', 'm', 'here', '我', '在'], [])
-    """
-    return _WORD.findall(text.casefold())
+from compeer_core.ngrams import runs_of
 
 
 def distinct(texts: Sequence[str], length: int) -> float | None:
@@ -121,25 +109,6 @@ def _expected(spectrum: Counter[int], amount: int) -> float:
         - (gammaln(total + 1) - gammaln(total - amount + 1))
     )
     return float((kinds * (1 - missed * possible)).sum() / amount)
-
-
-def runs_of(texts: Iterable[str], length: int) -> Counter[tuple[str, ...]]:
-    """Count the n-grams of `length` words; none spans two texts."""
-    return Counter(
-        tuple(words[place : place + length])
-        for words in map(words_of, texts)
-        for place in range(len(words) - length + 1)
-    )
-
-
-def loops(text: str, length: int = 4, times: int = 3) -> bool:
-    """Whether an n-gram of `length` words occurs at least `times` times.
-
-    Example:
-        >>> loops("I am so sorry, I am so sorry, I am so sorry."), loops("I am so sorry.")
-        (True, False)
-    """
-    return max(runs_of([text], length).values(), default=0) >= times
 
 
 def vendi_score(embeddings: npt.ArrayLike) -> float:

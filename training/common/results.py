@@ -136,6 +136,9 @@ class Result(FrozenModel):
     """Where speed matters: the processor."""
     interval: str = "95 % CI"
     """What `low` and `high` of the metrics are."""
+    gate: str = ""
+    """Whether generated replies passed `compeer_core.gate`: "off", "on", or for which policies it was on. Empty
+    if none were generated, and in files from before the gate."""
     compared: str = "Judge"
     """In a comparison: the kind of system compared, as a column head."""
     metrics: tuple[Metric, ...] = Field(min_length=1)
@@ -406,6 +409,7 @@ def _origin(result: Result) -> str:
         f"labels: {result.label_source}",
         *([f"machine: {result.machine}"] if result.machine else []),
         *([f"seed {result.seed}"] if result.seed is not None else []),
+        *([f"gate: {result.gate}"] if result.gate else []),
         result.date.isoformat(),
         versions,
     ]

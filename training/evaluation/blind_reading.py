@@ -27,11 +27,11 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.grounding import invented_quotations
+from compeer_core.ngrams import loops
 from compeer_core.reasoning import TAGS, read
 from compeer_core.row_files import write_rows
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
 from training.common import results
-from training.common.diversity import loops
 from training.common.fingerprints import digest
 from training.common.run_directory import versions
 from training.data.histories import read_histories
@@ -41,6 +41,7 @@ from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.policy_answers import (
     AnswerRequest,
     PolicySource,
+    gate_state,
     loaded_policy,
     seed_of,
 )
@@ -295,6 +296,7 @@ def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
         command=config.command,
         versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
+        gate=gate_state(config.policies),
         interval="95 % CI over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),

@@ -52,6 +52,7 @@ from training.evaluation.policy_answers import (
     Answerer,
     AnswerRequest,
     PolicySource,
+    gate_state,
     loaded_policy,
     seed_of,
 )
@@ -132,6 +133,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         command=config.command,
         versions=versions(("torch", "transformers")),
         seed=config.seed,
+        gate=gate_state([config.policy]),
         interval="95 % CI over source dialogues",
         compared="System",
         metrics=tuple(metrics),

@@ -13,6 +13,7 @@ import numpy as np
 
 from compeer_core.cer import CerRecord
 from compeer_core.config import FrozenModel
+from compeer_core.ngrams import loops
 from compeer_core.reasoning import Reading, Reasoning
 from compeer_core.stats import (
     Estimate,
@@ -23,7 +24,7 @@ from compeer_core.stats import (
     weighted_mean,
 )
 from training.common import results
-from training.common.diversity import distinct_without, loops
+from training.common.diversity import distinct_without
 from training.evaluation.bleu_rouge import ORDERS, overlap
 from training.evaluation.face_swap import Condition
 from training.evaluation.metrics import Ints, accuracy, confusion, weighted_f1

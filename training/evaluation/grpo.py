@@ -61,6 +61,7 @@ from training.evaluation.plots import TRAINING, plot_means, plot_training
 from training.evaluation.policy_answers import (
     AnswerRequest,
     PolicySource,
+    gate_state,
     loaded_policy,
     seed_of,
 )
@@ -225,6 +226,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         label_source=config.label_source,
         command=config.command,
         versions=versions(("torch", "transformers")),
+        gate=gate_state(config.policies),
         interval="95 % CI over source dialogues",
         compared="Policy",
         metrics=tuple(metrics),

@@ -1,6 +1,9 @@
 """Generates a policy's answers to histories in batches, with a seed per answer.
 
 Answers can be stored in a file, from which an interrupted evaluation resumes.
+
+The gate of `compeer_core.gate` is off unless a policy turns it on: an evaluation measures what a model writes,
+and the page what a person sees. Results state it (`gate_state`).
 """
 
 import functools
@@ -18,9 +21,12 @@ from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.batch_generation import Prompt, Turn, generate_turns
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue
+from compeer_core.gate import faults_of, previous_reply
 from compeer_core.model_pool import Lease, ModelPool
 from compeer_core.policy import Style
 from compeer_core.prompts import policy_messages
+from compeer_core.reasoning import read
+from compeer_core.turn import FRESH_DRAWS, draw_seed
 from training.common.fingerprints import digest, fingerprint
 from training.common.progress import track
 from training.common.run_directory import versions
@@ -42,6 +48,9 @@ class PolicySource(FrozenModel):
     """Replaces the temperature at which an evaluation samples; greedy decoding stays greedy."""
     exact_quotations: bool = False
     """Whether reasoning steps can quote only what the seeker wrote."""
+    gate: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
+    """Whether answers that may not be shown are drawn again, as on the page. If every draw is rejected, the
+    answer is empty. Greedy answers are not drawn again."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +119,61 @@ class Answerer:
                 )
                 for each in batch
             ]
-            if store is None:
-                yield from self._generate_batch(prompts, sampling)
-                continue
-            key = digest([self._identity, repr(sampling), repr(prompts)])
-            turns = store.take(key)
-            if turns is None:
-                turns = self._generate_batch(prompts, sampling)
-                store.put(key, turns)
+            turns = self._batch_answers(prompts, sampling, store)
+            if self._policy.gate:
+                turns = self._gated(batch, prompts, turns, sampling, store)
             yield from turns
+
+    def _batch_answers(
+        self, prompts: Sequence[Prompt], sampling: Sampling, store: AnswerStore | None
+    ) -> Sequence[tuple[Turn, ...]]:
+        """Take the answers from the store, or generate them."""
+        if store is None:
+            return self._generate_batch(prompts, sampling)
+        key = digest([self._identity, repr(sampling), repr(prompts)])
+        turns = store.take(key)
+        if turns is None:
+            turns = self._generate_batch(prompts, sampling)
+            store.put(key, turns)
+        return turns
+
+    def _gated(
+        self,
+        batch: Sequence[AnswerRequest],
+        prompts: Sequence[Prompt],
+        turns: Sequence[tuple[Turn, ...]],
+        sampling: Sampling,
+        store: AnswerStore | None,
+    ) -> list[tuple[Turn, ...]]:
+        """Draw rejected answers again, as `take_turn` does; empty the text of those that stay rejected."""
+        answers = {
+            (place, number): turn
+            for place, of_prompt in enumerate(turns)
+            for number, turn in enumerate(of_prompt)
+        }
+
+        def rejected() -> list[tuple[int, int]]:
+            return [
+                (place, number)
+                for (place, number), turn in answers.items()
+                if faults_of(read(turn.text), previous_reply(batch[place].dialogue))
+            ]
+
+        for draw in range(1, FRESH_DRAWS + 1 if sampling.temperature > 0 else 1):
+            places = rejected()
+            if not places:
+                break
+            fresh = [
+                Prompt(prompts[place].messages, (draw_seed(batch[place].seeds[number], draw),))
+                for place, number in places
+            ]
+            drawn = self._batch_answers(fresh, sampling, store)
+            answers |= {key: turn for key, (turn,) in zip(places, drawn, strict=True)}
+        answers |= {key: replace(answers[key], text="") for key in rejected()}
+        return [
+            tuple(answers[place, number] for number in range(len(of_prompt)))
+            for place, of_prompt in enumerate(turns)
+        ]
 
     def _generate_batch(
         self, prompts: Sequence[Prompt], sampling: Sampling
@@ -168,6 +223,20 @@ def loaded_policy(
         yield Answerer(policy, lease, at_once)
     finally:
         lease.release()
+
+
+def gate_state(policies: Sequence[PolicySource]) -> str:
+    """Return "off", "on", or the names of the policies whose answers passed the gate.
+
+    Example:
+        >>> policies = [PolicySource(name=name, source="x", gate=name == "b") for name in "ab"]
+        >>> gate_state(policies[:1]), gate_state(policies)
+        ('off', 'on for b')
+    """
+    names = [policy.name for policy in policies if policy.gate]
+    if not names:
+        return "off"
+    return "on" if len(names) == len(policies) else f"on for {', '.join(names)}"
 
 
 def seed_of(history: int, seed: int) -> int:

@@ -12,7 +12,7 @@ from compeer_core.best_of import (
 )
 from compeer_core.reasoning import Part
 from compeer_core.redundancy import Reweighted
-from ui_components.chat.reply_words import readable, reward_of, signed, status_line
+from ui_components.chat.reply_words import readable, reasons, reward_of, signed, status_line
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import BestOf, Session, Turn
 from ui_components.shared.texts import Texts
@@ -87,6 +87,8 @@ def _row(
 def _status(reply: Progress, texts: Texts) -> str:
     if reply.outcome == "running" and reply.phase == "waiting":
         return texts("steering.best_waiting")
+    if reply.rejected and reply.outcome == "finished" and not reply.is_withheld:
+        return texts("gate.regenerated", reasons=reasons(reply.rejected, texts))
     return status_line(reply, texts)
 
 

@@ -4,11 +4,13 @@ from compeer_core.reasoning import LABELS, STEPS, Part
 from compeer_core.unifireward import StepVerdict
 from ui_components.chat.diff import words_diff
 from ui_components.chat.reply_words import (
+    VERDICT_SIGNS,
     readable,
     reward_of,
     signed,
     status_line,
     total_in_words,
+    verdict_kind,
 )
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import Session, Turn
@@ -133,11 +135,11 @@ def _step_cell(part: Part, reply: Progress, texts: Texts) -> dict[str, str]:
     verdict = now.verdict
     cell = {"words": texts.listed([label for label in labels if label]) or "–", "verdict": ""}
     if isinstance(verdict, StepVerdict):
-        word = texts("inspector.right" if verdict.correct else "inspector.wrong")
+        kind = verdict_kind(verdict)
         cell |= {
-            "verdict": word,
-            "kind": "right" if verdict.correct else "wrong",
-            "sign": "✓" if verdict.correct else "✗",
+            "verdict": texts(f"inspector.{kind}"),
+            "kind": kind,
+            "sign": VERDICT_SIGNS[kind],
             "value": signed(1.0 if verdict.correct else -1.0),
         }
     return cell

@@ -9,7 +9,7 @@ import gradio as gr
 from compeer_core.reasoning import Part
 from compeer_core.safety import forbids_reply
 from ui_components.chat.inspector import picture_address
-from ui_components.chat.reply_words import reward_of, status_line, summary, total_in_words
+from ui_components.chat.reply_words import status_line, steps_in_words, summary
 from ui_components.shared.help import risk_card
 from ui_components.shared.models import Models
 from ui_components.shared.progress import Progress
@@ -81,9 +81,9 @@ def _turn(
     progress = turn.progress
     outcome = progress.outcome if progress else "none"
     words = summary(progress, texts) if progress else []
-    if progress and progress.record and not words:
-        words = [texts("chat.how")]
-    reward = reward_of(progress)
+    has_chip = bool(words) or (progress is not None and progress.record is not None)
+    steps_right = steps_in_words(progress, texts)
+    spoken = [steps_right] if steps_right else []
     seconds = now - progress.since if progress else 0.0
     return {
         "index": index,
@@ -110,8 +110,10 @@ def _turn(
         "steps": _steps(progress, texts),
         "status": status_line(progress, texts, seconds),
         "summary": " · ".join(words),
-        "look": texts("chat.look", number=index + 1, summary=texts.listed(words)) if words else "",
-        "total": total_in_words(progress, texts) if reward and reward.total is not None else "",
+        "look": texts("chat.look", number=index + 1, summary=texts.listed([*words, *spoken]))
+        if has_chip
+        else "",
+        "steps_right": steps_right,
     }
 
 

@@ -36,6 +36,7 @@ from ui_components.shared.session import (
 )
 from ui_components.shared.session_store import SessionKey
 from ui_components.shared.templating import render
+from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import Texts
 
 logger = logging.getLogger(__name__)
@@ -390,8 +391,10 @@ class Chat:
             return render("note.html", text=text, kind="loading")
         if models.is_broken(model):
             return render("note.html", text=texts("model.failed", model=title), kind="failed")
-        if entry.small:
-            return render("note.html", text=texts("model.small", model=title), kind="small")
+        terms = terms_line([title, *(judge.title for judge in models.entries("judge"))], texts)
+        if entry.small or terms:
+            small = texts("model.small", model=title) if entry.small else title
+            return render("note.html", text=explained(small, texts) + f" {terms}", kind="small")
         return ""
 
 

@@ -22,7 +22,17 @@ from compeer_core.unifireward import (
 from ui_components.chat.best_of import best_of_view
 from ui_components.chat.branches import branches_view
 from ui_components.chat.grounding_view import grounding_line, marked_pieces
-from ui_components.chat.reply_words import readable, reward_of, signed, status_line, total_in_words
+from ui_components.chat.reply_words import (
+    VERDICT_SIGNS,
+    readable,
+    reasons,
+    reward_of,
+    signed,
+    status_line,
+    steps_in_words,
+    total_in_words,
+    verdict_kind,
+)
 from ui_components.chat.steering_view import (
     card_controls,
     contradiction_words,
@@ -30,8 +40,9 @@ from ui_components.chat.steering_view import (
     steering_notes,
 )
 from ui_components.shared.progress import PartProgress, Progress
-from ui_components.shared.session import Session
+from ui_components.shared.session import Session, Turn
 from ui_components.shared.templating import render
+from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import ASSETS, Texts
 
 SPARKLINE_WIDTH = 240
@@ -107,10 +118,14 @@ def inspector_html(
         grounding=grounding_line(progress, texts),
         steering_notes=steering_notes(progress, texts),
         error=progress.record.error if progress and progress.record else None,
+        gate=_gate(progress, texts),
+        tally=_tally(progress, texts),
+        reply_verdict=_reply_verdict(turn, texts),
         score=_score(progress, texts),
         sparkline=_sparkline(session, texts, shown),
         raw=_raw(progress),
         facts=_facts(progress, texts),
+        terms=terms_line([progress.model] if progress else [], texts),
         note=texts(
             "inspector.note" if _judge_is_small(progress, small_judges) else "inspector.note_plain"
         ),
@@ -183,11 +198,12 @@ def _verdict(now: PartProgress, progress: Progress | None, texts: Texts) -> _Ver
         return None
     match now.verdict:
         case StepVerdict(correct=correct, probability_correct=probability):
-            percent = round(100 * (probability if correct else 1 - probability))
-            sure = texts("inspector.sure", percent=percent)
-            if correct:
-                return _Verdict("right", "✓", texts("inspector.right"), sure)
-            return _Verdict("wrong", "✗", texts("inspector.wrong"), sure)
+            kind = verdict_kind(now.verdict)
+            percent = round(100 * (probability if correct or kind == "unsure" else 1 - probability))
+            detail = texts(
+                "inspector.unsure_detail" if kind == "unsure" else "inspector.sure", percent=percent
+            )
+            return _Verdict(kind, VERDICT_SIGNS[kind], texts(f"inspector.{kind}"), detail)
         case Unscorable():
             cut_off = progress.outcome in {"stopped", "failed"}
             reason = "inspector.cut_off" if cut_off else "inspector.judge_broke"
@@ -274,11 +290,52 @@ def _strategies(
     return {"strategies": entries, "chosen": chosen}
 
 
-# --- the score -----------------------------------------------------------------------------------
+# --- the score at the top ------------------------------------------------------------------------
+
+
+def _tally(progress: Progress | None, texts: Texts) -> str:
+    """Say how many steps are judged right, or why none is."""
+    if progress is None or progress.outcome == "running":
+        return ""
+    if progress.judge is None:
+        return texts("model.judge_failed" if progress.judge_failed else "inspector.no_judge")
+    if progress.record is not None and progress.record.judgement is not None:
+        return steps_in_words(progress, texts) or texts("inspector.not_judged")
+    return ""
+
+
+def _reply_verdict(turn: Turn, texts: Texts) -> _Verdict | None:
+    """Say how the reply compares with its baseline, or that it has none."""
+    progress = turn.progress
+    if progress is None or progress.is_withheld:
+        return None
+    baseline = turn.reply(progress.compared_with)
+    match progress.reply_verdict:
+        case ResponseVerdict() as verdict if baseline is not None:
+            good = verdict.at_least_as_good
+            kind = "unsure" if verdict.is_unsure else "right" if good else "wrong"
+            probability = verdict.probability_at_least_as_good
+            percent = round(100 * (probability if good or kind == "unsure" else 1 - probability))
+            named = texts("inspector.baseline", number=baseline.number, model=baseline.model)
+            detail = texts(
+                "inspector.reply_unsure_detail" if kind == "unsure" else "inspector.sure",
+                percent=percent,
+            )
+            words = texts(f"inspector.reply_{kind}", baseline=named)
+            return _Verdict(kind, VERDICT_SIGNS[kind], words, detail)
+        case NotApplicable() if progress.outcome == "finished" and progress.reply:
+            return _Verdict("unscored", "–", texts("inspector.reply_no_baseline"))
+        case Unscorable():
+            return _Verdict("unscored", "–", texts("inspector.reply_not_scored"))
+        case _:
+            return None
+
+
+# --- the reward -----------------------------------------------------------------------------------
 
 
 def _score(progress: Progress | None, texts: Texts) -> dict[str, object] | None:
-    """The score line: the reward of each part, and the total."""
+    """The reward of each part, and the total."""
     reward = reward_of(progress)
     if progress is None or (reward is None and progress.outcome == "running"):
         return None
@@ -366,6 +423,34 @@ def _problems(progress: Progress | None, texts: Texts) -> str:
     return texts("inspector.incomplete", problems=texts.listed(sentences))
 
 
+def _gate(progress: Progress | None, texts: Texts) -> dict[str, object] | None:
+    """Say why a reply was drawn again or is not shown, with the rejected draws."""
+    if progress is None or not progress.rejected:
+        return None
+    count = len(progress.rejected)
+    why = reasons(progress.rejected, texts)
+    if not progress.is_withheld:
+        words = texts("gate.regenerated", reasons=why)
+    elif count == 1:
+        words = texts("gate.withheld_once", reasons=why)
+    else:
+        words = texts("gate.withheld_why", draws=count, reasons=why)
+    return {
+        "words": words,
+        "title": texts("gate.draws", count=count),
+        "draws": [
+            {
+                "title": texts(
+                    "gate.draw", number=number, seed=draw.seed, reasons=reasons([draw], texts)
+                ),
+                "label": texts("gate.draw_text", number=number),
+                "raw": draw.raw,
+            }
+            for number, draw in enumerate(progress.rejected, start=1)
+        ],
+    }
+
+
 def _raw(progress: Progress | None) -> str | None:
     return progress.record.raw if progress and progress.record else None
 
@@ -386,8 +471,8 @@ def _facts(progress: Progress | None, texts: Texts) -> list[dict[str, str]]:
         if record.tokens and writing > 0
         else unknown
     )
-    facts = {
-        "model": record.model,
+    facts: dict[str, str] = {
+        "model": explained(record.model, texts),
         "judge": record.judge or texts("inspector.no_judge"),
         "seed": str(record.seed),
         "first_token": unknown

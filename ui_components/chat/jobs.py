@@ -77,9 +77,15 @@ class ReplyJobs(JobRunner[Session, ReplyJob]):
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
+        gated: bool = True,
     ) -> None:
         super().__init__(
-            models, store, metrics, deadline_seconds=deadline_seconds, grace_seconds=grace_seconds
+            models,
+            store,
+            metrics,
+            deadline_seconds=deadline_seconds,
+            grace_seconds=grace_seconds,
+            gated=gated,
         )
 
     def begin(
@@ -237,7 +243,8 @@ def _ranking(replies: Sequence[Progress], dialogue: Dialogue) -> Ranking:
 
 
 def _reward(reply: Progress) -> float | None:
-    if reply.record is None or reply.record.judgement is None:
+    """Return a reply's total, None if it was not judged or is withheld."""
+    if reply.is_withheld or reply.record is None or reply.record.judgement is None:
         return None
     return reply.record.judgement.reward().total
 

@@ -1,7 +1,11 @@
 """The state of a reply in words, for conversation and inspector."""
 
+from collections import Counter
+from collections.abc import Sequence
+
+from compeer_core.gate import RejectedDraw
 from compeer_core.reasoning import LabelValue, Part, Unreadable
-from compeer_core.unifireward import Reward
+from compeer_core.unifireward import Reward, StepOutcome, StepVerdict
 from ui_components.shared.progress import Progress
 from ui_components.shared.texts import Texts
 
@@ -22,6 +26,8 @@ def status_line(progress: Progress | None, texts: Texts, seconds: float = 0.0) -
         if progress.failure == "places":
             return texts("errors.too_many_of_yours")
         return texts("status.failed")
+    if progress.is_withheld:
+        return texts("gate.withheld")
     return "" if progress.reply.strip() else texts("status.empty_reply")
 
 
@@ -34,6 +40,8 @@ def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
         return texts("status.loading", model=progress.model, seconds=round(seconds))
     if progress.phase == "judging":
         return texts("status.judging")
+    if progress.rejected and not progress.has_words:
+        return texts("gate.drawing_again", reasons=reasons(progress.rejected[-1:], texts))
     if progress.writing is not None:
         return texts(f"status.{progress.writing}")
     done = [part for part, now in progress.parts.items() if now.state == "done"]
@@ -43,6 +51,12 @@ def _running_line(progress: Progress, texts: Texts, seconds: float) -> str:
         return texts("status.judging")
     ahead = [part for part, now in progress.parts.items() if now.state == "ahead"]
     return texts(f"status.{ahead[0]}" if ahead else "status.thinking")
+
+
+def reasons(draws: Sequence[RejectedDraw], texts: Texts) -> str:
+    """Return why the gate rejected these draws, each reason once."""
+    faults = dict.fromkeys(fault for draw in draws for fault in draw.faults)
+    return texts.listed([texts(f"gate.{fault}") for fault in faults])
 
 
 def summary(progress: Progress, texts: Texts) -> list[str]:
@@ -69,12 +83,43 @@ def reward_of(progress: Progress | None) -> Reward | None:
     return progress.record.judgement.reward()
 
 
+def steps_in_words(progress: Progress | None, texts: Texts) -> str:
+    """Return how many steps are judged right; empty if the judge was not asked.
+
+    An unsure verdict counts as neither right nor wrong.
+    """
+    record = progress.record if progress else None
+    if record is None or record.judgement is None or record.judgement.steps is None:
+        return ""
+    steps = record.judgement.steps
+    counts = Counter(verdict_kind(step) for step in steps)
+    if not counts["unsure"] and not counts["unscored"]:
+        return texts("inspector.steps_right", right=counts["right"], count=len(steps))
+    kinds = ("right", "unsure", "wrong", "unscored")
+    return texts(
+        "inspector.steps_counted",
+        list=texts.listed(
+            [texts(f"inspector.count_{kind}", count=counts[kind]) for kind in kinds if counts[kind]]
+        ),
+    )
+
+
+def verdict_kind(outcome: StepOutcome) -> str:
+    """Return "right", "unsure", "wrong" or "unscored"."""
+    if not isinstance(outcome, StepVerdict):
+        return "unscored"
+    return "unsure" if outcome.is_unsure else "right" if outcome.correct else "wrong"
+
+
 def total_in_words(progress: Progress | None, texts: Texts) -> str:
     """Return the total with its maximum, or that there is none."""
     reward = reward_of(progress)
     if reward is None or reward.total is None:
         return texts("inspector.not_scored")
     return texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
+
+
+VERDICT_SIGNS = {"right": "✓", "unsure": "?", "wrong": "✗"}
 
 
 def signed(value: float) -> str:

@@ -80,9 +80,15 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
+        gated: bool = True,
     ) -> None:
         super().__init__(
-            models, store, metrics, deadline_seconds=deadline_seconds, grace_seconds=grace_seconds
+            models,
+            store,
+            metrics,
+            deadline_seconds=deadline_seconds,
+            grace_seconds=grace_seconds,
+            gated=gated,
         )
         self._votes = votes
 

@@ -7,7 +7,7 @@ read only from what the store has revealed after the vote.
 
 from collections.abc import Sequence
 
-from compeer_core.judgement import Reward
+from compeer_core.judgement import Reward, StepOutcome, StepVerdict
 from compeer_core.reasoning import LABELS, STEPS, Part, Unreadable
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Tag
@@ -17,6 +17,7 @@ from ui_components.compare.comparison import LETTERS, Comparison, Pair, Round, S
 from ui_components.shared.help import risk_card
 from ui_components.shared.models import Models
 from ui_components.shared.templating import render
+from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import Texts
 
 CHOICES = tuple(Preference)
@@ -121,6 +122,8 @@ def _side(
 def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
     progress = side.progress
     if side.has_failed:
+        if progress.is_withheld:
+            return texts("compare.unusable", side=letter)
         if progress.failure in {"model", "line", "places"}:
             return texts(f"compare.failed_{progress.failure}")
         key = "stopped_early" if progress.outcome == "stopped" or not progress.failure else "failed"
@@ -300,9 +303,10 @@ def _reveal(round_: Round, pair: Pair, texts: Texts, models: Models) -> dict[str
     sides = [round_.sides[number] for number in pair.sides]
     return {
         "names": [
-            {"letter": letter, "title": _title(models, name), "name": name}
+            {"letter": letter, "title": explained(_title(models, name), texts), "name": name}
             for letter, name in zip((left, right), revealed.models, strict=True)
         ],
+        "terms": terms_line([_title(models, name) for name in revealed.models], texts),
         "verdict": _said(verdict, left, right, texts) if verdict else "",
         "verdict_note": _verdict_note(round_, pair, verdict, revealed.preference, texts),
         "agrees": None if verdict is None else verdict is revealed.preference,
@@ -330,7 +334,12 @@ def _rows(
         {
             "name": texts(f"inspector.{part.value}"),
             "cells": [
-                _points(each.steps[n] if each and each.steps else None, texts) for each in rewards
+                _points(
+                    each.steps[n] if each and each.steps else None,
+                    texts,
+                    side.progress.parts[part].verdict,
+                )
+                for each, side in zip(rewards, sides, strict=True)
             ],
         }
         for n, part in enumerate(STEPS)
@@ -348,6 +357,9 @@ def _rows(
         for reward in rewards
     ]
     rows.append({"name": texts("inspector.total"), "cells": [{"text": each} for each in totals]})
+    if any(side.progress.rejected for side in sides):
+        cells = [{"text": str(len(side.progress.rejected))} for side in sides]
+        rows.append({"name": texts("compare.rejected"), "cells": cells})
     records = [side.progress.record for side in sides]
     if all(records):
         facts = [
@@ -359,9 +371,13 @@ def _rows(
     return rows
 
 
-def _points(value: float | None, texts: Texts) -> dict[str, object]:
+def _points(
+    value: float | None, texts: Texts, verdict: StepOutcome | None = None
+) -> dict[str, object]:
     if value is None:
         return {"text": texts("inspector.not_scored")}
+    if isinstance(verdict, StepVerdict) and verdict.is_unsure:
+        return {"text": f"? {texts('inspector.unsure')} ({_signed(value)})"}
     good = value > 0
     return {
         "text": f"{'✓' if good else '✗'} {_signed(value)}",

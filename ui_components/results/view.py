@@ -26,6 +26,7 @@ from ui_components.results.boards import Choices
 from ui_components.results.filters import VISITORS, write_filters
 from ui_components.shared.models import Models
 from ui_components.shared.templating import render
+from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import LANGUAGES, Texts, load_texts
 
 JSON_COMMAND = "{} --format json --output board.json"
@@ -183,6 +184,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
         ),
         plot=_plot(board, texts, models, text),
         models=[_model(row, texts, named) for row in board.models],
+        terms=terms_line([named(row.model) for row in board.models], texts),
         never_lost=texts(
             "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
         )
@@ -267,7 +269,7 @@ def _plot(board: Board, texts: Texts, models: Models, text: str) -> str:
 def _model(row: ModelRow, texts: Texts, named: Named) -> dict[str, object]:
     score = row.score
     return {
-        "name": named(row.model),
+        "name": explained(named(row.model), texts),
         "rank": "–" if row.rank is None else str(row.rank),
         "ranks": ""
         if row.rank is None
@@ -299,10 +301,10 @@ def _matrix(board: Board, texts: Texts, named: Named) -> dict[str, object] | Non
         cells[pair.first, pair.second] = _cell(pair, texts, mirrored=False)
         cells[pair.second, pair.first] = _cell(pair, texts, mirrored=True)
     return {
-        "names": list(map(named, names)),
+        "names": [explained(named(name), texts) for name in names],
         "rows": [
             {
-                "name": named(first),
+                "name": explained(named(first), texts),
                 "cells": [
                     None if first == second else cells.get((first, second), {"votes": 0})
                     for second in names

@@ -32,7 +32,7 @@ from ui_components.server.admission_queue import AdmissionQueue, QueueFullError
 from ui_components.server.visitors import Caller
 from ui_components.shared.help import help_for
 from ui_components.shared.services import Services
-from ui_components.shared.texts import LANGUAGES, load_texts
+from ui_components.shared.texts import LANGUAGES, Texts, load_texts
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,12 @@ class Program:
         "history", not "message") and does not stop the reply. Null means that no listed phrase
         occurs, not that all is well.
 
+        The gate rejects a reply that breaks the format, repeats itself, contains markup, is too long
+        or says nothing, and the model draws again, up to three times. ``gate`` has the number of
+        ``draws`` and, of each ``rejected`` one, ``seed`` and ``reasons``. If all draws are rejected,
+        ``reply`` is "" and ``gate.sentence`` says so in the language of the message; otherwise it is
+        "". ``gate`` is null if the server runs without the gate.
+
         Each step of ``reasoning`` has ``evidence``: its quotations, and its sentences about a photo
         that nobody sent, as docs/serving.md describes them.
 
@@ -119,7 +125,8 @@ class Program:
                 judge = models.judge(judge_name) if judge_name else None
                 sampling = replace(policy.sampling, seed=_seed(seed))
                 controls = Controls(strategy=strategy or None, sampling=sampling)
-                record = _record(take_turn(policy, judge, dialogue, controls, stop))
+                gated = self._services.gated
+                record = _record(take_turn(policy, judge, dialogue, controls, stop, gated=gated))
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "generation failed")
@@ -304,9 +311,13 @@ class _Risk:
         return self.in_message and forbids_reply(self.kind)
 
     def in_words(self) -> dict[str, Any]:
-        texts = load_texts(self.language if self.language in LANGUAGES else LANGUAGES[0])
+        texts = _texts(self.language)
         where = "message" if self.in_message else "history"
         return {"kind": self.kind.value} | help_for(texts, self.kind) | {"where": where}
+
+
+def _texts(language: str) -> Texts:
+    return load_texts(language if language in LANGUAGES else LANGUAGES[0])
 
 
 def _risk(dialogue: Dialogue) -> _Risk | None:
@@ -343,6 +354,19 @@ def _turn(record: TurnRecord, dialogue: Dialogue) -> dict[str, Any]:
         "model": record.model,
         "seed": record.seed,
         "seconds": round(record.seconds, 3),
+        "gate": _gate(record, dialogue) if record.gated else None,
+    }
+
+
+def _gate(record: TurnRecord, dialogue: Dialogue) -> dict[str, Any]:
+    texts = _texts(language_of(dialogue.utterances[-1].text))
+    return {
+        "draws": record.draws,
+        "rejected": [
+            {"seed": draw.seed, "reasons": [fault.value for fault in draw.faults]}
+            for draw in record.rejected
+        ],
+        "sentence": texts("gate.withheld") if record.withheld else "",
     }
 
 
@@ -357,6 +381,7 @@ def _no_turn(model: str) -> dict[str, Any]:
         "model": model,
         "seed": None,
         "seconds": 0.0,
+        "gate": None,
     }
 
 

@@ -132,7 +132,7 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
 
     @app.get("/healthz")
     def health() -> JSONResponse:
-        """Report whether the server answers, and whether its default model is loaded."""
+        """Report whether the server answers, its default model is loaded, and the gate is on."""
         policy = models.default("policy")
         state = (
             "ready"
@@ -142,7 +142,13 @@ def _add_routes(app: FastAPI, services: Services, *, api_only: bool, public_metr
             else "loading"
         )
         return JSONResponse(
-            {"status": "ok", "version": version(), "model": policy, "model_state": state}
+            {
+                "status": "ok",
+                "version": version(),
+                "model": policy,
+                "model_state": state,
+                "gate": services.gated,
+            }
         )
 
     @app.get("/metrics")

@@ -132,6 +132,7 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         *,
         deadline_seconds: float,
         grace_seconds: float = GRACE_SECONDS,
+        gated: bool = True,
     ) -> None:
         self.store = store
         self._models = models
@@ -139,6 +140,8 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         self._deadline_seconds = deadline_seconds
         """For each reply."""
         self._grace_seconds = grace_seconds
+        self._gated = gated
+        """Whether draws with a fault are rejected."""
         self._jobs: dict[SessionKey, AnyJob] = {}
         self._reserved_keys: set[SessionKey] = set()
         self._lock = threading.Lock()
@@ -295,6 +298,7 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
                 job.stop_events[number],
                 request.reference,
                 deadline_seconds=self._deadline_seconds,
+                gated=self._gated,
             )
             with closing(events):
                 for event in events:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
+from compeer_core.gate import RejectedDraw
 from compeer_core.grounding import Evidence, StepChecker
 from compeer_core.reasoning import (
     LABELS,
@@ -23,7 +24,14 @@ from compeer_core.reasoning import (
     TurnFinished,
     Writer,
 )
-from compeer_core.turn import ReplyJudged, StepJudged, TurnDone, TurnEvent, TurnRecord
+from compeer_core.turn import (
+    DrawRejected,
+    ReplyJudged,
+    StepJudged,
+    TurnDone,
+    TurnEvent,
+    TurnRecord,
+)
 from compeer_core.unifireward import ReplyOutcome, StepOutcome
 
 PartState = Literal["ahead", "writing", "done", "missing"]
@@ -54,6 +62,10 @@ class PartProgress:
     """What a step quotes or sees, checked against the conversation; see `Progress.checked`."""
 
 
+NO_PARTS: Mapping[Part, PartProgress] = MappingProxyType({part: PartProgress() for part in Part})
+"""The parts before the first token."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """How a reply was requested."""
@@ -81,6 +93,8 @@ class Progress:
     number: int = 1
     """Counts the replies to one message; immutable."""
     origin: Origin = Origin()
+    compared_with: int = 0
+    """The number of the reply that the judge compares it with; 0 for none."""
     only_asked: bool = False
     """The backend cannot prefill: the prompt only asked to continue from what was given."""
     phase: Phase = "waiting"
@@ -88,14 +102,19 @@ class Progress:
     """Place in the queue while waiting; 0 is next."""
     since: float = 0.0
     """Start of the phase, on the monotonic clock."""
-    parts: Mapping[Part, PartProgress] = field(
-        default_factory=lambda: MappingProxyType({part: PartProgress() for part in Part})
-    )
+    parts: Mapping[Part, PartProgress] = field(default_factory=lambda: NO_PARTS)
     reply_verdict: ReplyOutcome | None = None
     outcome: Outcome = "running"
     failure: Failure = ""
     """Why it failed, as a suffix of a text key; else empty."""
+    rejected: tuple[RejectedDraw, ...] = ()
+    """The draws that the gate has rejected so far."""
     record: TurnRecord | None = None
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the gate has rejected the last draw, too, so that there is no reply."""
+        return self.record is not None and self.record.withheld
 
     @property
     def reply(self) -> str:
@@ -133,6 +152,9 @@ class Progress:
                 return self._with(part, verdict=verdict)
             case ReplyJudged(outcome=outcome):
                 return replace(self, reply_verdict=outcome)
+            case DrawRejected(draw=draw):
+                rejected = (*self.rejected, draw)
+                return replace(self, phase="writing", parts=NO_PARTS, rejected=rejected)
             case TurnDone(record=record):
                 return self._done(record)
 
@@ -197,5 +219,6 @@ class Progress:
             outcome=record.status,
             failure="reply" if record.status == "failed" else "",
             reply_verdict=record.judgement.response if record.judgement else None,
+            rejected=record.rejected,
             record=record,
         )

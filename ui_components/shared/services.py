@@ -39,6 +39,8 @@ class Services:
     )
     grace_seconds: float = GRACE_SECONDS
     """How long generation continues after its page was closed, so that a reload finds it."""
+    gated: bool = True
+    """Whether replies pass the gate of `compeer_core.gate` before a person sees them."""
     visitors: Visitors = field(init=False)
     """Signed with the database's secret, so that votes keep their owner across restarts."""
     store: SessionStore[Session] = field(init=False)
@@ -50,7 +52,9 @@ class Services:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
         store = SessionStore(Session(), is_current=self.deletions.is_current)
         object.__setattr__(self, "store", store)
-        chat_jobs = ReplyJobs(self.models, store, self.metrics, grace_seconds=self.grace_seconds)
+        chat_jobs = ReplyJobs(
+            self.models, store, self.metrics, grace_seconds=self.grace_seconds, gated=self.gated
+        )
         object.__setattr__(self, "chat_jobs", chat_jobs)
         compare_jobs = RoundJobs(
             self.models,
@@ -58,6 +62,7 @@ class Services:
             self.votes,
             self.metrics,
             grace_seconds=self.grace_seconds,
+            gated=self.gated,
         )
         object.__setattr__(self, "compare_jobs", compare_jobs)
         object.__setattr__(self, "boards", Boards(self.votes))

@@ -184,9 +184,12 @@ class Session:
         if turn.progress is not None and not turn.progress.has_words:
             turn = replace(turn, progress=None)
         first = turn.next_number
-        numbered = [replace(sample, number=first + place) for place, sample in enumerate(samples)]
         shown = turn.progress
         reference = shown.number if shown is not None and shown.reply.strip() else 0
+        numbered = [
+            replace(sample, number=first + place, compared_with=reference)
+            for place, sample in enumerate(samples)
+        ]
         best_of = BestOf(tuple(sample.number for sample in numbered), reference)
         if shown is None:
             shown = numbered.pop(0)

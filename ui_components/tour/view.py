@@ -13,6 +13,7 @@ from compeer_core.votes.leaderboard.board import Settings
 from ui_components.chat.reply_words import signed
 from ui_components.shared.help import lines_for
 from ui_components.shared.session_store import KEEP_SECONDS
+from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import Texts
 
 STEP_COUNT = 6
@@ -279,15 +280,19 @@ def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
         ),
         "caption": texts("tour.learnt_table", model=stage.model, n=f"{stage.n:,}"),
         "file": complete.file,
-        "reward": texts(
-            "tour.learnt_reward",
-            sft=_tenths(figures["reward_sft"].value),
-            urp=_tenths(figures["reward_urp"].value),
-            strategy=_tenths(figures["strategy_urp"].value),
-            strategy_interval=_between(figures["strategy_urp"]),
-            emotion=_tenths(figures["emotion_urp"].value),
-            emotion_interval=_between(figures["emotion_urp"]),
+        "reward": explained(
+            texts(
+                "tour.learnt_reward",
+                sft=_tenths(figures["reward_sft"].value),
+                urp=_tenths(figures["reward_urp"].value),
+                strategy=_tenths(figures["strategy_urp"].value),
+                strategy_interval=_between(figures["strategy_urp"]),
+                emotion=_tenths(figures["emotion_urp"].value),
+                emotion_interval=_between(figures["emotion_urp"]),
+            ),
+            texts,
         ),
+        "terms": terms_line(["URP"], texts),
         "reward_file": figures["reward_urp"].file,
         "rows": [
             {

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.common.diversity import distinct, distinct_without, fewest_runs, vendi_score, words_of
+from compeer_core.ngrams import words_of
+from training.common.diversity import distinct, distinct_without, fewest_runs, vendi_score
 
 
 def test_distinct_by_hand():

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.transformers_.batch_generation import Turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.turn import draw_seed
 from tests.checkpoints import build_adapter, build_qwen
+from tests.core.example import TEXT
 from training.evaluation.policy_answers import (
     Answerer,
     AnswerRequest,
@@ -130,3 +133,50 @@ def test_a_policys_own_temperature_replaces_that_of_sampling_but_not_of_greedy_d
     answers(cold, requests(1), None, temperature=0.0)
 
     assert temperatures == [0.7, 0.2, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("gate", "temperature", "seeds", "texts"),
+    [
+        (False, 0.7, [[0, 1]], [TEXT, "no format"]),
+        (True, 0.7, [[0, 1], [draw_seed(1, 1)], [draw_seed(1, 2)]], [TEXT, TEXT]),
+        (True, 0.0, [[0, 1]], [TEXT, ""]),
+    ],
+)
+def test_with_the_gate_a_rejected_answer_is_drawn_again(
+    policy, monkeypatch, gate, temperature, seeds, texts
+):
+    used: list[list[int]] = []
+    passing = {0, draw_seed(1, 2)}
+
+    def generate(_: Any, prompts: Any, sampling: Any) -> list[tuple[Turn, ...]]:
+        used.append([seed for prompt in prompts for seed in prompt.seeds])
+        return [
+            tuple(
+                Turn(TEXT if seed in passing else "no format", (), ended=True)
+                for seed in prompt.seeds
+            )
+            for prompt in prompts
+        ]
+
+    monkeypatch.setattr(Answerer, "_generate_batch", generate)
+    gated = policy.model_copy(update={"gate": gate})
+    [turns] = answers(gated, requests(1), None, temperature=temperature)
+
+    assert used == seeds
+    assert [turn.text for turn in turns] == texts
+
+
+def test_an_answer_that_no_draw_makes_usable_is_empty(policy, monkeypatch):
+    def generate(_: Any, prompts: Any, sampling: Any) -> list[tuple[Turn, ...]]:
+        return [tuple(Turn("no format", (), ended=True) for _ in each.seeds) for each in prompts]
+
+    monkeypatch.setattr(Answerer, "_generate_batch", generate)
+    [turns] = answers(policy.model_copy(update={"gate": True}), requests(1), None)
+
+    assert [turn.text for turn in turns] == ["", ""]
+
+
+def test_a_policy_without_the_gate_is_described_as_before_it_existed(policy):
+    assert "gate" not in policy.model_dump(mode="json")
+    assert policy.model_copy(update={"gate": True}).model_dump()["gate"] is True

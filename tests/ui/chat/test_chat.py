@@ -1,6 +1,7 @@
 """The handlers of Chat, called as gradio calls them, without gradio."""
 
 import asyncio
+import re
 import threading
 from pathlib import Path
 
@@ -10,9 +11,21 @@ import PIL.Image
 import pytest
 
 from compeer_core.dialogue import Dialogue
+from compeer_core.policy import Policy
 from compeer_core.safety import RiskKind, load_help_lines
 from compeer_core.turn import take_turn
-from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, make_services, pressed
+from tests.draws import Draws
+from tests.pages import (
+    COMPLETE,
+    LOOP,
+    REPLY,
+    SECOND,
+    SECOND_REPLY,
+    Visitor,
+    eventually,
+    make_services,
+    pressed,
+)
 from ui_components.chat.steering import Steering
 from ui_components.shared.help import risk_card
 from ui_components.shared.services import Services
@@ -118,6 +131,92 @@ def test_sentences_are_in_the_language_of_the_browser(services):
     asyncio.run(li.send(""))
 
     assert "请写点什么" in li.error
+
+
+# --- the gate ------------------------------------------------------------------------------------
+
+
+def play(monkeypatch: pytest.MonkeyPatch, services: Services, *texts: str) -> Draws:
+    """Let every model play these texts, one after the other."""
+    backend = Draws(*texts)
+    monkeypatch.setattr(services.models, "policy", lambda name: Policy(name, backend))
+    return backend
+
+
+def test_a_reply_that_repeats_itself_is_drawn_again_and_never_stays(anna, monkeypatch):
+    play(monkeypatch, anna.services, LOOP, COMPLETE)
+    asyncio.run(anna.send("I lost my job."))
+
+    assert REPLY in anna.screen["conversation"]
+    assert "I am here for you, always" not in anna.screen["conversation"]
+    assert "Regenerated: it repeated itself." in anna.screen["inspector"]
+    assert "I am here for you, always" in anna.screen["inspector"]  # the rejected draw, on demand
+
+
+def test_a_line_replaces_the_reply_if_no_draw_is_usable(anna, monkeypatch):
+    backend = play(monkeypatch, anna.services, LOOP, LOOP, LOOP, LOOP, COMPLETE, SECOND)
+    asyncio.run(anna.send("I lost my job."))
+
+    assert (
+        "The model did not produce a usable reply. You can try again."
+        in (anna.screen["conversation"])
+    )
+    assert "I am here for you, always" not in anna.screen["conversation"]
+    assert ">Try again</button>" in anna.screen["conversation"]
+    assert anna.session.turns[0].progress.reply == ""
+    assert len(backend.seeds) == 4
+
+    asyncio.run(anna.ask_again())
+    assert REPLY in anna.screen["conversation"]
+    assert "usable reply" not in anna.screen["conversation"]
+
+
+def test_a_withheld_reply_is_not_part_of_the_conversation(anna, monkeypatch):
+    play(monkeypatch, anna.services, LOOP)
+    asyncio.run(anna.send("I lost my job."))
+    asyncio.run(anna.send("Are you there?"))
+
+    speakers = [utterance.speaker.value for utterance in anna.session.dialogue()]
+    assert speakers == ["seeker", "seeker"]
+
+
+def test_the_line_is_in_the_language_of_the_page(services, monkeypatch):
+    li = Visitor(services, language="zh-CN")
+    play(monkeypatch, services, LOOP)
+    asyncio.run(li.send("I lost my job."))
+
+    assert "模型没有写出可用的回复。你可以再试一次。" in li.screen["conversation"]
+    assert "内容反复重复" in li.screen["inspector"]
+
+
+def test_a_reply_that_repeats_the_previous_one_is_drawn_again(anna, monkeypatch):
+    play(monkeypatch, anna.services, COMPLETE, COMPLETE, SECOND)
+    asyncio.run(anna.send("I lost my job."))
+    asyncio.run(anna.send("I do not know what to do."))
+
+    assert SECOND_REPLY in anna.screen["conversation"]
+    assert "Regenerated: it repeated the previous reply." in anna.screen["inspector"]
+
+
+def test_without_the_gate_the_reply_is_shown_as_it_is(tmp_path):
+    services = make_services(tmp_path, gated=False)
+    anna = Visitor(services)
+    asyncio.run(anna.send("broken"))
+
+    assert "You have come a long way." in anna.screen["conversation"]
+    assert "Rejected draws" not in anna.screen["inspector"]
+
+
+def test_the_chip_says_that_the_count_is_about_the_reasoning(anna):
+    asyncio.run(anna.send("I lost my job."))
+
+    chip = re.sub(r"<[^>]*>", " ", anna.screen["conversation"])
+    assert "Reasoning: Exploration · Anxiety 4/5 · Reflection of Feelings" in chip
+    assert "2 of 3 steps judged right" in anna.screen["conversation"]
+    assert (
+        'aria-label="Show the reasoning of turn 1: Exploration, Anxiety 4/5, '
+        'Reflection of Feelings, 2 of 3 steps judged right"' in anna.screen["conversation"]
+    )
 
 
 # --- pictures ------------------------------------------------------------------------------------

@@ -6,19 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer, ScriptedTurn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError
 from compeer_core.images import Image
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import Part, PartStarted
+from compeer_core.taxonomy import Preference
 from compeer_core.turn import take_turn
-from compeer_core.unifireward import Judge
-from tests.pages import BROKEN, COMPLETE, HOSTILE, SECOND
+from compeer_core.unifireward import Judge, ResponseVerdict
+from tests.draws import Draws
+from tests.pages import BROKEN, COMPLETE, HOSTILE, REPLY, SECOND
 from ui_components.chat.inspector import inspector_html
 from ui_components.chat.reply_words import signed
 from ui_components.shared.progress import Progress
-from ui_components.shared.session import Session, Turn
+from ui_components.shared.session import Branch, Session, Turn
 from ui_components.shared.texts import load_texts
 
 ENGLISH = load_texts("en")
@@ -38,6 +41,17 @@ def turn(text: str | ScriptedTurn, judge: Judge | None = SURE, stop_at: Part | N
         progress = progress.after(event)
         if stop_at is not None and isinstance(event, PartStarted) and event.part is stop_at:
             stop.set()
+    return Turn(Utterance(Speaker.SEEKER, "I lost my job."), progress)
+
+
+def gated_turn(*texts: str) -> Turn:
+    """A turn with the gate, whose draws are these texts."""
+    progress = Progress(model="policy", judge="judge")
+    dialogue = Dialogue.from_messages([{"role": "user", "content": "I lost my job."}])
+    controls = Controls(sampling=Sampling(seed=5))
+    policy = Policy("policy", Draws(*texts))
+    for event in take_turn(policy, SURE, dialogue, controls, threading.Event(), gated=True):
+        progress = progress.after(event)
     return Turn(Utterance(Speaker.SEEKER, "I lost my job."), progress)
 
 
@@ -61,8 +75,105 @@ def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
     assert html.count("<b>judged incorrect</b>") == 1
     assert [int(share) for share in re.findall(r"(\d+) % confident", html)] == [90, 90, 70]
     # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
-    assert "steps +1 +1 −1 · reply n/a (no reference) · format +1" in words(html).replace("  ", " ")
+    assert "2 of 3 steps judged right" in words(html)
+    assert "Reply not judged: no baseline to compare it with" in words(html)
+    assert "steps +1 +1 −1 · reply no baseline · format +1" in words(html).replace("  ", " ")
     assert "+2 of 4" in html
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "line", "chinese"),
+    [
+        ((0.9, 0.8, 0.7), "3 of 3 steps judged right", "3 步中有 3 步判为正确"),
+        ((0.9, 0.2, 0.1), "1 of 3 steps judged right", "3 步中有 1 步判为正确"),
+        (
+            (0.9, 0.6, 0.3),
+            "steps judged: 1 right, 1 unsure, 1 wrong",
+            "1 步正确、1 步拿不准、1 步错误",
+        ),
+        ((0.35, 0.5, 0.65), "steps judged: 3 unsure", "各步判断：3 步拿不准"),
+        ((0.34, 0.66, 0.7), "2 of 3 steps judged right", "3 步中有 2 步判为正确"),
+    ],
+)
+def test_the_line_at_the_top_counts_unsure_verdicts_as_neither(probabilities, line, chinese):
+    answers = [{"True": p, "False": 1 - p} for p in probabilities]
+    judged = turn(COMPLETE, Judge("judge", ScriptedScorer(answers)))
+    html = drawn(judged)
+
+    assert f'<p class="tally"><span class="vh">Score: </span><b>{line}</b></p>' in html
+    assert html.index('class="tally"') < html.index('class="cards"')
+    assert chinese in drawn(judged, language="zh")
+
+
+def test_an_unsure_verdict_has_a_word_a_mark_and_a_probability():
+    html = drawn(turn(COMPLETE, Judge("judge", ScriptedScorer([{"True": 0.45, "False": 0.55}]))))
+
+    unsure = '<span class="sign" aria-hidden="true">?</span> <b>unsure</b>'
+    assert html.count(unsure) == 3
+    assert html.count('<span class="detail">45 % likely correct</span>') == 3
+    assert "judged incorrect" not in html
+
+
+def test_a_step_that_could_not_be_scored_is_counted_apart():
+    judge = Judge("judge", ScriptedScorer(["True", BackendError("out of memory"), "True"]))
+
+    assert "steps judged: 1 right, 2 not scored" in drawn(turn(COMPLETE, judge))
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (0.8, "✓ Reply judged at least as good as reply 1 of sft 90 % confident"),
+        (0.4, "? Unsure whether the reply is as good as reply 1 of sft 50 % likely"),
+        (0.1, "✗ Reply judged worse than reply 1 of sft 80 % confident"),
+    ],
+)
+def test_the_verdict_on_a_reply_names_its_baseline(first, sentence):
+    verdict = ResponseVerdict(
+        Preference.FIRST if first > 0.5 else Preference.SECOND,
+        {
+            Preference.FIRST: first,
+            Preference.BOTH: 0.1,
+            Preference.SECOND: 0.9 - first,
+            Preference.NEITHER: 0.0,
+        },
+    )
+    earlier = replace(turn(COMPLETE).progress, model="sft", number=1)
+    progress = replace(turn(SECOND).progress, number=2, compared_with=1, reply_verdict=verdict)
+    html = drawn(Turn(Utterance(Speaker.SEEKER, "hello"), progress, aside=(Branch(earlier),)))
+
+    assert sentence in words(html)
+
+
+def test_the_short_name_of_a_model_is_explained_on_hover_and_in_a_line():
+    progress = turn(COMPLETE).progress
+    named = replace(progress, model="nano-urp", record=replace(progress.record, model="nano-urp"))
+    html = drawn(Turn(Utterance(Speaker.SEEKER, "hello"), named))
+
+    assert re.search(r'nano-<abbr title="URP: like UR[^"]+">urp</abbr>', html)
+    assert "URP: like UR, but replies that repeat" in words(html)
+
+
+def test_a_regenerated_reply_says_why_and_its_rejected_draws_are_on_demand():
+    loop = HOSTILE.replace("</reply>", " I am here." * 9 + "</reply>")
+    html = drawn(gated_turn(loop, COMPLETE))
+
+    assert "Regenerated: it contained markup, it repeated itself." in html
+    assert '<details data-fold="draws"><summary>Rejected draws (1)</summary>' in html
+    assert "Draw 1, seed 5: it contained markup, it repeated itself" in html
+    assert "<script" not in html
+    assert "<img" not in html
+    assert REPLY in html  # in the raw output
+
+
+def test_a_withheld_reply_says_so_and_is_only_in_its_details():
+    html = drawn(gated_turn("<reply>No steps.</reply>"))
+
+    assert "The model did not produce a usable reply." in html
+    assert "No usable reply after 4 draws: it broke the format." in html
+    assert html.count("<summary>Rejected draws (4)</summary>") == 1
+    assert "No steps." not in words(re.sub(r"<details.*?</details>", "", html))
+    assert "模型没有写出可用的回复" in drawn(gated_turn("<reply>No steps.</reply>"), language="zh")
 
 
 def test_the_labels_are_shown_as_a_stepper_a_bar_and_one_of_eight():

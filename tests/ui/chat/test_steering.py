@@ -10,7 +10,9 @@ import gradio as gr
 import pytest
 
 from compeer_core.errors import CheckpointError
-from tests.pages import REPLY, SECOND, Visitor, eventually, make_services, script
+from compeer_core.policy import Policy
+from tests.draws import Draws
+from tests.pages import LOOP, REPLY, SECOND, Visitor, eventually, make_services, script
 from ui_components.chat.steering import Steering
 
 HISTORY = "<history>The seeker lost a job.\nStage: Exploration</history>\n"
@@ -296,6 +298,16 @@ def test_a_judge_that_fails_leaves_no_ranks(anna):
 
     assert "Rank 1" not in anna.inspector
     assert len(anna.session.turns[0].replies) == 3
+
+
+def test_a_sample_without_a_usable_reply_has_no_rank(anna, services, monkeypatch):
+    monkeypatch.setattr(services.models, "policy", lambda name: Policy(name, Draws(LOOP)))
+    ask_for_several(anna, 2)
+    ranking = anna.session.turns[0].best_of.ranking
+
+    assert ranking.places == (None, None)
+    assert anna.inspector.count("The model did not produce a usable reply.") >= 2
+    assert "I am here for you, always" not in anna.screen["inspector"]
 
 
 def test_a_model_that_cannot_be_loaded_is_said_to_be_so(anna, services, monkeypatch):

@@ -24,7 +24,8 @@ from compeer_core.unifireward import PREFERENCES, Judge
 from compeer_core.votes.battles import Flag, SideStatus
 from compeer_core.votes.schema import BattleRow
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
-from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, eventually
+from tests.draws import Draws
+from tests.pages import COMPLETE, LOOP, REPLY, SECOND, SECOND_REPLY, eventually
 from ui_components.compare.comparison import Round
 from ui_components.compare.identity import says_who_wrote_it
 from ui_components.compare.jobs import verdict_between
@@ -581,6 +582,45 @@ def test_a_reply_that_only_speaks_of_a_model_is_left_alone(text):
     assert not says_who_wrote_it(
         "Your vote maple-1 was kind.", ["maple-1"], message="maple-1 is kind"
     )
+
+
+# --- the gate ------------------------------------------------------------------------------------
+
+
+def play(monkeypatch: pytest.MonkeyPatch, services: Services, *texts: str) -> None:
+    """Let cedar-2 play these texts, one after the other."""
+    load, backend = services.models.policy, Draws(*texts)
+
+    def policy(name: str) -> Policy:
+        return Policy(name, backend) if name == "cedar-2" else load(name)
+
+    monkeypatch.setattr(services.models, "policy", policy)
+
+
+def test_a_side_is_drawn_again_and_only_the_reveal_says_so(anna, services, monkeypatch):
+    play(monkeypatch, services, LOOP, SECOND)
+    anna.send("hello")
+    assert anna.round.sides[anna.left("cedar-2")].reply == SECOND_REPLY
+    aged(anna)
+    anna.vote("both")
+    assert not any("rejected" in screen for screen in anna.screens)
+
+    anna.reveal()
+    row = re.search(r"Draws rejected before the reply</th>(.*?)</tr>", anna.ballot)
+    assert row is not None
+    cells = re.findall(r">(\d+)</td>", row[1])
+    assert cells == (["1", "0"] if anna.left("cedar-2") == 0 else ["0", "1"])
+
+
+def test_a_side_without_a_usable_reply_leaves_no_vote(anna, services, monkeypatch):
+    play(monkeypatch, services, LOOP)
+    anna.send("hello")
+    number = anna.left("cedar-2")
+
+    assert f"The model of {'AB'[number]} did not produce a usable reply." in anna.talk
+    assert anna.round.sides[number].has_failed
+    assert anna.round.active is None
+    assert "I am here for you, always" not in anna.talk
 
 
 # --- several rounds, several models ---------------------------------------------------------------

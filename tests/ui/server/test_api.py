@@ -1,6 +1,7 @@
 """The API as a program calls it: gradio_client against a running server."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import PIL.Image
@@ -8,8 +9,9 @@ import pytest
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
-from compeer_core.turn import take_turn
-from tests.pages import BROKEN, COMPLETE, REPLY, SECOND_REPLY, make_services
+from compeer_core.turn import FRESH_DRAWS, draw_seed, take_turn
+from tests.draws import Draws
+from tests.pages import BROKEN, COMPLETE, LOOP, REPLY, SECOND_REPLY, make_services
 from ui_components.server.app import build_server, serving
 
 # Gradio uses deprecated pandas features.
@@ -94,14 +96,61 @@ def test_chat_returns_the_evidence_of_each_step(client, tmp_path: Path):
     assert pictured["reasoning"]["emotion"]["evidence"] == []
 
 
-def test_a_reply_that_breaks_the_grammar_is_returned_as_it_is(client):
-    answer = client.predict("broken", api_name="/chat")
+def test_a_reply_that_breaks_the_format_in_every_draw_is_withheld(client):
+    answer = client.predict("broken", [], None, "", None, 7, api_name="/chat")
 
+    assert answer["reply"] == ""
     assert answer["complete"] is False
     assert answer["reasoning"]["strategy"] is None
     assert answer["reasoning"]["history"]["stage"] is None
     assert answer["reward"]["total"] == -4
     assert answer["problems"] == ["<strategy> is missing"]
+    assert answer["gate"]["draws"] == 1 + FRESH_DRAWS
+    assert [draw["reasons"] for draw in answer["gate"]["rejected"]] == [["format"]] * 4
+    assert [draw["seed"] for draw in answer["gate"]["rejected"]] == [7, *map(fresh_seed, (1, 2, 3))]
+    assert (
+        answer["gate"]["sentence"] == "The model did not produce a usable reply. You can try again."
+    )
+
+
+def fresh_seed(draw: int) -> int:
+    return draw_seed(7, draw)
+
+
+def test_a_reply_is_drawn_again_and_the_reasons_are_returned(client, monkeypatch):
+    def drawn(policy, *rest, **named):
+        return take_turn(replace(policy, backend=Draws(LOOP, COMPLETE)), *rest, **named)
+
+    monkeypatch.setattr("ui_components.server.api.take_turn", drawn)
+    answer = client.predict("I lost my job.", [], None, "", None, 7, api_name="/chat")
+
+    assert (answer["reply"], answer["seed"]) == (REPLY, fresh_seed(1))
+    assert answer["gate"] == {
+        "draws": 2,
+        "rejected": [{"seed": 7, "reasons": ["repeats_itself"]}],
+        "sentence": "",
+    }
+
+
+def test_the_sentence_of_a_withheld_reply_is_in_the_language_of_the_message(client, monkeypatch):
+    def drawn(policy, *rest, **named):
+        return take_turn(replace(policy, backend=Draws(LOOP)), *rest, **named)
+
+    monkeypatch.setattr("ui_components.server.api.take_turn", drawn)
+    answer = client.predict("我很难过，不知道怎么办。", api_name="/chat")
+
+    assert answer["reply"] == ""
+    assert answer["gate"]["sentence"] == "模型没有写出可用的回复。你可以再试一次。"
+
+
+def test_without_the_gate_a_reply_is_returned_as_it_is(tmp_path: Path):
+    services = make_services(tmp_path, gated=False)
+    with serving(build_server(services, api_only=True)) as address:
+        client = Client(address, verbose=False, analytics_enabled=False)
+        answer = client.predict("broken", api_name="/chat")
+
+    assert answer["reply"] == "You have come a long way."
+    assert answer["gate"] is None
 
 
 @pytest.fixture
@@ -131,6 +180,7 @@ def test_a_message_in_danger_gets_help_and_no_reply(client, asked):
         "model": "scripted-nano",
         "seed": None,
         "seconds": 0.0,
+        "gate": None,
     }
     assert (risk["kind"], risk["where"]) == ("medical_emergency", "message")
     assert "call the emergency number now" in risk["sentence"]

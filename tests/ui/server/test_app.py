@@ -82,6 +82,7 @@ def test_health_names_the_model_and_whether_it_is_loaded(client, services):
     assert answer["status"] == "ok"
     assert answer["model"] == "scripted-nano"
     assert answer["model_state"] == "ready"
+    assert answer["gate"] is True
 
 
 def test_metrics_count_turns_and_hold_no_words(client, services):
