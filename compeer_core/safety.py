@@ -1,8 +1,8 @@
 """Signs of danger in a message, and where to find help.
 
 `find_risk` matches a list of phrases; it does not understand a message. It lets a page show help lines
-at once, before any model answers, withhold replies to some messages (`forbids_reply`), and keep such
-conversations out of votes and training data.
+at once, before any model answers, withhold replies (`RiskState`), and keep such conversations out of votes
+and training data. A learned check can replace or complement it (`RiskCheck`, `combined`).
 
 Limits:
 
@@ -30,14 +30,14 @@ could kill for a coffee", "想死你了"), because people soon ignore a card tha
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.folding import Folding, without_captures
@@ -52,11 +52,15 @@ HELP_LINES_FILE = Path(__file__).resolve().parent.parent / "assets" / "help_line
 LineKind = Literal["crisis", "emergency"]
 
 
-class HelpLineName(FrozenModel):
-    """The name of a line, in the languages of the page."""
+class Wording(FrozenModel):
+    """A text in the languages of the page."""
 
-    en: str
-    zh: str
+    en: str = Field(min_length=1)
+    zh: str = Field(min_length=1)
+
+    def __call__(self, language: str) -> str:
+        """Return the text in ``zh``, for any other language in ``en``."""
+        return self.zh if language == "zh" else self.en
 
 
 class HelpLine(FrozenModel):
@@ -68,7 +72,7 @@ class HelpLine(FrozenModel):
     """As dialled in these regions, with spaces for readability."""
     kind: LineKind
     """A crisis line, or ambulance and police."""
-    name: HelpLineName
+    name: Wording
     source: str
     """The source: a URL or a document."""
     checked: date
@@ -111,7 +115,7 @@ def load_help_lines(path: Path = HELP_LINES_FILE) -> HelpLines:
 
 
 class RiskKind(StrEnum):
-    """Kinds of danger, the gravest first: to the writer, then to others."""
+    """Kinds of danger, the gravest first: to the writer, to others, and what is past."""
 
     MEDICAL_EMERGENCY = "medical_emergency"
     """The writer has taken an overdose or is bleeding: minutes may count."""
@@ -125,32 +129,112 @@ class RiskKind(StrEnum):
     """The writer considers seriously hurting somebody."""
     OTHER_IN_DANGER = "other_in_danger"
     """Somebody the writer knows may attempt suicide."""
+    PAST_SELF_HARM = "past_self_harm"
+    """The writer attempted or considered suicide, or hurt themselves, years ago. The message does not say
+    that it came back, nor that it is over."""
 
 
 _GRAVITY = {kind: place for place, kind in enumerate(RiskKind)}
-_LEFT_TO_PEOPLE = {RiskKind.MEDICAL_EMERGENCY, RiskKind.SUICIDE, RiskKind.SELF_HARM}
+_OWN = {RiskKind.MEDICAL_EMERGENCY, RiskKind.SUICIDE, RiskKind.SELF_HARM}
+_LEFT_TO_PEOPLE = frozenset(RiskKind)
 
 
 def forbids_reply(kind: RiskKind | None) -> bool:
-    """Whether no model may reply to such a message; help lines are shown instead.
-
-    This rule holds for the chat, for every way to regenerate a reply, and for the API. A comparison
-    is stricter: it accepts no message with any sign.
-    """
+    """Whether no model may reply to a message with such a sign: at present, with any."""
     return kind in _LEFT_TO_PEOPLE
 
 
 @dataclass(frozen=True)
 class RiskSign:
-    """A phrase that may mean danger.
+    """What a check takes for a sign of danger.
 
     Attributes:
-        phrase: The matched words, as `Folding` normalises them. They are the visitor's own: do not
-            log them.
+        phrase: The matched words, as `Folding` normalises them; empty if the check matches no phrase.
+            They are the visitor's own: do not log them.
     """
 
     kind: RiskKind
-    phrase: str
+    phrase: str = ""
+
+
+class RiskCheck(Protocol):
+    """Looks for signs of danger in one message; `find_risk` is the default."""
+
+    def __call__(self, text: str, language: str) -> RiskSign | None:
+        """Return the gravest sign, None if there is none.
+
+        Args:
+            text: The message, as its writer sent it.
+            language: ``en``, ``zh``, or what else `compeer_core.dialogue.language_of` returns.
+        """
+
+
+def combined(*checks: RiskCheck) -> RiskCheck:
+    """Return a check that runs several and returns the gravest sign, of equally grave ones the first."""
+
+    def gravest(text: str, language: str) -> RiskSign | None:
+        return _gravest(check(text, language) for check in checks)
+
+    return gravest
+
+
+def _gravest(signs: Iterable[RiskSign | None]) -> RiskSign | None:
+    return min(filter(None, signs), key=lambda sign: _GRAVITY[sign.kind], default=None)
+
+
+WITHHELD_AFTERWARDS = 1
+"""How many messages after one with a sign get no generated reply either."""
+
+
+@dataclass(frozen=True)
+class RiskState:
+    """What a person's messages so far mean for the reply to the newest one.
+
+    A message with a sign gets no generated reply, and neither do the next `WITHHELD_AFTERWARDS`
+    messages, whatever they say: one "I was joking" does not end a danger. A new sign starts the count
+    again. All entry points follow this rule; the page counts across conversations and screens.
+    """
+
+    kind: RiskKind | None = None
+    """The kind of the latest sign; None if there was none."""
+    messages_since: int = 0
+    """How many messages came after that sign; 0 if it is in the newest one."""
+
+    def after(self, sign: RiskSign | None) -> "RiskState":
+        """Return the state after one more message."""
+        if sign is not None:
+            return RiskState(sign.kind)
+        return replace(self, messages_since=self.messages_since + 1) if self.kind else self
+
+    @property
+    def withheld_for(self) -> RiskKind | None:
+        """The kind for which the newest message gets no generated reply; None if it may get one."""
+        is_near = self.messages_since <= WITHHELD_AFTERWARDS
+        return self.kind if is_near and forbids_reply(self.kind) else None
+
+
+class RiskSentences(FrozenModel):
+    """What is shown in place of a reply; no model writes any of it."""
+
+    kinds: Mapping[RiskKind, Wording]
+    afterwards: Wording
+    """For a message without a sign, soon after one with a sign."""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> "RiskSentences":
+        if missing := set(RiskKind) - set(self.kinds):
+            raise ValueError(f"kinds: no sentence for {', '.join(sorted(missing))}")
+        return self
+
+
+@cache
+def risk_sentences() -> RiskSentences:
+    """Read the fixed sentences of ``vocabularies/risk_sentences.toml``.
+
+    Raises:
+        ConfigError: The file is missing or invalid.
+    """
+    return load_toml(VOCABULARIES / "risk_sentences.toml", RiskSentences)
 
 
 class _Phrases(FrozenModel):
@@ -197,7 +281,7 @@ class _Rules:
             (_filled(pattern, phrases.words), kind)
             # Danger to somebody else is matched before the same words as the writer's own.
             for kind in sorted(RiskKind, key=lambda kind: kind is not RiskKind.OTHER_IN_DANGER)
-            for pattern in getattr(phrases, kind)
+            for pattern in getattr(phrases, kind, ())
         ]
         self._signs, self._kinds = _factored(by_kind, word_start)
         self._idioms = compiled(phrases.idioms, word_start)
@@ -215,7 +299,7 @@ class _Rules:
             assert match.lastindex is not None  # every phrase ends in a group
             kind = self._kinds[match.lastindex - 1]
             if gravest is None or _GRAVITY[kind] < _GRAVITY[gravest.kind]:
-                gravest = self._weighed(kind, match, text) or gravest
+                gravest = _gravest([gravest, self._weighed(kind, match, text)])
         return gravest
 
     def _weighed(self, kind: RiskKind, match: re.Match[str], text: str) -> RiskSign | None:
@@ -229,14 +313,14 @@ class _Rules:
         if kind in _OF_A_STORY and self._fiction.search(sentence):
             return None
         if self._past.search(sentence):
-            if self._is_over(text):
+            came_back = self._again.search(text) is not None
+            if not came_back and self._recovered.search(text):
                 return None
-            if kind is RiskKind.MEDICAL_EMERGENCY:  # a past attempt, so no emergency
+            if kind in _OWN and not came_back:
+                kind = RiskKind.PAST_SELF_HARM
+            elif kind is RiskKind.MEDICAL_EMERGENCY:  # a past attempt, so no emergency
                 kind = RiskKind.SUICIDE
         return RiskSign(kind, match[0])
-
-    def _is_over(self, text: str) -> bool:
-        return bool(self._recovered.search(text)) and not self._again.search(text)
 
 
 def _filled(pattern: str, words: Mapping[str, str]) -> str:
@@ -311,5 +395,4 @@ def find_risk(text: str, language: str = "und") -> RiskSign | None:
     folding, rules = _phrases()
     plain = folding(text)
     languages = sorted(rules, key=lambda code: code != language)
-    signs = [sign for code in languages if (sign := rules[code].find(plain))]
-    return min(signs, key=lambda sign: _GRAVITY[sign.kind], default=None)
+    return _gravest(rules[code].find(plain) for code in languages)

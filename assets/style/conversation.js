@@ -37,6 +37,12 @@ function settle() {
   if (now > turns) pinned = true;
   turns = now;
   if (pinned && now) log.scrollTop = log.scrollHeight;
+  // A help card must not push the message out of view; beside a long message its beginning is in view.
+  const card = pinned && log.querySelector(".turn:last-child > .risk");
+  if (card) {
+    const below = (part) => part.getBoundingClientRect().top - log.getBoundingClientRect().top;
+    log.scrollTop += Math.max(below(card.parentElement) - 8, below(card) + 200 - log.clientHeight);
+  }
   const said = element.querySelector("[data-announce]");
   if (!said) return;
   const key = said.dataset.announce;

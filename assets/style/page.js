@@ -48,6 +48,30 @@
     history.replaceState(history.state, "", address);
   });
 
+  // SOS opens the help lines, those of the reader's country first. The browser moves the focus into the dialog
+  // and back to the button, and closes it on Escape.
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-sos]");
+    if (!button) return;
+    const dialog = document.getElementById(button.dataset.sos);
+    const region = navigator.languages.map((tag) => /-([a-z]{2})$/i.exec(tag)?.[1].toUpperCase()).find(Boolean);
+    const near = dialog.querySelector(".near");
+    if (!near.children.length)
+      for (const line of dialog.querySelectorAll("[data-regions]"))
+        if (line.dataset.regions.split(" ").includes(region ?? dialog.dataset.home)) near.append(line);
+    dialog.showModal();
+  });
+
+  // A redraw replaces the help cards; fold them as the visitor left them.
+  const isOpen = new Map();
+  document.addEventListener("click", (event) => {
+    const card = event.target.closest("[data-card] > summary")?.parentElement;
+    if (card) isOpen.set(card.dataset.card, !card.open); // the click fires before <details> toggles
+  });
+  const fold = () => {
+    for (const card of document.querySelectorAll("[data-card]")) card.open = isOpen.get(card.dataset.card) ?? card.open;
+  };
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-forget]");
     if (!button || !confirm(button.dataset.sure)) return;
@@ -75,6 +99,7 @@
     ".delete-button": words.remove,
   };
   const label = () => {
+    fold();
     for (const [selector, text] of Object.entries(labels))
       for (const button of document.querySelectorAll(`:is(#message, #compare-message) ${selector}`))
         if (button.getAttribute("aria-label") !== text) {

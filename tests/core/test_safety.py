@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from compeer_core import safety
 from compeer_core.dialogue import language_of
 from compeer_core.errors import ConfigError
-from compeer_core.safety import RiskKind, find_risk, forbids_reply, load_help_lines
+from compeer_core.safety import (
+    RiskKind,
+    RiskSentences,
+    RiskSign,
+    RiskState,
+    combined,
+    find_risk,
+    forbids_reply,
+    load_help_lines,
+    risk_sentences,
+)
 
 MESSAGES = [
     json.loads(line)
@@ -53,7 +63,6 @@ SUICIDE = (
     "I want to end my life to stop the pain",
     "I'd rather die than go on like this",
     "My New Year's resolution is to not kill myself",
-    "I took 30 pills two years ago",
     "I feel like jumping off a bridge",
     "I am thinking of jumping in front of a train",
     "I never wanted to die before, but now I want to die",
@@ -126,6 +135,13 @@ OTHER_IN_DANGER = (
     "我朋友说他想自杀",
     "她甚至威胁要自杀",
     "我丈夫有自杀的想法",
+)
+PAST_SELF_HARM = (
+    "I took 30 pills two years ago",
+    "When I was fifteen I slit my wrists",
+    "Ten years ago I tried to kill myself.",
+    "我以前割过腕，也想过自杀",
+    "高中时我想自杀",
 )
 HARMLESS = (
     "I could kill for a coffee",
@@ -201,6 +217,7 @@ HARMLESS = (
         *((text, RiskKind.VIOLENCE_SUFFERED) for text in VIOLENCE_SUFFERED),
         *((text, RiskKind.VIOLENCE) for text in VIOLENCE),
         *((text, RiskKind.OTHER_IN_DANGER) for text in OTHER_IN_DANGER),
+        *((text, RiskKind.PAST_SELF_HARM) for text in PAST_SELF_HARM),
     ],
 )
 def test_a_sign_of_danger_is_seen_for_what_it_is(text, kind):
@@ -319,7 +336,7 @@ def counted(split: str) -> tuple[int, int, int, int]:
 
 def test_the_messages_are_what_they_say():
     assert len({row["text"] for row in MESSAGES}) == len(MESSAGES) >= 160
-    assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"}
+    assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"} - {RiskKind.PAST_SELF_HARM}
     assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide"}
     assert sum(row["kind"] == "none" for row in MESSAGES) >= 0.4 * len(MESSAGES)
 
@@ -331,18 +348,6 @@ def test_nearly_all_signs_are_found_and_hardly_any_look_alike_on_the_messages_in
     assert alarms <= 0.05 * looks
 
 
-def test_a_sign_that_forbids_a_reply_is_not_taken_for_one_that_allows_it():
-    rows = [row for row in MESSAGES if row["split"] == "tuning" and row["kind"] != "none"]
-    wrong = [
-        row["text"]
-        for row in rows
-        if (sign := find_risk(row["text"])) is not None
-        and forbids_reply(sign.kind) is not forbids_reply(RiskKind(row["kind"]))
-    ]
-
-    assert len(wrong) <= 0.02 * len(rows)
-
-
 @pytest.mark.parametrize("split", ["tuning", "held", "wide"])
 def test_the_module_docstring_has_the_measured_numbers(split):
     found, signs, alarms, looks = counted(split)
@@ -352,13 +357,97 @@ def test_the_module_docstring_has_the_measured_numbers(split):
     assert f"has {len(MESSAGES):,} messages" in text
 
 
-def test_only_signs_that_a_program_must_not_answer_forbid_a_reply():
-    assert [kind for kind in RiskKind if forbids_reply(kind)] == [
-        RiskKind.MEDICAL_EMERGENCY,
-        RiskKind.SUICIDE,
-        RiskKind.SELF_HARM,
-    ]
+# --- what follows from a sign ----------------------------------------------------------------------
+
+
+def test_every_sign_forbids_a_reply():
+    assert all(forbids_reply(kind) for kind in RiskKind)
     assert not forbids_reply(None)
+
+
+def test_a_sign_and_the_next_message_get_no_reply_and_the_second_one_does():
+    sign = RiskState().after(RiskSign(RiskKind.VIOLENCE))
+    denial = sign.after(None)
+    second = denial.after(None)
+
+    assert RiskState().after(None) == RiskState()
+    assert [state.withheld_for for state in (RiskState(), sign, denial, second)] == [
+        None,
+        RiskKind.VIOLENCE,
+        RiskKind.VIOLENCE,
+        None,
+    ]
+    assert second.kind is RiskKind.VIOLENCE  # help stays reachable
+    assert second.after(RiskSign(RiskKind.SUICIDE)) == RiskState(RiskKind.SUICIDE)
+
+
+def test_checks_combine_to_the_gravest_sign_and_of_equals_to_the_first():
+    def learned(text: str, language: str) -> RiskSign | None:
+        return RiskSign(RiskKind.SUICIDE) if "tired of it all" in text else None
+
+    check = combined(find_risk, learned)
+
+    hint = check("I am so tired of it all", "en")
+    assert hint == RiskSign(RiskKind.SUICIDE, "")
+    both = check("I am so tired of it all, I want to die", "en")
+    assert both is not None
+    assert both.phrase == "want to die"
+    graver = check("I am so tired of it all, I took all my pills", "en")
+    assert graver is not None
+    assert graver.kind is RiskKind.MEDICAL_EMERGENCY
+    assert check("hello", "en") is None
+
+
+FIRST_STEPS = {
+    RiskKind.MEDICAL_EMERGENCY: ("Call the emergency number now", "请马上拨打急救电话"),
+    RiskKind.SUICIDE: ("call one of these lines now", "现在就拨打下面的热线"),
+    RiskKind.SELF_HARM: ("call the emergency number first", "请先拨打急救电话"),
+    RiskKind.VIOLENCE_SUFFERED: ("get to a safe place first", "请先到安全的地方"),
+    RiskKind.VIOLENCE: ("First get away from that person", "请先离开那个人"),
+    RiskKind.OTHER_IN_DANGER: ("stay with them, and ask them directly", "陪在对方身边，直接问"),
+    RiskKind.PAST_SELF_HARM: ("talk about it with somebody you trust", "和信任的人、医生谈谈"),
+}
+
+
+@pytest.mark.parametrize("kind", RiskKind)
+def test_every_kind_has_a_short_sentence_with_a_first_step_and_the_limits_of_a_program(kind):
+    english, chinese = risk_sentences().kinds[kind]("en"), risk_sentences().kinds[kind]("zh")
+    first_step, first_step_in_chinese = FIRST_STEPS[kind]
+
+    assert first_step in english
+    assert first_step_in_chinese in chinese
+    assert "program can neither judge" in english
+    assert "程序无法判断" in chinese
+    assert len(english) <= 330
+    assert len(chinese) <= 120
+    for sentence in (english, chinese):
+        assert not set("0123456789!！") & set(sentence)  # numbers are the help lines' business
+
+
+def test_an_emergency_begins_with_the_emergency_number():
+    sentence = risk_sentences().kinds[RiskKind.MEDICAL_EMERGENCY]
+
+    assert sentence("en").startswith("Call the emergency number now")
+    assert sentence("zh").startswith("请马上拨打急救电话")
+
+
+def test_the_sentence_after_a_sign_says_when_a_reply_may_come():
+    afterwards = risk_sentences().afterwards
+
+    assert "your next message can get a reply" in afterwards("en")
+    assert "下一条消息可以得到回复" in afterwards("zh")
+    assert "SOS" in afterwards("en")
+    assert "SOS" in afterwards("zh")
+
+
+def test_the_sentences_say_that_no_professional_reviewed_them_and_none_may_be_missing():
+    text = (safety.VOCABULARIES / "risk_sentences.toml").read_text(encoding="utf-8")
+
+    assert "No crisis professional has reviewed these sentences" in text
+    with pytest.raises(ValueError, match="no sentence for medical_emergency, other_in_danger"):
+        RiskSentences.model_validate(
+            {"kinds": {"suicide": {"en": "a", "zh": "b"}}, "afterwards": {"en": "a", "zh": "b"}}
+        )
 
 
 # --- what surrounds a sign -------------------------------------------------------------------------

@@ -7,10 +7,10 @@ tested without a browser.
 import gradio as gr
 
 from compeer_core.reasoning import Part
-from compeer_core.safety import forbids_reply
+from compeer_core.safety import RiskKind
 from ui_components.chat.inspector import picture_address
 from ui_components.chat.reply_words import status_line, steps_in_words, summary
-from ui_components.shared.help import risk_card
+from ui_components.shared.help import RiskCard, risk_card, standing_card
 from ui_components.shared.models import Models
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import Session, Turn
@@ -34,6 +34,7 @@ def conversation_html(
     *,
     keep_seconds: float,
     now: float,
+    risk: RiskKind | None = None,
 ) -> str:
     """Draw the conversation.
 
@@ -43,6 +44,7 @@ def conversation_html(
         models: For models that do not support the message's language.
         keep_seconds: The lifetime of conversations, which the page states.
         now: The monotonic time, for how long a model has been loading.
+        risk: The latest sign in the visitor's messages, also in those that were cleared.
     """
     last = len(session.turns) - 1
     turns = [
@@ -60,6 +62,7 @@ def conversation_html(
         turns=turns,
         running=running,
         undo=_undo(session, texts),
+        standing=standing_card(texts, risk) if risk and not (turns and turns[-1]["risk"]) else None,
         editing=editing,
         editing_pictures=editing is not None and bool(session.turns[editing].message.images),
         hours=round(keep_seconds / 3600),
@@ -99,7 +102,7 @@ def _turn(
             }
             for position, image in enumerate(turn.message.images)
         ],
-        "risk": risk_card(texts, turn.risk) if turn.risk else None,
+        "risk": _risk_card(turn, texts),
         "notice": _language_notice(turn, texts, models),
         "outcome": outcome,
         "broken": progress is None
@@ -115,6 +118,12 @@ def _turn(
         else "",
         "steps_right": steps_right,
     }
+
+
+def _risk_card(turn: Turn, texts: Texts) -> RiskCard | None:
+    if turn.risk is None:
+        return None
+    return risk_card(texts, turn.risk, turn.key, is_earlier=turn.risk_is_earlier)
 
 
 def _steps(progress: Progress | None, texts: Texts) -> list[dict[str, str]]:
@@ -146,11 +155,10 @@ def _undo(session: Session, texts: Texts) -> str:
 
 def _announced(turn: Turn, texts: Texts) -> tuple[str, str]:
     """The screen reader's announcement of the newest turn, and a key that changes with it."""
-    words = [risk_card(texts, turn.risk).spoken] if turn.risk else []
-    if forbids_reply(turn.risk):
-        return f"{turn.key}-risk", " ".join([*words, texts("help.no_reply")])
+    if card := _risk_card(turn, texts):
+        return f"{turn.key}-risk", f"{card.spoken} {texts('help.no_reply')}"
     progress = turn.progress
     if progress is None:
         return "", ""
-    words.append(f"{progress.reply} {status_line(progress, texts)}".strip())
-    return f"{turn.key}-{progress.key}", " ".join(words)
+    words = f"{progress.reply} {status_line(progress, texts)}".strip()
+    return f"{turn.key}-{progress.key}", words

@@ -16,7 +16,7 @@ import gradio as gr
 from compeer_core.dialogue import Speaker, Utterance, check_message, language_of
 from compeer_core.errors import InputError
 from compeer_core.images import Image
-from compeer_core.safety import find_risk, forbids_reply
+from compeer_core.safety import RiskState
 from ui_components.chat.conversation import conversation_html
 from ui_components.chat.inspector import inspector_html
 from ui_components.chat.jobs import ReplyRequest
@@ -120,6 +120,7 @@ class Chat:
         text = (message or {}).get("text") or ""
         files = [str(path) for path in (message or {}).get("files") or ()]
         uploads, owner = self._services.uploads, self._services.owner(request)
+        risk = await asyncio.to_thread(self._services.risks.assess, key, text)
         try:
             images = await uploads.read(files, owner, alt or "")
             before = self._services.store.get(key)
@@ -128,17 +129,19 @@ class Chat:
                 if before.editing is not None
                 else 0
             )
-            turn = _turn(check_message(text, bool(images) or bool(kept_images)), images)
+            text = check_message(text, bool(images) or bool(kept_images))
+            turn = _turn(text, images, risk)
             change = _sending(turn, self._services.store.now())
-            gets_reply = not forbids_reply(turn.risk)
+            gets_reply = turn.risk is None
             if gets_reply:
                 await self.begin(key, change, self.reply_request(model, judge, seed))
             else:
                 await self._services.chat_jobs.wait_for_stopped(key)
                 self._services.chat_jobs.update(key, change)
         except InputError as error:
-            yield {parts.error: error_html(error, texts)}
+            yield {parts.error: error_html(error, texts)} | self._help(key, texts)
             return
+        self._services.risks.accepted(key, risk)
         for path in files:
             uploads.forget(path, owner)
         yield {
@@ -299,6 +302,10 @@ class Chat:
 
     # --- shared by the handlers ---
 
+    def _help(self, key: SessionKey, texts: Texts) -> Update:
+        """Draw the screen with its help card if a message showed a sign, also one that was refused."""
+        return self.screen(key, texts) if self._services.risks.get(key).kind else {}
+
     async def shown_while_written(self, key: SessionKey, texts: Texts) -> AsyncIterator[Update]:
         """Stream a reply that no new message began, with Stop in place of Send."""
         stop = gr.MultimodalTextbox(submit_btn=False, stop_btn=True)
@@ -365,6 +372,7 @@ class Chat:
             self._services.models,
             keep_seconds=self._services.store.keep_seconds,
             now=time.monotonic(),
+            risk=self._services.risks.get(key).kind,
         )
         return {
             self._parts.conversation: conversation,
@@ -432,11 +440,11 @@ def read_seed(text: str | None) -> int | None:
 # --- changes of a session ------------------------------------------------------------------------
 
 
-def _turn(text: str, images: tuple[Image, ...]) -> Turn:
-    sign = find_risk(text)
+def _turn(text: str, images: tuple[Image, ...], risk: RiskState) -> Turn:
     return Turn(
         Utterance(Speaker.SEEKER, text, images),
-        risk=sign.kind if sign else None,
+        risk=risk.withheld_for,
+        risk_is_earlier=risk.messages_since > 0,
         language=language_of(text),
     )
 

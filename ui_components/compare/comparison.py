@@ -162,7 +162,11 @@ class Comparison:
 
     rounds: tuple[Round, ...] = field(default=(), repr=False)
     risk: RiskKind | None = None
-    """The risk sign in the last message; then there are no rounds."""
+    """The kind of danger for which the last message got no replies; then there are no rounds."""
+    risk_is_earlier: bool = False
+    """The sign is in an earlier message."""
+    unanswered: str = field(default="", repr=False)
+    """The text of that message."""
     id: str = field(default_factory=lambda: f"c{secrets.token_hex(12)}", compare=False)
     """An id shared by the conversation's battles; it does not identify the visitor."""
 

@@ -20,7 +20,7 @@ from compeer_core.errors import CompeerError, InputError, StoreError, VoteRefuse
 from compeer_core.logs import trace_of
 from compeer_core.policy import Controls
 from compeer_core.reasoning import Reading
-from compeer_core.safety import RiskKind
+from compeer_core.safety import RiskState
 from compeer_core.taxonomy import Preference
 from compeer_core.turn import SEEDS, TurnDone, TurnRecord
 from compeer_core.unifireward import Judge, ResponseVerdict
@@ -203,15 +203,20 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
             judge=request.judge,
         )
 
-    def end_for_risk(self, key: SessionKey, kind: RiskKind) -> None:
+    def end_for_risk(self, key: SessionKey, risk: RiskState, message: str) -> None:
         """Exclude the whole conversation from all counts, since the visitor may need help.
 
-        Any risk sign does so, also one that a chat may answer (`forbids_reply`): nobody should be asked
-        which of two replies to it is better.
+        Args:
+            key: The comparison.
+            risk: The state for which no reply is generated.
+            message: The message that gets none.
         """
         self.stop(key)
         before = self.store.get(key)
-        self.store.update(key, lambda _: Comparison(risk=kind))
+        ended = Comparison(
+            risk=risk.withheld_for, risk_is_earlier=risk.messages_since > 0, unanswered=message
+        )
+        self.store.update(key, lambda _: ended)
         for round_ in before.rounds:
             for pair in round_.pairs:
                 self._votes.close_battle(pair.battle, "risk")

@@ -19,7 +19,6 @@ import gradio as gr
 
 from compeer_core.dialogue import Speaker, Utterance, check_message
 from compeer_core.errors import InputError, StoreError
-from compeer_core.safety import find_risk
 from ui_components.chat.handlers import (
     error_line,
     message_box,
@@ -185,28 +184,32 @@ class Compare:
         key = self._services.key(request, conversation)
         files = [str(path) for path in (message or {}).get("files") or ()]
         uploads, owner = self._services.uploads, self._services.owner(request)
+        text = (message or {}).get("text") or ""
+        risk = await asyncio.to_thread(self._services.risks.assess, key, text)
         try:
-            round_request = self._round_request(key, mode, models, with_reasoning, keep_words)
             images = await uploads.read(files, owner, alt or "")
-            text = check_message((message or {}).get("text") or "", bool(images))
-            sign = find_risk(text)
-            if sign is not None:
-                await asyncio.to_thread(self._jobs.end_for_risk, key, sign.kind)
+            text = check_message(text, bool(images))
+            gets_replies = risk.withheld_for is None
+            if not gets_replies:
+                await asyncio.to_thread(self._jobs.end_for_risk, key, risk, text)
             else:
+                round_request = self._round_request(key, mode, models, with_reasoning, keep_words)
                 utterance = Utterance(Speaker.SEEKER, text, images)
                 await self._begin(
                     key,
                     lambda: self._jobs.begin(key, utterance, round_request, address_of(request)),
                 )
         except (InputError, StoreError) as error:
-            yield {parts.error: refusal_html(error, texts)}
+            help_card = self._screen(key, texts) if self._services.risks.get(key).kind else {}
+            yield {parts.error: refusal_html(error, texts)} | help_card
             return
+        self._services.risks.accepted(key, risk)
         for path in files:
             uploads.forget(path, owner)
         yield {
             parts.conversation_id: conversation,
             parts.message: gr.MultimodalTextbox(
-                value={"text": "", "files": []}, submit_btn=sign is not None, stop_btn=sign is None
+                value={"text": "", "files": []}, submit_btn=not gets_replies, stop_btn=gets_replies
             ),
             parts.alt: gr.Textbox(value="", visible=False),
             parts.error: "",
@@ -421,7 +424,7 @@ class Compare:
         def draw(is_over: bool) -> Update:
             nonlocal drawn_comparison, is_box_open
             comparison = self._jobs.store.get(key)
-            update: Update = {parts.talk: self._talk(comparison, texts)}
+            update: Update = {parts.talk: self._talk(key, comparison, texts)}
             # The ballot shows how many seconds are left for taking a vote back. It is redrawn only when
             # the comparison has changed, because the visitor may be writing a note in it.
             if comparison is not drawn_comparison:
@@ -444,17 +447,18 @@ class Compare:
     def _screen(self, key: SessionKey, texts: Texts) -> Update:
         comparison = self._jobs.store.get(key)
         return {
-            self._parts.talk: self._talk(comparison, texts),
+            self._parts.talk: self._talk(key, comparison, texts),
             self._parts.ballot: self._ballot(comparison, texts),
         }
 
-    def _talk(self, comparison: Comparison, texts: Texts) -> str:
+    def _talk(self, key: SessionKey, comparison: Comparison, texts: Texts) -> str:
         return talk_html(
             comparison,
             texts,
             self._services.models,
             now=time.monotonic(),
             keep_seconds=self._jobs.store.keep_seconds,
+            risk=self._services.risks.get(key).kind,
         )
 
     def _ballot(self, comparison: Comparison, texts: Texts) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from compeer_core.judgement import Reward, StepOutcome, StepVerdict
 from compeer_core.reasoning import LABELS, STEPS, Part, Unreadable
+from compeer_core.safety import RiskKind
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Tag
 from ui_components.chat.inspector import picture_address
 from ui_components.chat.starters import STARTERS
 from ui_components.compare.comparison import LETTERS, Comparison, Pair, Round, Side
-from ui_components.shared.help import risk_card
+from ui_components.shared.help import RiskCard, risk_card, standing_card
 from ui_components.shared.models import Models
 from ui_components.shared.templating import render
 from ui_components.shared.terms import explained, terms_line
@@ -33,7 +34,13 @@ _NAMED = {"emotion": "feeling", "strategy": "chosen"}
 
 
 def talk_html(
-    comparison: Comparison, texts: Texts, models: Models, *, now: float, keep_seconds: float
+    comparison: Comparison,
+    texts: Texts,
+    models: Models,
+    *,
+    now: float,
+    keep_seconds: float,
+    risk: RiskKind | None = None,
 ) -> str:
     """Draw the rounds.
 
@@ -43,6 +50,7 @@ def talk_html(
         models: To name them, if the visitor may know.
         now: The monotonic time, for how long models have been loading.
         keep_seconds: The lifetime of comparisons, which the page states.
+        risk: The latest sign in the visitor's messages, also in those that were cleared.
     """
     last = comparison.last
     return render(
@@ -52,11 +60,19 @@ def talk_html(
         small=all(entry.small for entry in models.entries("policy")),
         hours=round(keep_seconds / 3600),
         starters=STARTERS,
-        risk=risk_card(texts, comparison.risk) if comparison.risk else None,
+        risk=_risk_card(comparison, texts),
+        unanswered=comparison.unanswered,
+        standing=standing_card(texts, risk) if risk and not comparison.risk else None,
         earlier=[_earlier(round_, texts) for round_ in comparison.rounds[:-1]],
         round=None if last is None else _round(last, texts, models, now),
         number=len(comparison.rounds),
     )
+
+
+def _risk_card(comparison: Comparison, texts: Texts) -> RiskCard | None:
+    if comparison.risk is None:
+        return None
+    return risk_card(texts, comparison.risk, comparison.id, is_earlier=comparison.risk_is_earlier)
 
 
 def _earlier(round_: Round, texts: Texts) -> dict[str, object]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import gradio as gr
@@ -23,7 +23,7 @@ from compeer_core.grounding import StepChecker
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
-from compeer_core.safety import RiskKind, find_risk, forbids_reply
+from compeer_core.safety import RiskCheck, RiskState
 from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.leaderboard.board import Filters
@@ -80,14 +80,13 @@ class Program:
     ) -> dict[str, Any]:
         """Reply to a seeker, with the reasoning before the reply and the judge's scores.
 
-        If the message contains a phrase that may mean danger, ``risk`` gives its kind, a sentence
-        to show in the language of the message, and help lines: ``{kind, sentence, lines, where}``,
-        each line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
-        codes). Show them. For ``suicide``, ``self_harm`` and ``medical_emergency`` in the message
-        no model is called: ``reply`` is "", ``complete`` false, every part of ``reasoning`` and
-        ``reward`` null. A sign in an earlier message of the seeker is reported (``where`` is
-        "history", not "message") and does not stop the reply. Null means that no listed phrase
-        occurs, not that all is well.
+        If the message shows a sign of danger, ``risk`` gives its kind, a sentence to show in the
+        language of the message, and help lines: ``{kind, sentence, lines, where, withheld}``, each
+        line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
+        codes). Show them. No model is called (``withheld`` is true): ``reply`` is "", ``complete``
+        false, every part of ``reasoning`` and ``reward`` null. The seeker's next message gets no
+        reply either. A sign in the history is reported with ``where`` "history", not "message".
+        Null means that the check finds nothing, not that all is well.
 
         The gate rejects a reply that breaks the format, repeats itself, contains markup, is too long
         or says nothing, and the model draws again, up to three times. ``gate`` has the number of
@@ -116,9 +115,10 @@ class Program:
             dialogue = dialogue.adding(Utterance(Speaker.SEEKER, text, images))
             models = self._services.models
             name = models.named("policy", _text(model, "model"))
-            risk = _risk(dialogue)
-            if risk is not None and risk.forbids_reply:
-                return _no_turn(name) | {"risk": risk.in_words()}
+            risk = _risk(dialogue, self._services.risk_check)
+            in_words = {"risk": _risk_in_words(risk, text)}
+            if risk.withheld_for:
+                return _no_turn(name) | in_words
             with _admitted(models.queue(name), caller, stop):
                 policy = models.policy(name)
                 judge_name = models.default("judge")
@@ -130,7 +130,7 @@ class Program:
             self._services.metrics.count(record)
             if record.status == "failed":
                 raise BackendError(record.error or "generation failed")
-            return _turn(record, dialogue) | {"risk": risk.in_words() if risk else None}
+            return _turn(record, dialogue) | in_words
 
         return await self._answered(request, work)
 
@@ -298,43 +298,35 @@ def _judged(
 # --- risk signs ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Risk:
-    """A risk sign and its place."""
-
-    kind: RiskKind
-    language: str
-    in_message: bool
-
-    @property
-    def forbids_reply(self) -> bool:
-        return self.in_message and forbids_reply(self.kind)
-
-    def in_words(self) -> dict[str, Any]:
-        texts = _texts(self.language)
-        where = "message" if self.in_message else "history"
-        return {"kind": self.kind.value} | help_for(texts, self.kind) | {"where": where}
-
-
 def _texts(language: str) -> Texts:
     return load_texts(language if language in LANGUAGES else LANGUAGES[0])
 
 
-def _risk(dialogue: Dialogue) -> _Risk | None:
-    """Return the risk sign in the last message, else the newest in the seeker's earlier messages."""
+def _risk(dialogue: Dialogue, check: RiskCheck) -> RiskState:
+    """Return the state after the seeker's messages, searched from the newest back to the latest sign."""
     left = MAX_SEARCHED
-    last = dialogue.utterances[-1]
-    for utterance in reversed(dialogue.utterances):
-        if utterance.speaker is not Speaker.SEEKER:
-            continue
-        if utterance is not last:
+    seeker = [each for each in dialogue.utterances if each.speaker is Speaker.SEEKER]
+    for messages_since, utterance in enumerate(reversed(seeker)):
+        if messages_since:
             left -= len(utterance.text)
-            if left < 0:
-                return None
-        sign = find_risk(utterance.text)
+        if left < 0:
+            break
+        sign = check(utterance.text, language_of(utterance.text))
         if sign is not None:
-            return _Risk(sign.kind, language_of(utterance.text), utterance is last)
-    return None
+            return RiskState(sign.kind, messages_since)
+    return RiskState()
+
+
+def _risk_in_words(risk: RiskState, message: str) -> dict[str, Any] | None:
+    if risk.kind is None:
+        return None
+    texts = _texts(language_of(message))
+    withheld, is_earlier = risk.withheld_for is not None, risk.messages_since > 0
+    return (
+        {"kind": risk.kind.value}
+        | help_for(texts, risk.kind, is_earlier=withheld and is_earlier)
+        | {"where": "history" if is_earlier else "message", "withheld": withheld}
+    )
 
 
 # --- output --------------------------------------------------------------------------------------

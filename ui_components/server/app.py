@@ -211,6 +211,7 @@ async def _sweep(services: Services) -> None:
         await asyncio.sleep(SWEEP_SECONDS)
         services.store.sweep()
         services.compare_jobs.store.sweep()
+        services.risks.sweep()
         await asyncio.to_thread(services.uploads.sweep)
 
 

@@ -1,11 +1,12 @@
-"""Help lines: the strip at the top of every page, and the card beside a message with a risk sign.
+"""Help lines: the strip at the top of every page with its SOS button, and the card in place of a reply.
 
 The top is rendered once in all languages; the style sheet shows the one that ``<html lang>`` names.
-So it is visible before anything else works.
+So it is visible before anything else works. SOS opens a dialog, where the page's script puts the lines of
+the reader's country first.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import gradio as gr
@@ -15,8 +16,8 @@ from compeer_core.safety import (
     HelpLines,
     LineKind,
     RiskKind,
-    forbids_reply,
     load_help_lines,
+    risk_sentences,
 )
 from ui_components.shared.templating import render
 from ui_components.shared.texts import LANGUAGES, Texts, load_texts, region_of
@@ -37,14 +38,14 @@ def lines_for(texts: Texts) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class RiskCard:
-    """The card beside a message with a risk sign. No model writes any of it."""
+    """The card in place of a reply. No model writes any of it."""
 
     title: str
     text: str
     lines: tuple[Mapping[str, str], ...]
     elsewhere: str
-    stands_alone: bool
-    """It replaces the reply."""
+    key: str
+    """Names the card for the page, which remembers whether it is folded."""
 
     @property
     def spoken(self) -> str:
@@ -53,32 +54,53 @@ class RiskCard:
         return f"{self.title}. {self.text} {numbers}."
 
 
-def risk_card(texts: Texts, kind: RiskKind) -> RiskCard:
-    """Return the card for the reader."""
+def risk_card(texts: Texts, kind: RiskKind, key: str, *, is_earlier: bool = False) -> RiskCard:
+    """Return the card for the reader.
+
+    Args:
+        texts: The words.
+        kind: The kind of danger.
+        key: See `RiskCard.key`.
+        is_earlier: The sign is in an earlier message than the card's.
+    """
+    if is_earlier:
+        title = "help.card_title_earlier"
+    else:
+        title = "help.card_title_now" if _first(kind) == "emergency" else "help.card_title"
     return RiskCard(
-        title=texts("help.card_title_now" if _first(kind) == "emergency" else "help.card_title"),
-        text=texts(f"help.card_{kind}"),
+        title=texts(title),
+        text=_sentence(kind, texts, is_earlier=is_earlier),
         lines=tuple(_in_words(line, texts) for line in _card_lines(texts, kind)),
         elsewhere=texts("help.elsewhere"),
-        stands_alone=forbids_reply(kind),
+        key=key,
     )
 
 
-def help_for(texts: Texts, kind: RiskKind) -> dict[str, object]:
+def standing_card(texts: Texts, kind: RiskKind) -> RiskCard:
+    """Return the card that stays on the screen, folded, when no message shows one."""
+    return replace(risk_card(texts, kind, "standing"), title=texts("help.card_title_earlier"))
+
+
+def help_for(texts: Texts, kind: RiskKind, *, is_earlier: bool = False) -> dict[str, object]:
     """Return the sentence and all help lines, for programs that know where their reader is."""
     home = region_of(None, texts.language)
     return {
-        "sentence": texts(f"help.card_{kind}"),
+        "sentence": _sentence(kind, texts, is_earlier=is_earlier),
         "lines": [
             {
                 "number": line.number,
-                "name": _name(line, texts),
+                "name": line.name(texts.language),
                 "kind": line.kind,
                 "region": list(line.regions),
             }
             for line in _help_lines().for_region(home, _first(kind))
         ],
     }
+
+
+def _sentence(kind: RiskKind, texts: Texts, *, is_earlier: bool) -> str:
+    sentences = risk_sentences()
+    return (sentences.afterwards if is_earlier else sentences.kinds[kind])(texts.language)
 
 
 def _card_lines(texts: Texts, kind: RiskKind) -> list[HelpLine]:
@@ -98,7 +120,7 @@ def _first(kind: RiskKind) -> LineKind:
 
 
 def build_top() -> gr.HTML:
-    """Lay out the top bar (name, language, theme) and the help strip."""
+    """Lay out the top bar (name, language, theme), the help strip, and the dialogs that SOS opens."""
     languages = [load_texts(language) for language in LANGUAGES]
     lines = {texts.language: lines_for(texts) for texts in languages}
     value = render(
@@ -106,6 +128,7 @@ def build_top() -> gr.HTML:
         languages=languages,
         first={language: lines[language][:STRIP_LINES] for language in LANGUAGES},
         all=lines,
+        homes={language: region_of(None, language) for language in LANGUAGES},
         checked=min(line.checked for line in _help_lines().lines).isoformat(),
     )
     return gr.HTML(value, elem_id="top", js_on_load=None, apply_default_css=False)
@@ -116,10 +139,7 @@ def _in_words(line: HelpLine, texts: Texts) -> dict[str, str]:
     return {
         "number": line.number,
         "address": f"tel:{line.number.replace(' ', '')}",
-        "name": _name(line, texts),
+        "name": line.name(texts.language),
         "place": texts.listed([texts.label("regions", region) for region in regions]),
+        "regions": " ".join(line.regions),
     }
-
-
-def _name(line: HelpLine, texts: Texts) -> str:
-    return line.name.zh if texts.language == "zh" else line.name.en

@@ -7,6 +7,7 @@ import gradio as gr
 from fastapi import Request
 from gradio.utils import get_upload_folder
 
+from compeer_core.safety import RiskCheck, find_risk
 from compeer_core.votes.battles import Deletion
 from compeer_core.votes.store import VoteStore
 from ui_components.chat.jobs import ReplyJobs
@@ -19,6 +20,7 @@ from ui_components.server.uploads import Uploads
 from ui_components.server.visitors import LANGUAGE_COOKIE, Caller, Visitors, address_of
 from ui_components.shared.jobs import GRACE_SECONDS
 from ui_components.shared.models import Models
+from ui_components.shared.risk import RiskStates
 from ui_components.shared.session import Session
 from ui_components.shared.session_store import SessionKey, SessionStore
 from ui_components.shared.texts import Texts, choose_language, load_texts, region_of
@@ -41,6 +43,9 @@ class Services:
     """How long generation continues after its page was closed, so that a reload finds it."""
     gated: bool = True
     """Whether replies pass the gate of `compeer_core.gate` before a person sees them."""
+    risk_check: RiskCheck = find_risk
+    """Looks for signs of danger in every message of Chat, Compare and the API."""
+    risks: RiskStates = field(init=False)
     visitors: Visitors = field(init=False)
     """Signed with the database's secret, so that votes keep their owner across restarts."""
     store: SessionStore[Session] = field(init=False)
@@ -50,6 +55,8 @@ class Services:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "visitors", Visitors(self.votes.secret("visitors").hex()))
+        risks = RiskStates(self.risk_check, self.deletions.is_current)
+        object.__setattr__(self, "risks", risks)
         store = SessionStore(Session(), is_current=self.deletions.is_current)
         object.__setattr__(self, "store", store)
         chat_jobs = ReplyJobs(
@@ -96,7 +103,7 @@ class Services:
         return self.store.holds(visitor) or self.compare_jobs.store.holds(visitor)
 
     def forget(self, visitor: str) -> Deletion:
-        """Delete everything stored about a visitor: conversations, battles and votes.
+        """Delete everything stored about a visitor: conversations, risk state, battles and votes.
 
         Running jobs are stopped and leave nothing behind.
 
@@ -106,5 +113,6 @@ class Services:
         self.deletions.add(visitor)
         self.chat_jobs.forget(visitor)
         self.compare_jobs.forget(visitor)
+        self.risks.forget(visitor)
         self.uploads.forget_owner(visitor)
         return self.votes.delete_voter(visitor)

@@ -57,7 +57,9 @@ class Turn:
     best_of: BestOf | None = None
     """The latest group."""
     risk: RiskKind | None = None
-    """The kind of risk that the message shows, if any."""
+    """The kind of danger for which no model may reply (`RiskState.withheld_for`)."""
+    risk_is_earlier: bool = False
+    """The sign is in an earlier message."""
     language: str = "und"
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     """Names the turn in the URLs of its images; unguessable."""

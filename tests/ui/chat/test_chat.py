@@ -12,7 +12,7 @@ import pytest
 
 from compeer_core.dialogue import Dialogue
 from compeer_core.policy import Policy
-from compeer_core.safety import RiskKind, load_help_lines
+from compeer_core.safety import RiskKind, RiskSign, load_help_lines, risk_sentences
 from compeer_core.turn import take_turn
 from tests.draws import Draws
 from tests.pages import (
@@ -27,7 +27,6 @@ from tests.pages import (
     pressed,
 )
 from ui_components.chat.steering import Steering
-from ui_components.shared.help import risk_card
 from ui_components.shared.services import Services
 from ui_components.shared.texts import LANGUAGES, load_texts
 
@@ -584,24 +583,94 @@ def test_the_card_cannot_be_bypassed(anna, asked):
     assert anna.session.turns[0].replies == ()
 
 
-def test_the_conversation_goes_on_and_the_model_then_knows_what_was_said(anna, asked):
+def test_the_next_message_gets_no_reply_either_and_the_second_one_does(anna, asked):
     asyncio.run(anna.send("I want to kill myself"))
-    asyncio.run(anna.send("I called somebody. I feel a little safer."))
+    asyncio.run(anna.send("I was joking"))
+    denial = anna.screen["conversation"]
 
+    assert asked == []
+    assert "your next message can get a reply" in denial
+    assert denial.count("tel:988") == 2
+    asyncio.run(anna.ask_again(1))
+    assert "Real people answer" in anna.error
+    asyncio.run(anna.send("I called somebody. I feel a little safer."))
     assert REPLY in anna.screen["conversation"]
+    assert 'data-card="standing"' in anna.screen["conversation"]
     assert [utterance.text for utterance in asked[0]] == [
         "I want to kill myself",
+        "I was joking",
         "I called somebody. I feel a little safer.",
     ]
 
 
-def test_an_edited_message_without_a_sign_is_answered(anna):
-    asyncio.run(anna.send("I want to kill myself"))
-    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
-    asyncio.run(anna.send("I am very tired"))
+def test_a_new_sign_starts_the_count_again(anna, asked):
+    for text in ("I want to kill myself", "I was joking", "My husband hits me", "sorry"):
+        asyncio.run(anna.send(text))
 
+    assert asked == []
+    assert [turn.risk for turn in anna.session.turns] == [
+        *2 * [RiskKind.SUICIDE],
+        *2 * [RiskKind.VIOLENCE_SUFFERED],
+    ]
+
+
+def test_clearing_editing_or_another_conversation_does_not_reset_the_state(anna, asked):
+    asyncio.run(anna.send("I want to kill myself"))
+    anna.see(anna.chat.clear(anna.conversation_id, anna.request))
+    cleared = anna.screen["conversation"]
+
+    assert cleared.count("tel:988") == 1
+    assert '<details class="risk" data-card="standing">' in cleared  # folded
+    anna.conversation_id = "conversation-" + "y" * 16
+    asyncio.run(anna.send("I am very tired"))
+    assert asked == []
+    assert anna.session.turns[0].risk_is_earlier
+    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.send("I am very tired today"))
+    assert REPLY in anna.screen["conversation"]  # the second message after the sign
+
+
+def test_the_state_is_the_visitors_own_and_is_deleted_with_their_data(anna):
+    other = Visitor(anna.services)
+    asyncio.run(anna.send("I want to kill myself"))
+    asyncio.run(other.send("hello"))
+
+    assert REPLY in other.screen["conversation"]
+    assert "tel:" not in other.screen["conversation"]
+    anna.services.forget(anna.key.visitor)
+    asyncio.run(anna.send("hello"))
     assert REPLY in anna.screen["conversation"]
-    assert "988" not in anna.screen["conversation"]
+
+
+def test_the_state_of_a_browser_without_cookies_is_its_conversations(services):
+    anna, other = Visitor(services, cookie=""), Visitor(services, cookie="")
+    other.conversation_id = "conversation-" + "y" * 16
+    asyncio.run(anna.send("I want to kill myself"))
+
+    assert services.risks.get(anna.key).kind is RiskKind.SUICIDE
+    assert services.risks.get(other.key).kind is None
+
+
+def test_another_check_can_take_the_place_of_the_phrases(tmp_path, asked):
+    services = make_services(tmp_path)
+    services = Services(
+        services.models,
+        services.votes,
+        risk_check=lambda text, language: RiskSign(RiskKind.SUICIDE) if language == "zh" else None,
+    )
+    anna = Visitor(services)
+    asyncio.run(anna.send("今天累死了"))
+
+    assert asked == []
+    assert "tel:988" in anna.screen["conversation"]
+
+
+def test_a_sign_in_a_refused_message_still_brings_the_help_card(anna):
+    asyncio.run(anna.send("I want to kill myself " * 5000))
+
+    assert "the limit is" in anna.error
+    assert anna.session.turns == ()
+    assert "tel:988" in anna.screen["conversation"]
 
 
 def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
@@ -620,20 +689,26 @@ def test_a_message_in_danger_waits_for_the_reply_before_it(anna):
     assert [turn.risk for turn in anna.session.turns] == [None, RiskKind.SUICIDE]
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "kind"),
     [
-        ("My husband hits me", "Nobody has the right to hurt you"),
-        ("I want to kill someone", "Thoughts of hurting somebody"),
-        ("My brother wants to kill himself", "It is hard to fear for somebody"),
+        ("I took 30 tylenol an hour ago", RiskKind.MEDICAL_EMERGENCY),
+        ("I want to kill myself", RiskKind.SUICIDE),
+        ("I cut myself last night", RiskKind.SELF_HARM),
+        ("My husband hits me", RiskKind.VIOLENCE_SUFFERED),
+        ("I want to kill someone", RiskKind.VIOLENCE),
+        ("My brother wants to kill himself", RiskKind.OTHER_IN_DANGER),
+        ("Ten years ago I tried to kill myself", RiskKind.PAST_SELF_HARM),
     ],
 )
-def test_other_signs_get_a_card_of_their_own_and_a_reply(anna, text, sentence):
+def test_every_kind_gets_a_sentence_of_its_own_and_no_reply(anna, asked, text, kind, language):
+    anna.request.headers["accept-language"] = language
     asyncio.run(anna.send(text))
 
-    assert sentence in anna.screen["conversation"]
-    assert "911" in anna.screen["conversation"]
-    assert REPLY in anna.screen["conversation"]
+    assert asked == []
+    assert risk_sentences().kinds[kind](language) in anna.screen["conversation"]
+    assert ("tel:911" if language == "en" else "tel:120") in anna.screen["conversation"]
 
 
 def test_a_country_without_numbers_gets_no_emergency_number_of_another_one(anna):
@@ -649,16 +724,14 @@ def test_a_country_without_numbers_gets_no_emergency_number_of_another_one(anna)
 def test_other_messages_get_no_card(anna):
     asyncio.run(anna.send("My week was bad."))
 
-    assert "You matter more" not in anna.screen["conversation"]
+    assert "data-card" not in anna.screen["conversation"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_sign_has_a_sentence_and_every_region_a_name(language):
+def test_every_region_has_a_name(language):
     texts = load_texts(language)
     regions = {region for line in load_help_lines().lines for region in line.regions}
 
-    for kind in RiskKind:
-        assert risk_card(texts, kind).text
     named = {region for region in regions if f"regions.{region}" in texts.words}
     unnamed = regions - named
     (europe,) = (line for line in load_help_lines().lines if "EU" in line.regions)

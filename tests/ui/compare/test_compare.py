@@ -25,7 +25,15 @@ from compeer_core.votes.battles import Flag, SideStatus
 from compeer_core.votes.schema import BattleRow
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
 from tests.draws import Draws
-from tests.pages import COMPLETE, LOOP, REPLY, SECOND, SECOND_REPLY, eventually
+from tests.pages import (
+    COMPLETE,
+    LOOP,
+    REPLY,
+    SECOND,
+    SECOND_REPLY,
+    Visitor,
+    eventually,
+)
 from ui_components.compare.comparison import Round
 from ui_components.compare.identity import says_who_wrote_it
 from ui_components.compare.jobs import verdict_between
@@ -733,7 +741,8 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     anna.vote("first")
     anna.send("I want to kill myself")
 
-    assert "You matter more than this demo" in anna.talk
+    assert "This needs a person, not a program" in anna.talk
+    assert "I want to kill myself" in anna.talk
     assert "911" in anna.talk
     assert "None of it counts" in anna.talk
     assert "screen=chat" not in anna.talk  # no model answers there either
@@ -742,14 +751,36 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     (row,) = services.votes.votes()
     assert Flag.CLOSED in row.flags
     assert services.votes.battle(battle, anna.key.visitor).closed == "risk"
+    anna.send("I was joking")
+    assert "your next message can get a reply" in anna.talk
+    assert "data-state" not in anna.talk
     anna.send("I am safe now, thank you")
     assert 'data-state="done"' in anna.talk
+    assert 'data-card="standing"' in anna.talk
 
 
 def test_any_risk_sign_closes_the_comparison(anna, services):
     anna.send("My husband hits me")
 
     assert "Nobody has the right to hurt you" in anna.talk
+    assert services.votes.counts().battles == 0
+    anna.see(anna.compare.clear(anna.conversation_id, anna.request))
+    assert 'data-card="standing"' in anna.talk
+
+
+def test_a_sign_gets_help_even_where_a_comparison_would_be_refused(anna):
+    anna.send("My husband hits me", models=["gone"])
+
+    assert "Nobody has the right to hurt you" in anna.talk
+    assert anna.screen["error"] == ""
+
+
+def test_a_sign_in_chat_withholds_the_next_replies_of_a_comparison(anna, services):
+    chatting = Visitor(services, cookie=anna.cookie)
+    asyncio.run(chatting.send("I want to kill myself"))
+    anna.send("I was joking")
+
+    assert "your next message can get a reply" in anna.talk
     assert services.votes.counts().battles == 0
 
 

@@ -183,7 +183,8 @@ def test_a_message_in_danger_gets_help_and_no_reply(client, asked):
         "gate": None,
     }
     assert (risk["kind"], risk["where"]) == ("medical_emergency", "message")
-    assert "call the emergency number now" in risk["sentence"]
+    assert risk["withheld"] is True
+    assert risk["sentence"].startswith("Call the emergency number now")
     assert risk["lines"][0] == {
         "number": "911",
         "name": "Ambulance, fire brigade and police",
@@ -202,26 +203,48 @@ def test_help_speaks_the_language_of_the_message(client):
     assert risk["lines"][0]["name"] == "全国统一心理援助热线"
 
 
-def test_a_sign_that_allows_a_reply_is_reported_with_it(client):
-    answer = client.predict("My husband hits me", api_name="/chat")
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("I cut myself last night", "self_harm"),
+        ("My husband hits me", "violence_suffered"),
+        ("I want to kill someone", "violence"),
+        ("My brother wants to kill himself", "other_in_danger"),
+        ("Ten years ago I tried to kill myself", "past_self_harm"),
+    ],
+)
+def test_every_kind_of_danger_withholds_the_reply(client, asked, text, kind):
+    answer = client.predict(text, api_name="/chat")
 
-    assert answer["reply"] == REPLY
-    assert answer["risk"]["kind"] == "violence_suffered"
+    assert asked == []
+    assert answer["reply"] == ""
+    assert (answer["risk"]["kind"], answer["risk"]["withheld"]) == (kind, True)
+    assert "a program can neither judge" in answer["risk"]["sentence"].lower()
 
 
-def test_an_earlier_sign_is_reported_and_does_not_stop_the_reply(client, asked):
+def test_the_message_after_a_sign_gets_no_reply_either_and_the_second_one_does(client, asked):
     earlier = [
         {"role": "user", "content": "I want to kill myself"},
         {"role": "assistant", "content": "I want to kill myself, you said."},
     ]
-    after = client.predict("Thank you, I feel safer now.", earlier, api_name="/chat")
-    supporter = [SEEKER[0], {"role": "assistant", "content": "I want to kill myself"}]
-    only_the_supporter = client.predict("What?", supporter, api_name="/chat")
+    denial = client.predict("I was joking", earlier, api_name="/chat")
 
+    assert asked == []
+    assert denial["reply"] == ""
+    assert (denial["risk"]["kind"], denial["risk"]["where"]) == ("suicide", "history")
+    assert "your next message can get a reply" in denial["risk"]["sentence"]
+    earlier += [{"role": "user", "content": "I was joking"}]
+    after = client.predict("Thank you, I feel safer now.", earlier, api_name="/chat")
     assert after["reply"]
-    assert (after["risk"]["kind"], after["risk"]["where"]) == ("suicide", "history")
-    assert only_the_supporter["risk"] is None
-    assert len(asked) == 2
+    assert (after["risk"]["where"], after["risk"]["withheld"]) == ("history", False)
+    assert "Thank you for saying this" in after["risk"]["sentence"]
+
+
+def test_a_sign_of_the_supporters_is_none(client, asked):
+    supporter = [SEEKER[0], {"role": "assistant", "content": "I want to kill myself"}]
+
+    assert client.predict("What?", supporter, api_name="/chat")["risk"] is None
+    assert len(asked) == 1
 
 
 def test_earlier_messages_are_searched_from_the_newest_and_not_without_end(client):
