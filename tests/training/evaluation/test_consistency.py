@@ -192,6 +192,7 @@ def measured(config):
     return {(metric.about, metric.label, metric.name): metric for metric in result.metrics}
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_stage_writes_table_csv_and_plot(config):
     consistency.run(config)
 

@@ -105,6 +105,7 @@ def test_a_step_that_reads_each_prompt_once_in_the_update_is_the_same_step(confi
         assert found["shared"][name] == pytest.approx(found["plain"][name], rel=1e-3), name
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_a_run_trains_the_policy_and_writes_what_it_did(config, policy, tmp_path):
     train.run(config())
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -616,21 +615,6 @@ def test_the_later_vote_of_one_person_counts_in_either_order():
     for votes in ([early, late], [late, early]):
         board = bradley_terry(votes)
         assert (row_of(board, "b").wins, board.left_out.superseded) == (1, 1)
-
-
-# --- Speed ---------------------------------------------------------------------------------------
-
-
-def test_ten_thousand_battles_of_two_hundred_raters_take_less_than_five_seconds():
-    votes = drawn_votes(10_000, raters=200, strengths=np.linspace(1, -1, 10))
-
-    begun = time.process_time()  # of all threads; other programs do not count
-    board = bradley_terry(votes, settings=Settings(fits=300))
-    taken = time.process_time() - begun
-
-    assert board.status is Status.RANKED
-    assert (board.votes, board.raters, len(board.models)) == (10_000, 200, 10)
-    assert taken < 5
 
 
 # --- Files ---------------------------------------------------------------------------------------
