@@ -250,10 +250,10 @@ def test_deletion_takes_the_unsent_pictures_along(server):
 def test_a_picture_of_a_refused_call_is_deleted(server):
     with server.client() as program:
         path = upload(program, "notes.png", b"no picture").json()[0]
-        kind, said = call_chat(program, image=picture_of(path))
+        kind, answer = call_chat(program, image=picture_of(path))
 
     assert kind == "error"
-    assert "not an image" in str(said)
+    assert "not an image" in str(answer)
     assert not Path(path).exists()
 
 

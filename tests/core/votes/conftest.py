@@ -87,8 +87,8 @@ def sqlite_url(tmp_path: Path) -> str:
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty database, of either kind."""
     name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-    found: str = request.getfixturevalue(name)
-    return found
+    url: str = request.getfixturevalue(name)
+    return url
 
 
 @pytest.fixture

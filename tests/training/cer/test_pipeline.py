@@ -87,10 +87,15 @@ def test_the_silver_route_writes_rows_with_the_reasons_of_the_rule(silver):
     everything = [row for result in rows.values() for row in result]
     assert everything
     assert all(row.case.split == name for name, result in rows.items() for row in result)
-    judged = [one for row in everything for one in row.candidates if one.steps is not None]
+    judged = [
+        candidate
+        for row in everything
+        for candidate in row.candidates
+        if candidate.steps is not None
+    ]
     assert judged
-    assert all(one.steps_by.kind == "rule" and one.reason for one in judged)
-    assert {one.author for one in judged} == {"tiny"}
+    assert all(candidate.steps_by.kind == "rule" and candidate.reason for candidate in judged)
+    assert {candidate.author for candidate in judged} == {"tiny"}
     people = list(read_records(config.output / "human.train.jsonl", CerRecord))
     assert all(row.preference_by.name.startswith("counselchat") for row in people)
     text = (config.output / "README.md").read_text(encoding="utf-8")

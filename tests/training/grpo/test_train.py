@@ -94,15 +94,15 @@ def test_histories_are_shortened_where_the_config_says_so(config):
 
 
 def test_a_step_that_reads_each_prompt_once_in_the_update_is_the_same_step(config, tmp_path):
-    found = {}
+    rows = {}
     for update in ("plain", "shared"):
         settings = config(update=update, batch_size=4, accumulation=1, max_steps=1)
         train.run(settings.model_copy(update={"output": tmp_path / update}))
-        (found[update],) = rows_of(tmp_path / update)
+        (rows[update],) = rows_of(tmp_path / update)
 
-    assert found["shared"]["grad_norm"] > 1
+    assert rows["shared"]["grad_norm"] > 1
     for name in ("grad_norm", "entropy", "reward/total", "num_tokens"):
-        assert found["shared"][name] == pytest.approx(found["plain"][name], rel=1e-3), name
+        assert rows["shared"][name] == pytest.approx(rows["plain"][name], rel=1e-3), name
 
 
 @pytest.mark.usefixtures("drawn_plots")
@@ -193,10 +193,10 @@ def test_held_out_prompts_are_answered_from_the_same_seeds_each_time(config, tmp
         )
     )
 
-    found = [row for row in rows_of(tmp_path / "run") if "eval_reward/total" in row]
-    assert [row["step"] for row in found] == [1, 2]
-    kept = ("eval_reward/total", "eval_text/distinct_2", "eval_completions/mean_length")
-    assert [found[0][name] for name in kept] == [found[1][name] for name in kept]
+    evaluations = [row for row in rows_of(tmp_path / "run") if "eval_reward/total" in row]
+    assert [row["step"] for row in evaluations] == [1, 2]
+    stable = ("eval_reward/total", "eval_text/distinct_2", "eval_completions/mean_length")
+    assert [evaluations[0][name] for name in stable] == [evaluations[1][name] for name in stable]
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "8 prompts to train on, 3 held out" in log
 

@@ -255,10 +255,10 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
                 }
             )  # fmt: skip
         tables[VoteRecord].append({"id": n + 1, "battle_id": battle, "voter_id": voter})
-        said = FIRST if drawn.random() < 0.5 + 0.04 * (right - left) else SECOND
+        preference = FIRST if drawn.random() < 0.5 + 0.04 * (right - left) else SECOND
         tables[RevisionRow].append(
             {
-                "vote_id": n + 1, "voter_id": voter, "number": 1, "at": at, "preference": said,
+                "vote_id": n + 1, "voter_id": voter, "number": 1, "at": at, "preference": preference,
                 "tags": [], "note": "", "rate_limited": False, "after_reveal": False,
             }
         )  # fmt: skip
@@ -272,9 +272,9 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
 
 def test_the_headline_states_the_preference_with_its_interval():
     board = made_board(("urp", "base", FIRST, 60), ("base", "urp", FIRST, 6), raters=12)
-    told = sentence(board, EN, str.upper)
+    headline = sentence(board, EN, str.upper)
 
-    assert told == (
+    assert headline == (
         f"URP is preferred to BASE in 91 % of decisive votes (95 % CI "
         f"{round(board.headline.win_share.low * 100)}–{round(board.headline.win_share.high * 100)}, "
         "66 votes, 12 raters)."
@@ -287,7 +287,7 @@ def test_the_headline_states_the_preference_with_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("votes", "raters", "told"),
+    ("votes", "raters", "expected"),
     [
         ([], 6, "0 of 20 needed"),
         ([("a", "b", FIRST, 7), ("a", "b", NEITHER, 30)], 6, "7 of 20 needed"),
@@ -296,12 +296,12 @@ def test_the_headline_states_the_preference_with_its_interval():
     ],
 )
 def test_without_enough_votes_there_are_no_ranks_and_the_reason_is_named(
-    services, votes, raters, told
+    services, votes, raters, expected
 ):
     board = made_board(*votes, raters=raters)
     drawn = results_html(board, EN, services.models)
 
-    assert told in words(drawn)
+    assert expected in words(drawn)
     assert "not ranked" in drawn
     assert 'data-screen="compare"' in drawn
     assert EN("results.ranks") not in drawn

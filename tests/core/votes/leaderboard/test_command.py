@@ -163,11 +163,11 @@ def test_wrong_usage_is_one_sentence_and_code_2(arguments, message, capsys, tmp_
 
     assert main(arguments) == 2
 
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("python -m compeer_core.votes: ")
-    assert message in told.err
-    assert told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("python -m compeer_core.votes: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
