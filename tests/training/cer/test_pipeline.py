@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from compeer_core.cer import SPLITS, CerRecord, Variant
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from tests.training.cer.endpoint import Endpoint
-from tests.training.cer.whole_route import answer
 from training.__main__ import main
 from training.cer import pipeline
 from training.cer.pipeline import Config
@@ -28,12 +27,6 @@ ESCONV = ", ".join(
     f'{{loader="esconv", path="esconv/{split}.txt.gz", split="{split}"}}' for split in SPLITS
 )
 JUDGED = '{name="counselchat", use="train", paths=["counselchat/20200325_counsel_chat.csv.gz"]}'
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint(answer) as running:
-        yield running
 
 
 Starter = Callable[..., Config]

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from compeer_core.errors import BackendError, CheckpointError, ConfigError
 from compeer_core.model_pool import ModelPool, load_transformers
 from compeer_core.processing import load_processor
 from tests.checkpoints import build_adapter, edit_json
 from tests.training.grpo import world
+from tests.training.runs import AtStep, PowerCut, changed, cut, weights
 from training.common.run_directory import METRICS_FILE
 from training.grpo import train
 from training.grpo.rollout_log import ROLLOUTS_FILE
@@ -29,17 +28,6 @@ pytestmark = [
 ]
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = folder.glob("*model.safetensors")
-    return load_file(file)
-
-
-def changed(before: Path, after: Path) -> set[str]:
-    first, second = weights(before), weights(after)
-    assert first.keys() == second.keys()
-    return {name for name in first if not torch.equal(first[name], second[name])}
-
-
 def rows_of(run: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
     """The rows without what differs from run to run: times."""
     lines = (run / name).read_text(encoding="utf-8").splitlines()
@@ -48,18 +36,6 @@ def rows_of(run: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
         for row in map(json.loads, lines)
         if "train_loss" not in row
     ]
-
-
-class At(TrainerCallback):
-    """Lets something happen when a step begins."""
-
-    def __init__(self, step: int, happens: Any) -> None:
-        self.step = step
-        self.happens = happens
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step - 1:
-            self.happens()
 
 
 @pytest.fixture
@@ -71,7 +47,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
     def built(*arguments: Any, **options: Any) -> Any:
         trainer = build(*arguments, **options)
         for step, happens in events.items():
-            trainer.add_callback(At(step, happens))
+            trainer.add_callback(AtStep(step, happens))
         return trainer
 
     monkeypatch.setattr(train, "build_trainer", built)
@@ -202,14 +178,6 @@ def test_held_out_prompts_are_answered_from_the_same_seeds_each_time(config, tmp
 
 
 # --- interruptions -------------------------------------------------------------------------------
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nothing may catch it on the way."""
-
-
-def cut() -> None:
-    raise PowerCut
 
 
 @pytest.mark.parametrize(

@@ -342,14 +342,15 @@ def test_a_closed_page_leaves_the_queue(services, address):
     assert reply.outcome == "stopped"
 
 
-def test_a_page_closed_before_its_first_update_leaves_the_queue(services, address):
+def test_a_page_closed_before_its_first_update_leaves_the_queue(services, address, monkeypatch):
+    monkeypatch.setattr(jobs.Job.stop_unless_watched, "__defaults__", (1.0,))
     line = services.models.queue("scripted-nano")
     browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
         with browser.listening():
             eventually(lambda: len(line) == 1)
-        eventually(lambda: len(line) == 0, jobs.UNWATCHED_SECONDS + 2)
+        eventually(lambda: len(line) == 0, 3)
 
 
 def test_a_late_listener_is_answered(services, address):
