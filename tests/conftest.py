@@ -12,6 +12,7 @@ Environment variables it reads:
     The folder of public corpora, by default shared/corpora beside the checkout.
 """
 
+import gc
 import ipaddress
 import math
 import os
@@ -173,6 +174,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: tests_of[item.path] if _needs_browser(item) else math.inf, reverse=True
     )
+
+
+def pytest_collection_finish() -> None:
+    """Take the imported libraries out of garbage collection.
+
+    With all of them loaded, a full collection takes most of a second, and transformers' trainer asks for
+    one at each start.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _needs_browser(item: pytest.Item) -> bool:
