@@ -84,9 +84,9 @@ def running_server(folder: Path, *flags: str, data: Path | None = None) -> Itera
         starting = threading.Timer(START_SECONDS, process.kill)
         starting.start()
         try:
-            told = process.stdout.readline()
+            line = process.stdout.readline()
             starting.cancel()
-            assert "is served at" in told, "".join(server.errors)
+            assert "is served at" in line, "".join(server.errors)
             yield server
         finally:
             starting.cancel()

@@ -250,10 +250,10 @@ def test_deletion_takes_the_unsent_pictures_along(server):
 def test_a_picture_of_a_refused_call_is_deleted(server):
     with server.client() as program:
         path = upload(program, "notes.png", b"no picture").json()[0]
-        kind, said = call_chat(program, image=picture_of(path))
+        kind, answer = call_chat(program, image=picture_of(path))
 
     assert kind == "error"
-    assert "not an image" in str(said)
+    assert "not an image" in str(answer)
     assert not Path(path).exists()
 
 
@@ -267,16 +267,17 @@ def test_an_honest_program_sends_a_picture(server):
     assert turns[0]["complete"] is True
 
 
-def test_what_a_killed_server_left_is_gone_at_the_next_start(tmp_path):
-    with running_server(tmp_path) as first, first.visitor() as anna:
-        path = Path(upload(anna, "desk.png", png()).json()[0])
-        with running_server(tmp_path, data=first.data_folder):
-            assert path.is_file(), "a server beside a living one takes its uploads"
-        first.process.kill()
-        first.process.wait(10)
-    assert path.is_file()
-    with running_server(tmp_path, data=tmp_path / "data"):
-        assert not path.exists()
+def test_what_a_killed_server_left_is_gone_at_the_next_start(server, tmp_path):
+    with server.visitor() as anna:
+        living = Path(upload(anna, "desk.png", png()).json()[0])
+    with running_server(tmp_path, data=server.data_folder) as second, second.visitor() as ben:
+        killed = Path(upload(ben, "desk.png", png()).json()[0])
+        second.process.kill()
+        second.process.wait(10)
+    assert killed.is_file()
+    with running_server(tmp_path, data=server.data_folder):
+        assert not killed.exists()
+        assert living.is_file(), "a server beside a living one takes its uploads"
 
 
 def test_httpx_is_what_these_tests_think_it_is():

@@ -152,10 +152,10 @@ def test_a_jpeg_of_a_thousand_scans_is_refused_at_once(server):
     with server.visitor() as client:
         path = upload(client, "x.jpg", progressive_jpeg_with_scans(1_000)).json()[0]
         begun = time.monotonic()
-        kind, said = call_chat(client, image=picture_of(path))
+        kind, answer = call_chat(client, image=picture_of(path))
 
     assert kind == "error"
-    assert "scans" in str(said)
+    assert "scans" in str(answer)
     assert time.monotonic() - begun < 5
 
 
@@ -168,10 +168,10 @@ def test_a_picture_whose_size_hides_in_its_parts_is_refused_before_it_is_decoded
     idle = server.resident_bytes()
     with server.visitor() as client, peak(server) as highest:
         path = upload(client, "x.jpg", bomb).json()[0]
-        kind, said = call_chat(client, image=picture_of(path))
+        kind, answer = call_chat(client, image=picture_of(path))
 
     assert kind == "error"
-    assert "pixels, at most 12600000 are allowed" in str(said)
+    assert "pixels, at most 12600000 are allowed" in str(answer)
     assert highest[0] - idle < 100 * MEBIBYTE
 
 

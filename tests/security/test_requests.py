@@ -406,31 +406,34 @@ def test_nobody_s_word_is_taken_for_the_address_of_the_page(server):
         assert "evil.example" not in client.get("/", headers=claims).text
 
 
-def test_a_named_proxy_is_believed(tmp_path):
-    with running_server(tmp_path, "--forwarded-allow-ips", "127.0.0.1") as server:
-        with server.client() as client:
-            cookie = client.get("/", headers={"x-forwarded-proto": "https"}).headers["set-cookie"]
-
-        assert "SameSite=None; Secure" in cookie
-        assert owner_is_taken_from_the_header(server)
-        with server.client() as client:
-            claims = {"x-forwarded-host": "demo.example", "x-forwarded-proto": "https"}
-            root = client.get("/config", headers=claims).json()["root"]
-        assert root == "https://demo.example"
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that trusts the proxy 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("proxied")
+    with running_server(folder, "--forwarded-allow-ips", "127.0.0.1") as started:
+        yield started
 
 
-def test_uploads_of_one_network_of_ipv6_keep_nobody_else_out(tmp_path):
+def test_a_named_proxy_is_believed(proxied):
+    with proxied.client() as client:
+        cookie = client.get("/", headers={"x-forwarded-proto": "https"}).headers["set-cookie"]
+        claims = {"x-forwarded-host": "demo.example", "x-forwarded-proto": "https"}
+        root = client.get("/config", headers=claims).json()["root"]
+
+    assert "SameSite=None; Secure" in cookie
+    assert root == "https://demo.example"
+    assert owner_is_taken_from_the_header(proxied)
+
+
+def test_uploads_of_one_network_of_ipv6_keep_nobody_else_out(proxied):
     head = b"POST /gradio_api/upload HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
     head += b"Content-Type: multipart/form-data; boundary=B\r\n"
-    with (
-        running_server(tmp_path, "--forwarded-allow-ips", "127.0.0.1") as server,
-        ExitStack() as stack,
-    ):
+    with ExitStack() as stack:
         for number in range(1, 65):
-            wire = stack.enter_context(socket.create_connection(server.address))
+            wire = stack.enter_context(socket.create_connection(proxied.address))
             wire.sendall(head + b"X-Forwarded-For: 2001:db8::%x\r\n\r\n--B\r\n" % number)
         time.sleep(1)
-        with server.client(headers={"x-forwarded-for": "198.51.100.7"}) as honest:
+        with proxied.client(headers={"x-forwarded-for": "198.51.100.7"}) as honest:
             assert upload(honest, "x.png", b"x").status_code == 200
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from tests.training.corpora_fixture import write_corpora
 
@@ -18,6 +20,19 @@ if TYPE_CHECKING:  # tests that do not need torch should not import it
 def small_corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of `corpora_fixture.write_corpora`."""
     return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+@pytest.fixture
+def drawn_plots() -> None:
+    """Draw the plots in this test; see `_undrawn_plots`."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save plots as empty files: drawing them can take longer than the small run they are about."""
+    if "drawn_plots" not in request.fixturenames:
+        for owner, method in ((Figure, "savefig"), (FigureCanvasAgg, "print_png")):
+            monkeypatch.setattr(owner, method, lambda _, path, **options: Path(path).touch())
 
 
 @pytest.fixture(scope="module")

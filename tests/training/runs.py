@@ -1,14 +1,18 @@
-"""Helpers for tests that run a stage in new processes, or interrupt it."""
+"""Helpers for tests that run a stage in new processes, interrupt it, or compare its weights."""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from training.finetune.optimisation import Optimisers
 from training.stages import StoppedEarly
@@ -43,3 +47,36 @@ def interrupt_at_step_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr(Optimisers, "step", interrupting_step)
         with pytest.raises(StoppedEarly, match=r"saved at step 3; resume with --resume"):
             yield
+
+
+class AtStep(TrainerCallback):
+    """Calls a function when a step of transformers' trainer begins."""
+
+    def __init__(self, step: int, happens: Callable[[], object]) -> None:
+        self.step = step
+        self.happens = happens
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step - 1:
+            self.happens()
+
+
+class PowerCut(BaseException):
+    """Not an Exception, so that no handler catches it."""
+
+
+def cut() -> None:
+    raise PowerCut
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint or an adapter."""
+    (file,) = folder.glob("*model.safetensors")
+    return load_file(file)
+
+
+def changed(before: Path, after: Path) -> set[str]:
+    """Return the names of the weights that differ."""
+    first, second = weights(before), weights(after)
+    assert first.keys() == second.keys()
+    return {name for name in first if not torch.equal(first[name], second[name])}

@@ -18,20 +18,32 @@ pytestmark = [
 ]
 
 
+SHIPPED_BASE = '"model=assets/checkpoints/compeer-nano"'
+"""What the vision stage starts from. A tiny checkpoint replaces it, which SFT and the reward model then
+train too. CER and GRPO keep the shipped one, since an untrained model writes no complete turn."""
+
+
+@pytest.mark.usefixtures("drawn_plots")
 def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     repository: Path,
     small_corpora: Path,
+    tiny_base: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.chdir(repository)
-    recipe = repository / "training" / "configs" / "smoke.toml"
+    configs = repository / "training" / "configs"
+    text = (configs / "smoke.toml").read_text(encoding="utf-8")
+    assert SHIPPED_BASE in text
+    recipe = tmp_path / "smoke.toml"
+    recipe.write_text(text.replace(SHIPPED_BASE, f'"model={tiny_base}"'), encoding="utf-8")
     output = tmp_path / "smoke"
-    command = [
-        *("run", str(recipe), "--set", f"data_dir={small_corpora}", "--set", f"output={output}"),
-    ]
+    settings = {"data_dir": small_corpora, "output": output, "folder": configs}
+    command = ["run", str(recipe)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
 
     assert main([*command, "--dry-run"]) == 0
     assert not output.exists()
@@ -40,7 +52,8 @@ def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     for stage in ("sft", "reward"):
         rows = (output / stage / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         losses = [row["loss"] for row in map(json.loads, rows) if "loss" in row]
-        assert losses and all(0 < loss < 30 for loss in losses), (stage, losses)
+        # 600 tokens after a few steps: ln 600 = 6.4
+        assert losses and all(4 < loss < 8 for loss in losses), (stage, losses)
     assert (output / "rules" / "rows.jsonl").is_file()
     for split in SPLITS:
         assert (output / "cer" / f"{split}.jsonl").is_file()

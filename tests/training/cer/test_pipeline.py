@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from compeer_core.cer import SPLITS, CerRecord, Variant
 from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from tests.training.cer.endpoint import Endpoint
-from tests.training.cer.whole_route import answer
 from training.__main__ import main
 from training.cer import pipeline
 from training.cer.pipeline import Config
@@ -28,12 +27,6 @@ ESCONV = ", ".join(
     f'{{loader="esconv", path="esconv/{split}.txt.gz", split="{split}"}}' for split in SPLITS
 )
 JUDGED = '{name="counselchat", use="train", paths=["counselchat/20200325_counsel_chat.csv.gz"]}'
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint(answer) as running:
-        yield running
 
 
 Starter = Callable[..., Config]
@@ -87,10 +80,15 @@ def test_the_silver_route_writes_rows_with_the_reasons_of_the_rule(silver):
     everything = [row for result in rows.values() for row in result]
     assert everything
     assert all(row.case.split == name for name, result in rows.items() for row in result)
-    judged = [one for row in everything for one in row.candidates if one.steps is not None]
+    judged = [
+        candidate
+        for row in everything
+        for candidate in row.candidates
+        if candidate.steps is not None
+    ]
     assert judged
-    assert all(one.steps_by.kind == "rule" and one.reason for one in judged)
-    assert {one.author for one in judged} == {"tiny"}
+    assert all(candidate.steps_by.kind == "rule" and candidate.reason for candidate in judged)
+    assert {candidate.author for candidate in judged} == {"tiny"}
     people = list(read_records(config.output / "human.train.jsonl", CerRecord))
     assert all(row.preference_by.name.startswith("counselchat") for row in people)
     text = (config.output / "README.md").read_text(encoding="utf-8")
@@ -113,9 +111,10 @@ def test_finished_steps_are_skipped(silver, endpoint):
     assert endpoint.requests == asked
 
 
-@pytest.mark.parametrize(
-    ("change", "again"),
-    [
+def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver):
+    pipeline.run(silver())
+    changes: list[str] = []
+    for change, again in (
         ("card.title=Another title", ["card"]),
         ("silver.replies.most_wrong_steps=0", ["silver", "mixed", "split", "card"]),
         ("generation.samples_per_case=3", ["generate", "silver", "mixed", "split", "card"]),
@@ -123,19 +122,17 @@ def test_finished_steps_are_skipped(silver, endpoint):
         ("engine=local", []),
         ("max_requests=100000", []),
         ("generators.writer.in_flight=3", []),
-    ],
-)
-def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver, change, again):
-    config = silver()
-    pipeline.run(config)
-    before = notes(config.output)
+    ):
+        changes.append(change)
+        config = silver(*changes)
+        before = notes(config.output)
 
-    pipeline.run(silver(change))
+        pipeline.run(config)
 
-    result = done_again(config.output, before)
-    assert result[:1] == again[:1]
-    # what comes out the same as before leaves later steps alone
-    assert result == [step for step in again if step in result]
+        result = done_again(config.output, before)
+        assert result[:1] == again[:1], change
+        # what comes out the same as before leaves later steps alone
+        assert result == [step for step in again if step in result], change
 
 
 def test_only_changed_questions_are_sent_again(silver, endpoint):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from compeer_core.backends.openai.policy import KEY_VARIABLES
 from compeer_core.cer import SPLITS, CerRecord, Variant
 from tests.training.cer.endpoint import HALF_BODY, RESET, Body, Endpoint, Fault, refused
-from tests.training.cer.whole_route import annotate, answer, stumbling, write_full_corpora
+from tests.training.cer.whole_route import annotate, stumbling, write_full_corpora
 from training.__main__ import main
 from training.cer.steps.annotation import Need
 from training.data.records import read_records
@@ -33,12 +33,6 @@ def often_failing(number: int, body: Body) -> Fault | None:
     """One request in five fails; a retry of it most likely succeeds."""
     faults = {2: refused(429, Retry_After="0"), 7: refused(500), 12: RESET, 17: HALF_BODY}
     return faults.get(number % 20)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint(answer) as running:
-        yield running
 
 
 def command(repository: Path, endpoint: Endpoint, corpora: Path, output: Path) -> list[str]:

@@ -35,7 +35,7 @@ def written(reply, strategy="Question", stage="Exploration"):
     )
 
 
-def case_of(number, *, said="I lost my job", original="I see.", split="test", language="en"):
+def case_of(number, *, opening="I lost my job", original="I see.", split="test", language="en"):
     return Case(
         id=f"d{number}#0",
         dialogue_id=f"d{number}",
@@ -46,7 +46,7 @@ def case_of(number, *, said="I lost my job", original="I see.", split="test", la
         licence="CC BY-NC 4.0",
         round=0,
         rounds=1,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text=f"{said}, number {number}."),),
+        history=(CaseUtterance(speaker=Speaker.SEEKER, text=f"{opening}, number {number}."),),
         original=original,
     )
 
@@ -111,9 +111,9 @@ def test_cer_rows_give_the_turn_with_reasoning_and_a_reference(tmp_path):
     ]
     write_rows(tmp_path / "rows.jsonl", rows)
 
-    found = list(read_rows([tmp_path / "rows.jsonl"], ["test"]))
+    rows = list(read_rows([tmp_path / "rows.jsonl"], ["test"]))
 
-    assert [(row.id, row.text, row.reference) for row in found] == [
+    assert [(row.id, row.text, row.reference) for row in rows] == [
         ("a", written(ASKS), "I see."),
         ("b", written(ASKS), "I see."),
         ("c", written(ASKS), "The original."),
@@ -166,7 +166,7 @@ def calls():
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch, calls) -> Config:
     turns = [turn_of(n, written(ASKS if n % 4 else STATES)) for n in range(12)]
-    turns += [turn_of(20, "<reply>Hm.</reply>"), turn_of(21, said="All is broken")]
+    turns += [turn_of(20, "<reply>Hm.</reply>"), turn_of(21, opening="All is broken")]
     turns += [turn_of(22, split="train")]
     write_rows(tmp_path / "turns.jsonl", turns)
 
@@ -192,28 +192,29 @@ def measured(config):
     return {(metric.about, metric.label, metric.name): metric for metric in result.metrics}
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_stage_writes_table_csv_and_plot(config):
     consistency.run(config)
 
-    found = measured(config)
+    metrics = measured(config)
     # 3 of 12 replies make a statement although the strategy is Question; the judge accepts all 12.
-    primary = found[consistency.PRIMARY, "one", "contradictions"]
+    primary = metrics[consistency.PRIMARY, "one", "contradictions"]
     assert (primary.value, primary.n, primary.unit) == (pytest.approx(25), 12, "%")
     assert primary.low < 25 < primary.high
-    assert found[consistency.PRIMARY, "one", "by chance"].value == pytest.approx(25)
-    assert found[consistency.PRIMARY, "one", "difference"].value == pytest.approx(0)
-    assert found[consistency.CLEAR, "one", "contradictions"].n == 12
-    assert found["steps and reply verdict disagree", "one", "contradictions"].value == 0
-    assert found["verdicts", "one", "all steps True"].value == 100
-    assert found["verdicts", "one", "reply carries out its strategy"].value == pytest.approx(75)
-    drawn = {of: each.value for (about, of, _), each in found.items() if about == "turns drawn"}
+    assert metrics[consistency.PRIMARY, "one", "by chance"].value == pytest.approx(25)
+    assert metrics[consistency.PRIMARY, "one", "difference"].value == pytest.approx(0)
+    assert metrics[consistency.CLEAR, "one", "contradictions"].n == 12
+    assert metrics["steps and reply verdict disagree", "one", "contradictions"].value == 0
+    assert metrics["verdicts", "one", "all steps True"].value == 100
+    assert metrics["verdicts", "one", "reply carries out its strategy"].value == pytest.approx(75)
+    drawn = {of: each.value for (about, of, _), each in metrics.items() if about == "turns drawn"}
     assert drawn == {
         "counted": 12,
         "rejected: the turn is not complete": 1,
         "rejected: a judge could not be read": 1,
     }
     with (config.folder / "table.csv").open(encoding="utf-8") as file:
-        assert len(list(csv.DictReader(file))) == len(found)
+        assert len(list(csv.DictReader(file))) == len(metrics)
     assert (config.folder / "table.png").read_bytes().startswith(b"\x89PNG")
     rows = [json.loads(line) for line in (config.folder / "turns.jsonl").open(encoding="utf-8")]
     assert {row["id"] for row in rows if row["contradictions"]["one"]} == {
@@ -224,16 +225,16 @@ def test_stage_writes_table_csv_and_plot(config):
 def test_second_judge_is_compared_with_the_first(config):
     consistency.run(config.model_copy(update={"judges": ("one", "two")}))
 
-    found = measured(config)
+    metrics = measured(config)
     # The second judges all steps of turns 0 to 5 wrong, so only turn 8 contradicts. By chance: 1/3 of
     # the 3 have a correct strategy step, all are accepted.
-    assert found[consistency.PRIMARY, "two", "contradictions"].value == pytest.approx(100 / 12)
-    assert found[consistency.PRIMARY, "two", "by chance"].value == pytest.approx(100 / 12)
-    difference = found[consistency.PRIMARY, "difference (two - one)", "contradictions"]
+    assert metrics[consistency.PRIMARY, "two", "contradictions"].value == pytest.approx(100 / 12)
+    assert metrics[consistency.PRIMARY, "two", "by chance"].value == pytest.approx(100 / 12)
+    difference = metrics[consistency.PRIMARY, "difference (two - one)", "contradictions"]
     assert difference.value == pytest.approx(-200 / 12)
     assert difference.low <= difference.value <= difference.high
     # In six turns a step is wrong and the reply better.
-    assert found[
+    assert metrics[
         "steps and reply verdict disagree", "two", "contradictions"
     ].value == pytest.approx(50)
 
@@ -270,13 +271,13 @@ def test_assessor_is_asked_about_original_and_permuted_verdicts(config):
         consistency.run(config.model_copy(update=both))
         assert endpoint.requests == requests
 
-    found = measured(config)
+    metrics = measured(config)
     # Both judges prefer every reply, so permuting the reply verdicts changes no question.
     assert requests == 12 + 6
-    assert found["says tiny", "one", "contradictions"].value == 0
-    assert found["says tiny", "two", "contradictions"].value == pytest.approx(50)
-    assert found["says tiny", "two", "difference"].value == pytest.approx(0)
-    assert found["questions to the assessor", "asked", "count"].value == 18
+    assert metrics["says tiny", "one", "contradictions"].value == 0
+    assert metrics["says tiny", "two", "contradictions"].value == pytest.approx(50)
+    assert metrics["says tiny", "two", "difference"].value == pytest.approx(0)
+    assert metrics["questions to the assessor", "asked", "count"].value == 18
     for path in (config.folder / "assessor.jsonl", config.output / "consistency_test.json"):
         assert endpoint.url not in path.read_text(encoding="utf-8")
 
@@ -311,12 +312,12 @@ def test_rejects_invalid_settings_before_loading_models(config, tmp_path):
 def test_signs_are_detected_in_replies_with_that_strategy(corpora, tmp_path):
     esconv_rules.run(esconv_rules.Config(esconv=corpora / "esconv", output=tmp_path))
 
-    found = measure_signs(tmp_path / "rows.jsonl")
+    signs = measure_signs(tmp_path / "rows.jsonl")
 
     for strategy in Strategy:
-        margin = found[strategy].found.value - found[strategy].false_alarms.value
-        assert found[strategy].found.n > 500
-        assert found[strategy].found.low > found[strategy].false_alarms.high
+        margin = signs[strategy].found.value - signs[strategy].false_alarms.value
+        assert signs[strategy].found.n > 500
+        assert signs[strategy].found.low > signs[strategy].false_alarms.high
         assert (margin >= 0.4) == (strategy in CLEAR_SIGNS)
-    assert found[None].found.value == pytest.approx(0.699, abs=0.001)
-    assert found[None].false_alarms.value == pytest.approx(0.319, abs=0.001)
+    assert signs[None].found.value == pytest.approx(0.699, abs=0.001)
+    assert signs[None].false_alarms.value == pytest.approx(0.319, abs=0.001)

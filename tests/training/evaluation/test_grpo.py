@@ -143,6 +143,7 @@ def config(tmp_path: Path) -> Config:
     )
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_stage_writes_turns_table_and_plot(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())
@@ -211,6 +212,7 @@ def test_dry_run_writes_nothing_and_names_must_differ(config, tmp_path, monkeypa
         )
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_training_curves_are_plotted(config, tmp_path, monkeypatch):
     monkeypatch.setattr(grpo.JudgeSource, "load", lambda source: judge())
     monkeypatch.setattr(grpo, "load_encoder", lambda source: WordEncoder())

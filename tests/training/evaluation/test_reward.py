@@ -273,6 +273,7 @@ def config(tmp_path: Path, monkeypatch) -> Config:
     )
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_stage_writes_table_csv_and_plots(config):
     reward.run(config)
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText, TrainerCallback
+from safetensors.torch import save_file
+from transformers import AutoModelForImageTextToText
 from trl.trainer import utils as trl_utils
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -28,6 +28,7 @@ from compeer_core.model_pool import ModelPool, load_label_scorer
 from compeer_core.processing import load_processor
 from tests.checkpoints import build_qwen
 from tests.training.corpora_fixture import jpeg
+from tests.training.runs import AtStep, PowerCut, changed, cut, weights
 from training.common.run_directory import RunDirectory
 from training.finetune import sft_trainer
 from training.finetune.base_model import LoraShape, load_base
@@ -102,17 +103,7 @@ class RecordingTrainer(SFTTrainer):
         super().__init__(*arguments, **options)
         type(self).made.append(self)
         if self.happens is not None:
-            self.add_callback(_AtStep(self.at_step, type(self).happens))
-
-
-class _AtStep(TrainerCallback):
-    def __init__(self, step: int, happens: Any) -> None:
-        self.step = step
-        self.happens = happens
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step - 1:
-            self.happens()
+            self.add_callback(AtStep(self.at_step, type(self).happens))
 
 
 @pytest.fixture(scope="module")
@@ -145,17 +136,6 @@ def tune(
         training_template=CHATML.read_text(encoding="utf-8") if "messages" in rows[0] else None,
         resume=resume,
     )
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = folder.glob("*model.safetensors")
-    return load_file(file)
-
-
-def changed(before: Path, after: Path) -> set[str]:
-    first, second = weights(before), weights(after)
-    assert first.keys() == second.keys()
-    return {name for name in first if not torch.equal(first[name], second[name])}
 
 
 def rows_of(run: Path) -> list[tuple[int, float]]:
@@ -503,14 +483,6 @@ def test_epochs_hardly_overlap():
 
 
 # --- interruptions -------------------------------------------------------------------------------
-
-
-class PowerCut(BaseException):
-    """Not an Exception, so that no handler catches it."""
-
-
-def cut() -> None:
-    raise PowerCut
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from compeer_core.errors import BackendError, CheckpointError, ConfigError
 from compeer_core.model_pool import ModelPool, load_transformers
 from compeer_core.processing import load_processor
 from tests.checkpoints import build_adapter, edit_json
 from tests.training.grpo import world
+from tests.training.runs import AtStep, PowerCut, changed, cut, weights
 from training.common.run_directory import METRICS_FILE
 from training.grpo import train
 from training.grpo.rollout_log import ROLLOUTS_FILE
@@ -29,17 +28,6 @@ pytestmark = [
 ]
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = folder.glob("*model.safetensors")
-    return load_file(file)
-
-
-def changed(before: Path, after: Path) -> set[str]:
-    first, second = weights(before), weights(after)
-    assert first.keys() == second.keys()
-    return {name for name in first if not torch.equal(first[name], second[name])}
-
-
 def rows_of(run: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
     """The rows without what differs from run to run: times."""
     lines = (run / name).read_text(encoding="utf-8").splitlines()
@@ -48,18 +36,6 @@ def rows_of(run: Path, name: str = METRICS_FILE) -> list[dict[str, Any]]:
         for row in map(json.loads, lines)
         if "train_loss" not in row
     ]
-
-
-class At(TrainerCallback):
-    """Lets something happen when a step begins."""
-
-    def __init__(self, step: int, happens: Any) -> None:
-        self.step = step
-        self.happens = happens
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step - 1:
-            self.happens()
 
 
 @pytest.fixture
@@ -71,7 +47,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
     def built(*arguments: Any, **options: Any) -> Any:
         trainer = build(*arguments, **options)
         for step, happens in events.items():
-            trainer.add_callback(At(step, happens))
+            trainer.add_callback(AtStep(step, happens))
         return trainer
 
     monkeypatch.setattr(train, "build_trainer", built)
@@ -94,17 +70,18 @@ def test_histories_are_shortened_where_the_config_says_so(config):
 
 
 def test_a_step_that_reads_each_prompt_once_in_the_update_is_the_same_step(config, tmp_path):
-    found = {}
+    rows = {}
     for update in ("plain", "shared"):
         settings = config(update=update, batch_size=4, accumulation=1, max_steps=1)
         train.run(settings.model_copy(update={"output": tmp_path / update}))
-        (found[update],) = rows_of(tmp_path / update)
+        (rows[update],) = rows_of(tmp_path / update)
 
-    assert found["shared"]["grad_norm"] > 1
+    assert rows["shared"]["grad_norm"] > 1
     for name in ("grad_norm", "entropy", "reward/total", "num_tokens"):
-        assert found["shared"][name] == pytest.approx(found["plain"][name], rel=1e-3), name
+        assert rows["shared"][name] == pytest.approx(rows["plain"][name], rel=1e-3), name
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_a_run_trains_the_policy_and_writes_what_it_did(config, policy, tmp_path):
     train.run(config())
 
@@ -192,23 +169,15 @@ def test_held_out_prompts_are_answered_from_the_same_seeds_each_time(config, tmp
         )
     )
 
-    found = [row for row in rows_of(tmp_path / "run") if "eval_reward/total" in row]
-    assert [row["step"] for row in found] == [1, 2]
-    kept = ("eval_reward/total", "eval_text/distinct_2", "eval_completions/mean_length")
-    assert [found[0][name] for name in kept] == [found[1][name] for name in kept]
+    evaluations = [row for row in rows_of(tmp_path / "run") if "eval_reward/total" in row]
+    assert [row["step"] for row in evaluations] == [1, 2]
+    stable = ("eval_reward/total", "eval_text/distinct_2", "eval_completions/mean_length")
+    assert [evaluations[0][name] for name in stable] == [evaluations[1][name] for name in stable]
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "8 prompts to train on, 3 held out" in log
 
 
 # --- interruptions -------------------------------------------------------------------------------
-
-
-class PowerCut(BaseException):
-    """Not an Exception: nothing may catch it on the way."""
-
-
-def cut() -> None:
-    raise PowerCut
 
 
 @pytest.mark.parametrize(

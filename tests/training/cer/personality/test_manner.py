@@ -274,7 +274,7 @@ MANNER = st.one_of(
 TEXT = st.one_of(ENGLISH.map(lambda text: (text, "en")), CHINESE.map(lambda text: (text, "zh")))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXT, MANNER, st.integers(0, 9))
 def test_rewriting_keeps_numbers_denials_questions_names_and_lines(
     given_text: tuple[str, str], manner: Manner, seed: int
