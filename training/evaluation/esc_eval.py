@@ -17,28 +17,22 @@ cannot be read is excluded and counted. Cards and rubrics are read from a copy o
 docs/training.md lists the differences from the official protocol.
 """
 
-import datetime
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.messages import Message
 from compeer_core.prompts import fill, neutralise
-from compeer_core.row_files import replacing
 from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
-from training.common import results
 from training.common.interrupts import StopRequest
-from training.common.run_directory import versions
 from training.evaluation.esc_eval_scores import (
     DIMENSIONS,
     ROUNDS,
@@ -58,16 +52,18 @@ from training.evaluation.esc_eval_scores import (
     write_file,
 )
 from training.evaluation.simulated_dialogues import (
-    PROMPTS,
     Conversation,
+    SimulationConfig,
     Supporter,
     advance,
     check_text,
     load_prompt,
-    log_bound,
+    log_bounds,
     opened,
+    publish,
     reply,
     seeker_chat,
+    write_failed,
 )
 from training.stages import WaitingForPeople, refuse_resume
 
@@ -77,7 +73,6 @@ GREETINGS: Mapping[Language, str] = {
     "zh": "你好，我是您的私人助手，您有任何烦恼都可以向我诉说！",
 }
 """The first line of every official dialogue."""
-FAILED = "failed.jsonl"
 ADAPTER = "{adapter}"
 _INTERNLM2 = (
     "ESC-RANK's base is InternLM2, which transformers does not have, and code of a checkpoint is never "
@@ -86,18 +81,11 @@ _INTERNLM2 = (
 )
 
 
-class RoleCard(FrozenModel):
-    """A role card of the official repository."""
+class RoleCard(BaseModel):
+    """A role card of the official repository; its other keys are for annotators."""
 
-    id: int
     base: str
-    """The text that the seeker model gets."""
-    base_biaozhu: str = ""
-    """The same in Chinese, for annotators."""
-    res: str = ""
-    """The topic."""
-    source: str = ""
-    language: str = ""
+    """The text that the seeker gets."""
 
 
 class Judge(GeneratorSettings):
@@ -139,32 +127,20 @@ class Judge(GeneratorSettings):
                 )
 
 
-class Config(FrozenModel):
+class Config(SimulationConfig):
     """`[evaluate esc-eval]`: models under test, role cards, seeker and judges."""
 
-    output: Path
-    """Folder of the run."""
-    name: str = Field(pattern=r"^esc_eval_[\w-]+$")
-    """Name of the results file."""
-    results: Path = results.FOLDER
-    policies: tuple[Supporter, ...] = ()
-    """The models under test. The first is compared with each of the others."""
     transcripts: tuple[Path, ...] = ()
     """Official dialogue files to rate as well, named `<model>_<language>.json`."""
     cards: Mapping[Language, Path] = {}
     """Role cards by language, such as `data/card_high_en.json`."""
-    count: int | None = Field(default=None, gt=0)
-    """The first so many cards of each language; None uses all."""
     seeker: GeneratorSettings | None = None
     """The seeker: ESC-Role (`hf:haidequanbu/ESC-Role`), an endpoint, or another checkpoint."""
     judges: tuple[Judge, ...] = Field(min_length=1)
     rubrics: Path | None = None
     """`rubric_prompts.json`: the seven rubrics of score.py by language, for judges with a model."""
-    prompts: Path = PROMPTS
-    """Folder of the prompts of seeker and judges; another folder replaces the wording."""
     seed: int = Field(default=0, ge=0)
     command: str = "python -m training evaluate esc-eval training/configs/evaluate_esc-eval.toml"
-    """The command that reproduces the result."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -207,7 +183,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     for judge, (_, language) in itertools.product(config.judges, numbers):
         judge.check_adapters(language)
     if dry_run:
-        _log_bounds(config, numbers)
+        log_bounds(_bounds(config, sum(map(len, cards.values())), sum(map(len, numbers.values()))))
         return
     config.output.mkdir(parents=True, exist_ok=True)
     with StopRequest() as stopping:
@@ -221,20 +197,25 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
                 if ADAPTER in str(judge.adapter):
                     raise CheckpointError(f"{error}. {_INTERNLM2}") from error
                 raise
-    _publish(config, ratings, numbers)
+    seeker = "" if config.seeker is None else f", seeker {config.seeker.author}"
+    publish(
+        config,
+        metrics(ratings, numbers, [policy.name for policy in config.policies]),
+        title=f"ESC-Eval, {ROUNDS} rounds{seeker}",
+        label_source=f"judges {', '.join(ratings)}",
+        seed=config.seed,
+        interval="95 % CI over dialogues",
+    )
 
 
-def _log_bounds(config: Config, numbers: Mapping[Key, Sequence[str]]) -> None:
-    policies = {policy.name for policy in config.policies}
-    total = sum(len(each) for (model, _), each in numbers.items() if model in policies)
+def _bounds(config: Config, cards: int, rated: int) -> Iterator[tuple[GeneratorSettings, int]]:
     for policy in config.policies:
-        log_bound(policy, ROUNDS * total // len(policies))
+        yield policy, ROUNDS * cards
     if config.seeker is not None:
-        log_bound(config.seeker, ROUNDS * total)
-    rated = sum(map(len, numbers.values()))
+        yield config.seeker, ROUNDS * cards * len(config.policies)
     for judge in config.judges:
         if judge.scores is None:
-            log_bound(judge, len(DIMENSIONS) * rated)
+            yield judge, len(DIMENSIONS) * rated
 
 
 # --- dialogues ---------------------------------------------------------------------------------
@@ -264,11 +245,11 @@ def _hold(
                     yield (policy.name, language), conversations
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RolePlay(Conversation):
     """The dialogue about a role card."""
 
-    prompt: tuple[Message, ...] = ()
+    prompt: tuple[Message, ...]
     """What the seeker sees before the dialogue: its card and the greeting."""
 
 
@@ -311,11 +292,7 @@ def _write_dialogues(
         }
         dialogues[model, language] = complete
         write_file(output / "result" / f"{model}_{language}.json", complete)
-    with replacing(output / FAILED) as file:
-        for each in itertools.chain.from_iterable(held.values()):
-            if each.problem is not None:
-                line = {"dialogue": each.key, "problem": each.problem, "lines": each.lines}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    write_failed(output, itertools.chain.from_iterable(held.values()))
     return dialogues
 
 
@@ -388,29 +365,3 @@ def _rate_dimension(
     for rating, text in advance(asker, label, ratings, messages, check, config.seed):
         score = read_verdict(text, judge.parser)
         entries[rating.key][1][dimension] = UNREADABLE if score is None else score
-
-
-# --- result ------------------------------------------------------------------------------------
-
-
-def _publish(
-    config: Config,
-    ratings: Mapping[str, Mapping[Key, Scores]],
-    numbers: Mapping[Key, Sequence[str]],
-) -> None:
-    policies = [policy.name for policy in config.policies]
-    seeker = "" if config.seeker is None else f", seeker {config.seeker.author}"
-    result = results.Result(
-        name=config.name,
-        title=f"ESC-Eval, {ROUNDS} rounds{seeker}",
-        date=datetime.datetime.now(datetime.UTC).date(),
-        model=", ".join(dict.fromkeys(model for model, _ in numbers)),
-        label_source=f"judges {', '.join(ratings)}",
-        command=config.command,
-        versions=versions(("torch", "transformers", "peft")),
-        seed=config.seed,
-        interval="95 % CI over dialogues",
-        compared="Model",
-        metrics=tuple(metrics(ratings, numbers, policies)),
-    )
-    results.publish(result, config.results, config.output)

@@ -19,12 +19,10 @@ Dialogues are written in the official format and can be read from it:
 docs/training.md lists the differences from the official protocol.
 """
 
-import datetime
 import itertools
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -38,28 +36,37 @@ from compeer_core.errors import ConfigError
 from compeer_core.messages import Message
 from compeer_core.prompts import fill, neutralise
 from compeer_core.row_files import opened as opened_text
-from compeer_core.row_files import parse_json, read_rows, replacing
+from compeer_core.row_files import parse_json, read_rows
 from compeer_core.stats import Estimate, bootstrap_weights, estimate, weighted_mean
 from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common import results
 from training.common.interrupts import StopRequest
-from training.common.run_directory import versions
 from training.evaluation.simulated_dialogues import (
-    PROMPTS,
     Conversation,
+    SimulationConfig,
     Supporter,
     advance,
     load_prompt,
-    log_bound,
+    log_bounds,
     opened,
+    publish,
     reply,
+    write_failed,
+    write_json_lines,
 )
 from training.stages import refuse_resume
 
 START, LARGEST_CHANGE, SUCCESS, FAILURE = 40, 10, 100, 10
 _BANDS = {100: "S", 70: "A", 40: "B", 10: "C"}
 _SECTIONS = re.compile(r"^\W*(Content|TargetCompletion|Activity|Analyse|Change)\W*?[:：]", re.M)
+_PLANNING = {
+    "Activity": "activity",
+    "TargetCompletion": "TargetCompletion",
+    "Content": "content",
+    "Analyse": "analyse",
+}
+"""Sections and their official keys."""
 _CHANGE = re.compile(r"\bChange\W*?[:：]\W*?([+＋\-−－]?\d+)")
 _RESPONSE = re.compile(r"^\W*Response\W*?[:：]", re.M)
 _GOODBYE = re.compile(r"(?:(?:再见|拜拜)\w?|\b(?:good)?bye(?: for now| then)?)\W*$", re.IGNORECASE)
@@ -81,61 +88,32 @@ class Profile(FrozenModel):
     language: Literal["en", "zh"]
 
 
-class Recorded(FrozenModel):
-    """Dialogues of another program in the official format."""
-
-    name: str
-    """The model under test."""
-    simulator: str
-    max_turns: int = Field(default=10, ge=1)
-    files: tuple[Path, ...] = Field(min_length=1)
-    """A file per seed."""
-
-
-class Config(FrozenModel):
+class Config(SimulationConfig):
     """`[evaluate sage]`: models under test, profiles and simulator."""
 
-    output: Path
-    """Folder of the run."""
-    name: str = Field(pattern=r"^sage_[\w-]+$")
-    """Name of the results file."""
-    results: Path = results.FOLDER
-    policies: tuple[Supporter, ...] = ()
-    """The models under test. The first is compared with each of the others."""
-    recorded: tuple[Recorded, ...] = ()
-    """Models whose dialogues exist already."""
-    profiles: Path | None = None
+    profiles: Path
     """SAGE's or RLVER's profiles (`.jsonl`, Chinese), or Cactus's clients (`.json`, English); also `.gz`."""
-    count: int | None = Field(default=None, gt=0)
-    """The first so many profiles; None uses all."""
-    simulator: GeneratorSettings | None = None
+    simulator: GeneratorSettings
     """The model behind the sentient agent."""
     max_turns: int = Field(default=20, ge=1)
     """The agent's messages in a dialogue: 20 in COMPEER, 10 in the public code and leaderboard."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
     """Each profile is played once per seed."""
-    prompts: Path = PROMPTS
-    """Folder of the agent's prompts; another folder replaces the wording."""
+    policies: tuple[Supporter, ...] = Field(min_length=1)
     command: str = "python -m training evaluate sage training/configs/evaluate_sage.toml"
-    """The command that reproduces the result."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        names = [each.name for each in self.policies]
-        if len({*names}) < len(names) or len({*self.seeds}) < len(self.seeds):
-            raise ValueError("two models have the same name, or a seed occurs twice")
-        if not self.policies and not self.recorded:
-            raise ValueError("nothing to evaluate: set policies or recorded")
-        if self.policies and (self.profiles is None or self.simulator is None):
-            raise ValueError("policies need profiles and a simulator")
+    def _seeds_differ(self) -> Self:
+        if len({*self.seeds}) < len(self.seeds):
+            raise ValueError("a seed occurs twice")
         return self
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SentientDialogue(Conversation):
     """A dialogue with the state of the sentient agent."""
 
-    profile: Profile = None  # type: ignore[assignment]
+    profile: Profile
     point: int = START
     """The emotion."""
     planning: dict[str, Any] = field(default_factory=dict)
@@ -145,9 +123,9 @@ class SentientDialogue(Conversation):
     is_over: bool = False
 
     @property
-    def band(self) -> str:
-        """The state's letter: S, A, B, C or F."""
-        return next((name for low, name in _BANDS.items() if self.point >= low), "F")
+    def final(self) -> float:
+        """The final emotion; NaN if the dialogue failed."""
+        return float(self.point) if self.problem is None else math.nan
 
     def feel(self, text: str) -> None:
         """Take over the answer to the emotion call."""
@@ -156,12 +134,9 @@ class SentientDialogue(Conversation):
 
     def say(self, text: str, thinking: str = "") -> None:
         """Add a message of the agent, and end the dialogue if it has to."""
-        message: dict[str, Any] = {"role": "user", "content": text}
+        message: dict[str, Any] = {"role": "user", "content": text, "emotion-point": self.point}
         if self.planning:
-            message["thinking"] = thinking
-        message["emotion-point"] = self.point
-        if self.planning:
-            message["planning"] = self.planning
+            message |= {"thinking": thinking, "planning": self.planning}
         self.lines.append(text)
         self.history.append(message)
         self.is_over = ends(self.point, text)
@@ -171,7 +146,7 @@ class SentientDialogue(Conversation):
         return {
             "id": self.profile.id,
             "emo_point": self.point,
-            "emo_state": f"Emotion-{self.band}",
+            "emo_state": f"Emotion-{band_of(self.point)}",
             "target": "eq",
             "player": self.profile.player,
             "scene": self.profile.scene,
@@ -190,6 +165,11 @@ def updated(point: int, change: int) -> int:
         (50, 100, 2)
     """
     return min(SUCCESS, point + max(-LARGEST_CHANGE, min(LARGEST_CHANGE, change)))
+
+
+def band_of(point: int) -> str:
+    """Return the name of an emotion's band: S, A, B, C or F."""
+    return next((name for low, name in _BANDS.items() if point >= low), "F")
 
 
 def ends(point: int, text: str) -> bool:
@@ -212,13 +192,8 @@ def read_planning(text: str) -> dict[str, Any]:
         raise ValueError("no change")
     _, *pieces = _SECTIONS.split(text)
     sections = dict(zip(pieces[::2], map(str.strip, pieces[1::2]), strict=True))
-    return {
-        "activity": sections.get("Activity", ""),
-        "TargetCompletion": sections.get("TargetCompletion", ""),
-        "content": sections.get("Content", ""),
-        "analyse": sections.get("Analyse", ""),
-        "change": int(re.sub("[−－]", "-", changes[-1]).replace("＋", "+")),
-    }
+    planning: dict[str, Any] = {key: sections.get(name, "") for name, key in _PLANNING.items()}
+    return planning | {"change": int(re.sub("[−－]", "-", changes[-1]).replace("＋", "+"))}
 
 
 def read_response(text: str) -> tuple[str, str]:
@@ -228,12 +203,11 @@ def read_response(text: str) -> tuple[str, str]:
         >>> read_response('Thinking: be curt\nResponse: "Fine."')
         ('Fine.', 'Thinking: be curt')
     """
-    starts = [*_RESPONSE.finditer(text)]
-    if not starts:
+    *_, start = None, *_RESPONSE.finditer(text)
+    if start is None:
         return "", text.strip()
-    return text[starts[-1].end() :].strip().strip('"“”「」*').strip(), text[
-        : starts[-1].start()
-    ].strip()
+    response = text[start.end() :].strip().strip('"“”「」*').strip()
+    return response, text[: start.start()].strip()
 
 
 def _check_planning(key: str, text: str) -> str | None:
@@ -256,55 +230,39 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """
     if resume != config.output:
         refuse_resume(resume, "evaluate sage resumes by itself")
-    profiles = [] if config.profiles is None else read_profiles(config.profiles)[: config.count]
-    runs = {
-        (_about(each.simulator, each.max_turns), each.name): [
-            read_finals(path) for path in each.files
-        ]
-        for each in config.recorded
-    }
+    profiles = read_profiles(config.profiles)[: config.count]
     if dry_run:
-        dialogues = len(profiles) * len(config.seeds)
-        for policy in config.policies:
-            log_bound(policy, dialogues * config.max_turns)
-        if config.simulator is not None:
-            openings = sum(not each.first_talk for each in profiles) * len(config.seeds)
-            calls = 2 * (config.max_turns - 1) * dialogues + openings
-            log_bound(config.simulator, len(config.policies) * calls)
+        total = len(profiles) * len(config.seeds)
+        openings = sum(not each.first_talk for each in profiles) * len(config.seeds)
+        calls = len(config.policies) * (2 * (config.max_turns - 1) * total + openings)
+        bounds = [(policy, total * config.max_turns) for policy in config.policies]
+        log_bounds([*bounds, (config.simulator, calls)])
         return
     config.output.mkdir(parents=True, exist_ok=True)
-    if config.simulator is not None:
-        about = _about(config.simulator.author, config.max_turns)
-        with StopRequest() as stopping:
-            played = dict(_play(config, config.simulator, profiles, stopping))
-        for (model, seed), dialogues in played.items():
-            finals = {
-                each.profile.id: math.nan if each.problem else float(each.point)
-                for each in dialogues
-            }
-            runs.setdefault((about, model), []).append(finals)
-            path = config.output / "dialogues" / f"{model}_seed{seed}.jsonl"
-            _write(path, (each.record() for each in dialogues if each.problem is None))
-        failed = (each for each in itertools.chain(*played.values()) if each.problem is not None)
-        _write(
-            config.output / "failed.jsonl",
-            ({"dialogue": each.key, "problem": each.problem, **each.record()} for each in failed),
-        )
-    _publish(config, runs)
-
-
-def _about(simulator: str, max_turns: int) -> str:
-    return f"simulator {simulator}, at most {max_turns} turns"
+    with StopRequest() as stopping:
+        played = dict(_play(config, profiles, stopping))
+    about = f"simulator {config.simulator.author}, at most {config.max_turns} turns"
+    runs: dict[tuple[str, str], list[Finals]] = {}
+    for (model, seed), dialogues in played.items():
+        finals = {each.profile.id: each.final for each in dialogues}
+        runs.setdefault((about, model), []).append(finals)
+        path = config.output / "dialogues" / f"{model}_seed{seed}.jsonl"
+        write_json_lines(path, (each.record() for each in dialogues if each.problem is None))
+    write_failed(config.output, itertools.chain.from_iterable(played.values()))
+    publish(
+        config,
+        metrics(runs),
+        title=f"SAGE: final emotion (0 to 100, start {START}), success and failure",
+        label_source=about,
+        interval="95 % CI over profiles, seeds averaged",
+    )
 
 
 def _play(
-    config: Config,
-    simulator: GeneratorSettings,
-    profiles: Sequence[Profile],
-    stopping: StopRequest,
+    config: Config, profiles: Sequence[Profile], stopping: StopRequest
 ) -> Iterator[tuple[tuple[str, int], list[SentientDialogue]]]:
     """Yield the dialogues of each model and seed."""
-    with opened(simulator, config.output, stopping) as agent:
+    with opened(config.simulator, config.output, stopping) as agent:
         for policy in config.policies:
             with opened(policy, config.output, stopping) as supporter:
                 for seed in config.seeds:
@@ -337,7 +295,7 @@ def _converse(
 
     def say(each: SentientDialogue) -> Sequence[Message]:
         planning = "\n".join(f"{name}: {text}" for name, text in each.planning.items()) or "-"
-        state = states[each.band]
+        state = states[band_of(each.point)]
         return _call(prompts["reply"], each, agent.reserved, planning=planning, state=state)
 
     def let_agents_speak(speaking: Sequence[SentientDialogue]) -> None:
@@ -431,23 +389,6 @@ def _mean(values: Sequence[float]) -> Estimate:
     return estimate(weighted_mean(weights, values), len(values))
 
 
-def _publish(config: Config, runs: Mapping[tuple[str, str], Sequence[Finals]]) -> None:
-    simulators = dict.fromkeys(about for about, _ in runs)
-    result = results.Result(
-        name=config.name,
-        title=f"SAGE: final emotion (0 to 100, start {START}), success and failure",
-        date=datetime.datetime.now(datetime.UTC).date(),
-        model=", ".join(dict.fromkeys(model for _, model in runs)),
-        label_source="; ".join(simulators),
-        command=config.command,
-        versions=versions(("torch", "transformers", "peft")),
-        interval="95 % CI over profiles, seeds averaged",
-        compared="Model",
-        metrics=tuple(metrics(runs)),
-    )
-    results.publish(result, config.results, config.output)
-
-
 # --- files -------------------------------------------------------------------------------------
 
 
@@ -514,9 +455,3 @@ def _client(number: int, client: Mapping[str, Any]) -> Profile:
         first_talk=known["init_history_client"],
         language="en",
     )
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with replacing(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -6,16 +6,18 @@ interrupted run resumes by itself and repeats no request. A dialogue without a u
 counted; the others continue.
 """
 
+import datetime
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.logs import brief
@@ -23,9 +25,11 @@ from compeer_core.messages import Message
 from compeer_core.policy import Style
 from compeer_core.prompts import neutralise, policy_messages
 from compeer_core.reasoning import TAGS, read
+from compeer_core.row_files import replacing
 from training.cer.requests.asking import Asker, Check, Question
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.requests.seeding import seed_for
+from training.common import results
 from training.common.fingerprints import digest, fingerprint
 from training.common.interrupts import StopRequest
 from training.common.run_directory import versions
@@ -33,6 +37,7 @@ from training.common.run_directory import versions
 _log = logging.getLogger(__name__)
 
 PROMPTS = Path(__file__).with_name("prompts")
+FAILED = "failed.jsonl"
 REQUESTS = "requests.jsonl"
 """The requests of each model, with retries and failures by reason; a line per model and start."""
 
@@ -50,6 +55,31 @@ class Supporter(GeneratorSettings):
     def _has_one_system_message(self) -> Self:
         if self.system_prompt and self.style == "prompted":
             raise ValueError("the style 'prompted' has its own system message; drop system_prompt")
+        return self
+
+
+class SimulationConfig(FrozenModel):
+    """What the two configs share."""
+
+    output: Path
+    """Folder of the run."""
+    name: str = Field(pattern=r"^[\w-]+$")
+    """Name of the results file."""
+    results: Path = results.FOLDER
+    policies: tuple[Supporter, ...] = ()
+    """The models under test. The first is compared with each of the others."""
+    count: int | None = Field(default=None, gt=0)
+    """The first so many cards or profiles; None uses all."""
+    prompts: Path = PROMPTS
+    """Folder of the prompts of seekers and judges; another folder replaces the wording."""
+    command: str = ""
+    """The command that reproduces the result."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [policy.name for policy in self.policies]
+        if len({*names}) < len(names):
+            raise ValueError("two policies have the same name")
         return self
 
 
@@ -196,11 +226,42 @@ def load_prompt(folder: Path, name: str) -> str:
         ) from error
 
 
-def log_bound(settings: GeneratorSettings, requests: int) -> None:
-    """Log an upper bound of the requests and the text of a model, for a dry run."""
-    output = requests * settings.max_new_tokens
-    price = settings.price_per_million_output
-    cost = "" if price is None else f", at most {output * price / 1e6:.2f} for its output"
-    _log.info(
-        "%s: at most %d requests and %d output tokens%s", settings.author, requests, output, cost
+def log_bounds(requests: Iterable[tuple[GeneratorSettings, int]]) -> None:
+    """Log upper bounds of the requests and the text of each model, for a dry run."""
+    for settings, count in requests:
+        tokens = count * settings.max_new_tokens
+        price = settings.price_per_million_output
+        cost = "" if price is None else f", at most {tokens * price / 1e6:.2f} for them"
+        _log.info(
+            "%s: at most %d requests and %d output tokens%s", settings.author, count, tokens, cost
+        )
+
+
+def write_failed(output: Path, conversations: Iterable[Conversation]) -> None:
+    """Write the dialogues that failed, and why."""
+    failed = [each for each in conversations if each.problem is not None]
+    rows = [{"dialogue": each.key, "problem": each.problem, "lines": each.lines} for each in failed]
+    write_json_lines(output / FAILED, rows)
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by JSON lines."""
+    with replacing(path) as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def publish(config: SimulationConfig, metrics: Iterable[results.Metric], **values: Any) -> None:
+    """Publish a result; `values` are the fields of `results.Result` that an evaluation knows."""
+    rows = tuple(metrics)
+    result = results.Result(
+        name=config.name,
+        date=datetime.datetime.now(datetime.UTC).date(),
+        model=", ".join(dict.fromkeys(row.of for row in rows)),
+        command=config.command,
+        versions=versions(("torch", "transformers", "peft")),
+        compared="Model",
+        metrics=rows,
+        **values,
     )
+    results.publish(result, config.results, config.output)

@@ -14,8 +14,10 @@ from training.common import results
 from training.evaluation import sage
 from training.evaluation.sage import (
     Config,
+    band_of,
     ends,
     metrics,
+    read_finals,
     read_planning,
     read_profiles,
     read_response,
@@ -196,7 +198,8 @@ def test_a_dialogue_without_a_change_fails_and_is_counted(tmp_path, profiles):
         sage.run(config)
 
     [failed] = rows_of(config.output / "failed.jsonl")
-    assert (failed["id"], failed["problem"]) == ("odd", "emotion: no change")
+    assert failed["dialogue"] == "kind/0/odd"
+    assert (failed["problem"], len(failed["lines"])) == ("emotion: no change", 2)
     table, about = table_of(config), "simulator simulator, at most 2 turns"
     assert table[about, "kind", "final emotion"].value == 45.0
     assert table[about, "kind", "failed dialogues"].value == 1
@@ -228,8 +231,7 @@ def test_models_are_compared_by_profile_over_seeds():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policies": []}, "nothing to evaluate"),
-        ({"simulator": None}, "need profiles and a simulator"),
+        ({"policies": []}, "at least 1 item"),
         ({"seeds": [1, 1]}, "a seed occurs twice"),
     ],
 )
@@ -260,36 +262,26 @@ README_NAMES = {
 UNDER_GPT_4O = {"gpt-4o-0806": (52.13, 14, 18), "llama3.3-70b": (49.43, 15, 25)}
 
 
-def test_the_public_leaderboard_is_recomputed_from_its_files(corpora, tmp_path):
+def test_the_public_leaderboard_is_recomputed_from_its_files(corpora):
     files = sorted((corpora / "sage" / "dataset").glob("*/*.jsonl.gz"))
-    recorded = [
-        {"name": path.name.partition("_result")[0], "simulator": path.parent.name, "files": [path]}
-        for path in files
-    ]
-    config = Config(
-        name="sage_public", output=tmp_path, results=tmp_path / "results", recorded=recorded
-    )
-
-    sage.run(config)
-
-    table = table_of(config)
+    finals = {
+        (path.parent.name, path.name.partition("_result")[0]): [read_finals(path)] for path in files
+    }
+    table = {(each.about, each.label, each.name): each.value for each in metrics(finals)}
     readme = (corpora / "sage" / "README.md").read_text(encoding="utf-8")
     cells = [re.findall(r"<td>([^<]+)</td>", row) for row in readme.split("<tr>")]
     published = {row[0]: row[3:6] for row in cells if len(row) == 8}
-    for each in recorded:
-        about = f"simulator {each['simulator']}, at most 10 turns"
-        score, success, failure = (
-            table[about, each["name"], name].value
-            for name in ("final emotion", "success", "failure")
-        )
-        if each["simulator"] == DEEPSEEK:
-            rounded = decimal.Decimal(str(round(score, 6))).quantize(
+    for simulator, model in finals:
+        names = ("final emotion", "success", "failure")
+        score, success, failure = (table[simulator, model, name] for name in names)
+        if simulator == DEEPSEEK:
+            tenth = decimal.Decimal(str(round(score, 6))).quantize(
                 decimal.Decimal("0.1"), decimal.ROUND_HALF_UP
             )
-            row = [str(rounded), f"{success:.0f}", f"{failure:.0f}"]
-            assert row == published[README_NAMES[each["name"]]]
+            row = [str(tenth), f"{success:.0f}", f"{failure:.0f}"]
+            assert row == published[README_NAMES[model]]
         else:
-            assert (score, success, failure) == pytest.approx(UNDER_GPT_4O[each["name"]])
+            assert (score, success, failure) == pytest.approx(UNDER_GPT_4O[model])
 
 
 def test_the_public_dialogues_follow_the_same_rules(corpora):
@@ -307,8 +299,7 @@ def test_the_public_dialogues_follow_the_same_rules(corpora):
                     is_last and number == 9
                 )
             assert point == dialogue["emo_point"]
-            state = sage.SentientDialogue("", point=point).band
-            assert dialogue["emo_state"] == f"Emotion-{state}"
+            assert dialogue["emo_state"] == f"Emotion-{band_of(point)}"
 
 
 def test_profiles_of_three_projects_are_read(corpora):
