@@ -7,6 +7,7 @@ import pytest
 
 from compeer_core.errors import CheckpointError, ConfigError
 from tests.training.cer.endpoint import Endpoint, asked, at, refused
+from training.cer.requests import asking
 from training.common import results
 from training.evaluation import esc_eval
 from training.evaluation.esc_eval import GREETINGS, Config, Judge
@@ -236,16 +237,19 @@ def test_adapters_have_the_names_of_esc_rank(tmp_path):
         judge.check_adapters("en")
 
 
-def test_a_base_that_cannot_be_loaded_names_the_ways_out(files):
+def test_a_base_that_cannot_be_loaded_names_the_ways_out(files, monkeypatch):
+    def refuse(settings):
+        raise ValueError("internlm2 needs trust_remote_code")
+
+    monkeypatch.setattr(asking, "reserved_tokens", refuse)
     for key in DIMENSIONS:
         (files / "rank" / f"{key}_en").mkdir(parents=True)
     (files / "base").mkdir()
-    internlm2 = {"model_type": "internlm2", "auto_map": {"AutoConfig": "code.InternLM2Config"}}
-    (files / "base" / "config.json").write_text(json.dumps(internlm2), encoding="utf-8")
     judge = {"name": "rank", "source": f"{files}/base", "adapter": files / "rank" / "{adapter}"}
     with Endpoint(answer=speak) as endpoint:
         config = config_of(files, endpoint.url, judges=[judge])
-        with pytest.raises(CheckpointError, match=r"InternLM2.*vLLM.*score\.py"):
+        ways = r"needs trust_remote_code.*InternLM2.*vLLM.*score\.py"
+        with pytest.raises(CheckpointError, match=ways):
             esc_eval.run(config)
 
 
