@@ -223,7 +223,7 @@ def _bounds(config: Config, cards: int, rated: int) -> Iterator[tuple[GeneratorS
 
 def _hold(
     config: Config, cards: Mapping[Language, Sequence[RoleCard]], stopping: StopRequest
-) -> Iterator[tuple[Key, list[Conversation]]]:
+) -> Iterator[tuple[Key, Sequence[Conversation]]]:
     """Let every policy talk to the seeker about every card."""
     assert config.seeker is not None
     with opened(config.seeker, config.output, stopping) as seeker:

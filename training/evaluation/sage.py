@@ -203,11 +203,11 @@ def read_response(text: str) -> tuple[str, str]:
         >>> read_response('Thinking: be curt\nResponse: "Fine."')
         ('Fine.', 'Thinking: be curt')
     """
-    *_, start = None, *_RESPONSE.finditer(text)
-    if start is None:
+    labels = [*_RESPONSE.finditer(text)]
+    if not labels:
         return "", text.strip()
-    response = text[start.end() :].strip().strip('"“”「」*').strip()
-    return response, text[: start.start()].strip()
+    response = text[labels[-1].end() :].strip().strip('"“”「」*').strip()
+    return response, text[: labels[-1].start()].strip()
 
 
 def _check_planning(key: str, text: str) -> str | None:

@@ -21,7 +21,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.logs import brief
-from compeer_core.messages import Message
+from compeer_core.messages import Message, Role
 from compeer_core.policy import Style
 from compeer_core.prompts import neutralise, policy_messages
 from compeer_core.reasoning import TAGS, read
@@ -187,7 +187,7 @@ def reply(
 def seeker_chat(conversation: Conversation, reserved: Iterable[str]) -> Iterator[Message]:
     """Yield the utterances as a simulated seeker sees them: its own are the assistant's."""
     for speaker, text in conversation.turns:
-        role = "assistant" if speaker is Speaker.SEEKER else "user"
+        role: Role = "assistant" if speaker is Speaker.SEEKER else "user"
         yield Message(role, (neutralise(text, reserved),))
 
 
