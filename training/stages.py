@@ -113,6 +113,14 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.evaluation.consistency",
             "measure how often step verdicts and reply verdicts contradict each other",
         ),
+        "evaluate esc-eval": Stage(
+            "training.evaluation.esc_eval",
+            "ESC-Eval: rate dialogues with a simulated seeker on seven dimensions",
+        ),
+        "evaluate sage": Stage(
+            "training.evaluation.sage",
+            "SAGE: measure how dialogues change the emotion of a simulated seeker",
+        ),
         "benchmark": Stage(
             "training.benchmark.measure", "measure the speed and memory use of the demo"
         ),
