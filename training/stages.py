@@ -92,6 +92,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on CER rows"
         ),
+        "reward adapter": Stage(
+            "training.reward_model.adapter", "train a judge as a LoRA adapter on a small base"
+        ),
         "grpo": Stage("training.grpo.train", "train a policy against a reward model with GRPO"),
         "export": Stage(
             "training.finetune.export", "write the files of a checkpoint or adapter to ship"
