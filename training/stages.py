@@ -62,6 +62,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.cer.flawed",
             "convert the shipped flawed variants to judged CER rows",
         ),
+        "cer sanity": Stage(
+            "training.cer.sanity", "pair fitting replies with rule-made corruptions"
+        ),
         "cer rules": Stage(
             "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),
