@@ -22,6 +22,7 @@ sampling = { temperature = 0.8, max_new_tokens = 800 }
 name = "qwen-judge"
 kind = "judge"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+temperatures = { steps = 1.4, replies = 1.2 }    # calibration of its probabilities
 verdicts = "parsed"                              # parse its text; the default is "logprobs"
 sampling = { max_new_tokens = 300 }              # budget of that text
 ```

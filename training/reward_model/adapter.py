@@ -95,7 +95,9 @@ class Config(Schedule):
     """`[reward adapter]`: rows, base and schedule."""
 
     records: tuple[Path, ...] = Field(min_length=1)
-    """Files of CER rows. Training uses the train split, validation the valid split."""
+    """Files of CER rows; training uses the train split."""
+    validation: tuple[Path, ...] = ()
+    """Files whose valid split chooses the adapter and its temperatures; empty uses `records`."""
     kind: Kind = Kind.UNIFIED
     """`unified` (UnifiReward), `process` (PRM) or `outcome` (ORM)."""
     base: Path
@@ -125,13 +127,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts verdicts."""
     check_base(config.base)
     cases = read_cases(config.records, "train", config.kind)
-    held_out = read_cases(config.records, "valid", config.kind)
+    validation_files = config.validation or config.records
+    held_out = read_cases(validation_files, "valid", config.kind)
     weights = class_weights(verdict for case in cases for verdict in _verdicts(case, config.kind))
-    for split, of_split in (("train", cases), ("valid", held_out)):
+    for split, of_split, files in (
+        ("train", cases, config.records),
+        ("valid", held_out, validation_files),
+    ):
         if not of_split:
-            files = ", ".join(map(str, config.records))
             raise ConfigError(
-                f"{files}: no row of the {split} split teaches a reward model of kind '{config.kind}'"
+                f"{', '.join(map(str, files))}: no row of the {split} split teaches a reward model of kind "
+                f"'{config.kind}'"
             )
         counts = Counter(v for case in of_split for v in _verdicts(case, config.kind))
         shown = ", ".join(f"{part} {word} {n}" for (part, word), n in sorted(counts.items()))

@@ -262,6 +262,9 @@ def test_errors_are_reported_before_anything_is_written(config, tmp_path):
         "no row of the valid split teaches a reward model of kind 'unified'",
         records=(tmp_path / "train.jsonl",),
     )
+    refused(
+        ConfigError, r"train\.jsonl: no row of the valid", validation=(tmp_path / "train.jsonl",)
+    )
     refused(ConfigError, "first_layer: 2, but the base has 2 layers", first_layer=2)
     base = without_words(config.base, tmp_path / "base", "Second")
     refused(ConfigError, "'Second' must be one token each", base=base)
