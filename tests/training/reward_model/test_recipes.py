@@ -100,7 +100,7 @@ def test_the_nano_recipes_differ_in_what_they_compare_alone():
 
 def test_the_small_recipes_differ_in_what_they_compare_alone():
     unified, process, outcome = (
-        load_toml(CONFIGS / "small" / f"reward_{kind}.toml", AdapterConfig) for kind in Kind
+        load_toml(CONFIGS / "small" / f"reward_adapter_{kind}.toml", AdapterConfig) for kind in Kind
     )
 
     assert (unified.kind, process.kind, outcome.kind) == tuple(Kind)
