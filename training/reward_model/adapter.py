@@ -163,7 +163,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     )
     judge = _Judge(model, lower, config.first_layer, token_of)
     masters = Masters([weight for weight in adapted.parameters() if weight.requires_grad])
-    masters.register_buffer("best", torch.tensor(-1.0))
+    best = torch.tensor(-1.0)
+    masters.register_buffer("best", best)  # checkpoints contain it
     optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
     step = 0
     if resume is not None:
@@ -178,6 +179,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for case in drawn(held_out, config.validation_cases, config.seed)
         for row in builder.rows(case)
     ]
+    if not validation:
+        raise ConfigError(f"longest: each history of the valid split has more than {limit} tokens")
     steps = steps_of(cases, config.cases_per_step, config.seed, step)
 
     def learn() -> tuple[float, int]:
@@ -200,8 +203,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         model.train()
         measured = measures([pair for of_rank in gather_from_processes(own) for pair in of_rank])
         directory.log("%s", ", ".join(f"{name} {value:.3f}" for name, value in measured.items()))
-        if measured["auroc"] > masters.best:
-            masters.best.fill_(measured["auroc"])
+        if measured["auroc"] > best.item():
+            best.fill_(measured["auroc"])
             if is_first():
                 save_adapter(adapted, config.base, directory.path / "adapter")
                 text = json.dumps(measured, indent=2, sort_keys=True) + "\n"
