@@ -131,7 +131,8 @@ def _corruptions(records: Sequence[CerRecord], half: slice) -> Mapping[str, _Cor
         return str(rng.choice(INSULTS[half]))
 
     def sugar(record: CerRecord, rng: np.random.Generator) -> str:
-        before, after = SUGAR[half][int(rng.integers(4))]
+        choices = SUGAR[half]
+        before, after = choices[int(rng.integers(len(choices)))]
         return f"{before} {record.first.reply} {after}"
 
     return {

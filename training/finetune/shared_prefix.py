@@ -207,7 +207,7 @@ def row_embeddings(
 ) -> Tensor:
     """Return the embedded tokens of a row, shape (1, L, width); see `predicted_logits`."""
     inner = model.model
-    embedded = inner.get_input_embeddings()(row.tokens)
+    embedded: Tensor = inner.get_input_embeddings()(row.tokens)
     if row.pixels is not None:
         if image_tokens is None:
             features: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
