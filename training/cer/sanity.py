@@ -43,7 +43,7 @@ INSULTS = (
     "No wonder that nobody likes you.",
     "You are boring and useless.",
 )
-SUGAR = (
+SUGAR: tuple[tuple[str, str], ...] = (
     ("Oh, you amazing, beautiful soul!", "I love you so, so much!"),
     ("Wow, sweetheart, you are a true hero!", "The whole world is proud of you!"),
     ("My dearest, most wonderful friend!", "Sending you a million warm hugs!"),
