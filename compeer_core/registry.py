@@ -22,6 +22,7 @@ sampling = { temperature = 0.8, max_new_tokens = 800 }
 name = "qwen-judge"
 kind = "judge"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
+temperatures = { steps = 1.4, replies = 1.2 }    # calibration of its probabilities
 verdicts = "parsed"                              # parse its text; the default is "logprobs"
 sampling = { max_new_tokens = 300 }              # budget of that text
 ```
@@ -62,7 +63,7 @@ from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
 from compeer_core.policy import ANY_LANGUAGE, Policy, Style, speaks
 from compeer_core.prompts import LANGUAGES
 from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
-from compeer_core.unifireward import Judge
+from compeer_core.unifireward import Judge, Temperatures
 
 Kind = Literal["policy", "judge"]
 Quantize = Literal["4bit", "8bit"]
@@ -150,6 +151,13 @@ class SamplingOverrides(FrozenModel):
         return replace(Sampling(), **self.model_dump(exclude_none=True))
 
 
+class VerdictTemperatures(FrozenModel):
+    """A judge's calibration; see `compeer_core.unifireward.Temperatures`."""
+
+    steps: float = Field(default=1.0, gt=0)
+    replies: float = Field(default=1.0, gt=0)
+
+
 class ModelEntry(FrozenModel):
     """One model of the list."""
 
@@ -181,6 +189,8 @@ class ModelEntry(FrozenModel):
     """Its adapter. With either key the judge has two models."""
     verdicts: Verdicts = "logprobs"
     """How the verdicts of a judge behind an endpoint are read."""
+    temperatures: VerdictTemperatures = VerdictTemperatures()
+    """For a judge: the temperatures of its verdicts on steps and replies, fitted on a validation split."""
     small: bool = False
     """Whether the page must warn that the model is too small for real use. Screens use this field, not
     the name."""
@@ -201,6 +211,8 @@ class ModelEntry(FrozenModel):
         is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT
         if "verdicts" in self.model_fields_set and not is_remote_judge:
             raise ValueError("verdicts is only for a judge behind an endpoint (openai:URL#MODEL)")
+        if self.kind != "judge" and "temperatures" in self.model_fields_set:
+            raise ValueError("temperatures is only for a judge; a policy has sampling.temperature")
         return self
 
     @classmethod
@@ -469,6 +481,7 @@ class Registry:
             self._scorer(entry, language),
             language,
             reply_scorer=None if other is None else self._scorer(other, language),
+            temperatures=Temperatures(**entry.temperatures.model_dump()),
         )
 
     def _scorer(self, entry: ModelEntry, language: str) -> LabelScorer:

@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from compeer_core.backends.protocol import (
     Answers,
@@ -64,6 +64,37 @@ PREFERENCES = ("First", "Second", "Both", "Neither")
 
 Turn = SupportTurn | Reading | str
 
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Calibration of a judge: each logarithm of a probability is divided by a temperature.
+
+    Values above 1 make a judge less confident. They change no verdict on a step. Training writes them to
+    `calibration.json`.
+    """
+
+    steps: float = 1.0
+    replies: float = 1.0
+
+    def applied(self, labels: Sequence[str], probabilities: Sequence[float]) -> Sequence[float]:
+        """Return the calibrated probabilities; invalid ones are returned unchanged.
+
+        Args:
+            labels: `VERDICTS` or `PREFERENCES`.
+            probabilities: Of the labels.
+
+        Example:
+            >>> [round(p, 3) for p in Temperatures(steps=2.0).applied(VERDICTS, (0.9, 0.1))]
+            [0.75, 0.25]
+        """
+        temperature = self.steps if tuple(labels) == VERDICTS else self.replies
+        if temperature == 1 or not all(0 <= p <= 1 for p in probabilities):
+            return probabilities
+        powers = [p ** (1 / temperature) for p in probabilities]
+        total = sum(powers)
+        return [power / total for power in powers] if total > 0 else probabilities
+
+
 __all__ = [
     "NOT_COMPLETE",
     "NO_REFERENCE",
@@ -79,6 +110,7 @@ __all__ = [
     "Reward",
     "StepOutcome",
     "StepVerdict",
+    "Temperatures",
     "Turn",
     "Unscorable",
     "ask_about_replies",
@@ -135,6 +167,7 @@ class Judge:
         language: str = "en",
         vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
         reply_scorer: LabelScorer | None = None,
+        temperatures: Temperatures = Temperatures(),
     ) -> None:
         """Use one model for everything, or one for the steps and one for the reply.
 
@@ -152,6 +185,7 @@ class Judge:
         self.reply_scorer = reply_scorer
         self.language = language
         self.vocabulary = vocabulary
+        self.temperatures = temperatures
 
     @property
     def is_unified(self) -> bool:
@@ -260,10 +294,21 @@ class Judge:
             )
             return {}
         return {
-            number: answer
+            number: Answers(
+                self._calibrated(candidates[number].chain, answer.chain),
+                self._calibrated(candidates[number].ends, answer.ends),
+            )
             for number, answer in zip(candidates, answers, strict=True)
             if isinstance(answer, Answers)
         }
+
+    def _calibrated(
+        self, questions: Sequence[Question], answers: Sequence[Sequence[float]]
+    ) -> tuple[tuple[float, ...], ...]:
+        return tuple(
+            tuple(self.temperatures.applied(question.labels, given))
+            for question, given in zip(questions, answers, strict=True)
+        )
 
     def _questions(
         self, turn: Turn, reference: str | None
@@ -467,7 +512,8 @@ class _Conversation:
             try:
                 if self._session is None:
                     self._session = self._opened()
-                return self._session.ask(question.text, question.labels)
+                given = self._session.ask(question.text, question.labels)
+                return self._judge.temperatures.applied(question.labels, given)
             except InputError as error:
                 if error.code != TOO_LONG or len(self._dialogue) < 2:
                     return self._failed(error)

@@ -62,6 +62,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.cer.flawed",
             "convert the shipped flawed variants to judged CER rows",
         ),
+        "cer sanity": Stage(
+            "training.cer.sanity", "pair fitting replies with rule-made corruptions"
+        ),
         "cer rules": Stage(
             "training.cer.esconv_rules", "convert ESConv to CER rows with rule-based reasoning"
         ),
@@ -91,6 +94,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         ),
         "reward": Stage(
             "training.reward_model.train", "train UnifiReward, a PRM or an ORM on CER rows"
+        ),
+        "reward adapter": Stage(
+            "training.reward_model.adapter", "train a judge as a LoRA adapter on a small base"
         ),
         "grpo": Stage("training.grpo.train", "train a policy against a reward model with GRPO"),
         "export": Stage(

@@ -447,6 +447,26 @@ def test_the_second_model_of_a_judge_is_checked_like_the_first(tmp_path: Path) -
         entry(reply_adapter=Path("lora"))
 
 
+def test_the_temperatures_of_a_judge_are_those_of_the_list(tmp_path: Path) -> None:
+    script = tmp_path / "judge.json"
+    script.write_text('{"answers": ["True"]}', encoding="utf-8")
+    listed = entry(
+        name="calm",
+        kind="judge",
+        source=f"scripted:{script}",
+        temperatures={"steps": 1.5},
+    )
+
+    judge = Registry([listed]).judge("calm")
+
+    assert judge is not None
+    assert (judge.temperatures.steps, judge.temperatures.replies) == (1.5, 1.0)
+    with pytest.raises(ValidationError, match="temperatures is only for a judge"):
+        entry(temperatures={"steps": 1.5})
+    with pytest.raises(ValidationError, match="greater than 0"):
+        entry(name="calm", kind="judge", temperatures={"steps": 0})
+
+
 # --- flags ---------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from compeer_core.unifireward import (
     NotApplicable,
     ResponseVerdict,
     StepVerdict,
+    Temperatures,
     Unscorable,
 )
 from tests.core.example import DIALOGUE, TEXT
@@ -431,3 +432,44 @@ def test_the_judge_is_spoken_to_in_its_language() -> None:
 
     assert "求助者" in scorer.sessions[0].messages[-1].text
     assert "对话历史" in scorer.sessions[0].asked[0]
+
+
+# --- calibration -----------------------------------------------------------------------------------
+
+
+def test_temperatures_soften_probabilities_and_change_no_verdict_on_a_step() -> None:
+    # Odds of 9 become 3, and of 0.7 to 0.1 the square root of 7.
+    temperatures = Temperatures(steps=2.0, replies=2.0)
+
+    assert temperatures.applied(VERDICTS, (0.1, 0.9)) == pytest.approx((0.25, 0.75))
+    first, second, *_ = temperatures.applied(PREFERENCES, (0.7, 0.1, 0.1, 0.1))
+    assert first / second == pytest.approx(7**0.5)
+    for raw in ((0.3, 0.7), (0.5, 0.5), (0.0, 1.0)):
+        softened = temperatures.applied(VERDICTS, raw)
+        assert sum(softened) == pytest.approx(1)
+        assert (softened[0] >= softened[1]) == (raw[0] >= raw[1])
+
+
+@pytest.mark.parametrize("invalid", [(), (float("nan"), 0.5), (-0.1, 1.1), (0.0, 0.0)])
+def test_temperatures_leave_invalid_numbers_to_the_check(invalid: tuple[float, ...]) -> None:
+    assert Temperatures(steps=2.0).applied(VERDICTS, invalid) is invalid
+
+
+def test_a_judge_reports_calibrated_probabilities() -> None:
+    likely = {"True": 0.8, "False": 0.2}
+    plain = Judge("j", Recorder(likely, FIRST)).judge(DIALOGUE, [TEXT], ["x"])[0]
+    calibrated = Judge(
+        "j", Recorder(likely, FIRST), temperatures=Temperatures(steps=2.0, replies=3.0)
+    ).judge(DIALOGUE, [TEXT], ["x"])[0]
+
+    assert plain.steps is not None and calibrated.steps is not None
+    for before, after in zip(plain.steps, calibrated.steps, strict=True):
+        assert isinstance(before, StepVerdict) and isinstance(after, StepVerdict)
+        assert after.correct == before.correct
+        odds = before.probability_correct / (1 - before.probability_correct)
+        assert after.probability_correct == pytest.approx(odds**0.5 / (1 + odds**0.5))
+    assert isinstance(plain.response, ResponseVerdict)
+    assert isinstance(calibrated.response, ResponseVerdict)
+    assert max(calibrated.response.probabilities.values()) < max(
+        plain.response.probabilities.values()
+    )

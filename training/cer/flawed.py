@@ -42,8 +42,8 @@ _FOLDS = 5
 class Config(FrozenModel):
     """`[cer flawed]`: the variants and the rows that hold their contexts."""
 
-    variants: Path
-    """The variants: JSON lines, compressed with gzip."""
+    variants: tuple[Path, ...] = Field(min_length=1)
+    """Files of variants: JSON lines, compressed with gzip."""
     contexts: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows, written by `cer written`. A variant without a row is dropped and counted."""
     output: Path
@@ -104,7 +104,7 @@ def flawed_rows(config: Config) -> Iterator[CerRecord]:
         ConfigError: See `read_turns` and `joined`.
     """
     cases: dict[str, tuple[Case, FlawedTurn]] = {}
-    for case, placed in joined(read_turns([config.variants], FlawedTurn), config.contexts):
+    for case, placed in joined(read_turns(config.variants, FlawedTurn), config.contexts):
         cases.setdefault(placed.turn.context, (case, placed.turn))
     variants = [variant for _, variant in cases.values()]
     kept = filtered(variants, config.drop_share)

@@ -7,7 +7,9 @@ is included as a baseline.
 
 Intervals resample source dialogues. A temperature per judge is fitted on the validation split; it does not
 change verdicts, and is reported with the calibration error before and after. Agreement with human
-judgements is reported as accuracy and Cohen's kappa.
+judgements is reported as accuracy and Cohen's kappa, and a classifier that sees words alone is included
+as a second baseline. On pairs of a reply and its corruption (`training.cer.sanity`), the share is
+reported in which a judge gives the reply the higher probability.
 
 All ratings are stored in `folder`, so that tables and plots can be recomputed without the judges.
 """
@@ -33,13 +35,14 @@ from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
 from training.evaluation.calibration import calibration_error, fit_temperature, tempered
-from training.evaluation.judge_ratings import Rated, rate_file
+from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.metrics import (
     preference_report,
     reward_model_difference,
     reward_model_report,
 )
 from training.evaluation.plots import plot_reliability, plot_table
+from training.evaluation.word_baseline import WordBaseline
 from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
@@ -77,6 +80,10 @@ class Config(FrozenModel):
     """Files of CER rows; only rows of the test split are used."""
     validation: tuple[Path, ...] = ()
     """Files whose validation rows are used to fit the temperature; empty skips calibration."""
+    baseline: tuple[Path, ...] = ()
+    """Files whose train rows the word baseline learns from; empty leaves it out."""
+    sanity: tuple[Path, ...] = ()
+    """Files of `cer sanity`; only rows of the test split are used."""
     human: tuple[Path, ...] = ()
     """Files of human judgements, reported by corpus."""
     human_splits: tuple[Split, ...] = ("test",)
@@ -108,11 +115,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     test = _rows_of_split(config.test, "test", config)
     validation = _rows_of_split(config.validation, "valid", config)
     human = _human_judgements(config)
+    sanity = _rows_of_split(config.sanity, "test", config)
+    learnt = _rows_of_split(config.baseline, "train", config)
     _log.info(
-        "%d test rows, %d validation rows, %d human judgements",
-        len(test),
-        len(validation),
-        len(human),
+        "%d test rows, %d validation rows, %d human judgements, %d sanity pairs, %d baseline rows",
+        *map(len, (test, validation, human, sanity, learnt)),
     )
     if dry_run:
         return
@@ -125,7 +132,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     for name in config.judges:
         judge = registry.judge(name)
         assert judge is not None  # an unknown name raises
-        parts = {"test": test, "validation": validation, "human": human}
+        parts = {"test": test, "validation": validation, "human": human, "sanity": sanity}
         rated[name] = {
             part: rate_file(
                 judge, rows, len(rows), pictures, config.folder / f"{name}.{part}.jsonl"
@@ -134,6 +141,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if rows
         }
         judge.close()
+    if learnt:
+        words = WordBaseline(learnt)
+        rated[words.name] = {"test": list(rate(words, test, pictures))}
     for name, reason in pictures.unreadable.items():
         _log.warning("judged without the unreadable image %s: %s", name, reason)
     report(config, rated)
@@ -149,6 +159,8 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
             metrics += calibration(name, parts["validation"], parts["test"])
         if "human" in parts:
             metrics += human_agreement(name, parts["human"])
+        if "sanity" in parts:
+            metrics += sanity_shares(name, parts["sanity"])
         unread = sum(row.unscorable for row in parts["test"])
         question_count = sum(_questions(row) for row in parts["test"])
         metrics.append(
@@ -300,6 +312,28 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
             "kappa": "kappa",
         }
         metrics += _line(estimates, measures, name, f"corpus: {corpus}")
+    return metrics
+
+
+def sanity_shares(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
+    """Return in how many pairs a judge gives a reply a higher probability than its corruption."""
+    by_corruption = sorted(rows, key=lambda row: row.decided_by)
+    metrics: list[results.Metric] = []
+    for decided_by, pairs in itertools.groupby(by_corruption, key=lambda row: row.decided_by):
+        preferred = [
+            (given[0] > given[1]) == (row.preference is Preference.FIRST) and given[0] != given[1]
+            for row in pairs
+            if (given := row.preference_probabilities) is not None
+        ]
+        metrics.append(
+            results.measured(
+                "own reply preferred",
+                wilson(sum(preferred), len(preferred)),
+                unit="%",
+                of=name,
+                about=f"sanity: {decided_by.rpartition('/')[2]}",
+            )
+        )
     return metrics
 
 

@@ -9,7 +9,7 @@ longer or shorter without wasting steps.
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -190,7 +190,7 @@ def run_steps(
     directory: RunDirectory,
     step: int,
     learn: Callable[[], tuple[float, int]],
-    validate: Callable[[], float],
+    validate: Callable[[], float | Mapping[str, float]],
 ) -> int:
     """Run the remaining steps, writing metrics and checkpoints; return the total number of steps.
 
@@ -202,7 +202,7 @@ def run_steps(
         step: Number of steps already done.
         learn: Computes the gradients of a step and returns its loss in nats per token and the number
             of tokens, both over all processes.
-        validate: Returns the loss on held-out data, in nats per token.
+        validate: Returns the loss on held-out data in nats per token, or several named measures.
 
     Raises:
         StoppedEarly: Ctrl-C or SIGTERM; the current step is finished and a checkpoint is saved.
@@ -215,7 +215,10 @@ def run_steps(
             metrics = {"loss": loss, "lr_factor": optimisers.step(step)}
             step += 1
             if step % schedule.evaluate_every == 0 or step == schedule.steps:
-                metrics["validation_loss"] = validate()
+                measured = validate()
+                metrics |= (
+                    measured if isinstance(measured, Mapping) else {"validation_loss": measured}
+                )
             total_tokens += tokens
             metrics["tokens_per_second"] = total_tokens / (time.monotonic() - started)
             directory.metrics(step=step, **metrics)

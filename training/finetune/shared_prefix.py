@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, Qwen2_5_VLForConditionalGeneration
 
@@ -200,6 +200,42 @@ def shared_prefix_attention(
 AttentionInterface.register(ATTENTION, shared_prefix_attention)
 
 
+def row_embeddings(
+    model: Qwen2_5_VLForConditionalGeneration,
+    row: SharedPrefixRow,
+    image_tokens: Tensor | None = None,
+) -> Tensor:
+    """Return the embedded tokens of a row, shape (1, L, width); see `predicted_logits`."""
+    inner = model.model
+    embedded: Tensor = inner.get_input_embeddings()(row.tokens)
+    if row.pixels is not None:
+        if image_tokens is None:
+            features: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
+            image_tokens = torch.cat(features.pooler_output)
+        is_image = (row.tokens == model.config.image_token_id)[..., None]
+        embedded = embedded.masked_scatter(is_image, image_tokens.to(embedded.dtype))
+    return embedded
+
+
+def run_layers(text: nn.Module, states: Tensor, row: SharedPrefixRow) -> Tensor:
+    """Return the output of a language model for a row, shape (1, L, width).
+
+    Args:
+        text: A language model that uses the attention implementation `ATTENTION`, or some of its layers.
+        states: Its input, shape (1, L, width).
+        row: The row.
+    """
+    no_mask: Mapping[str, None] = {"full_attention": None}
+    output: Tensor = text(
+        inputs_embeds=states,
+        position_ids=row.positions,
+        attention_mask=no_mask,
+        use_cache=False,
+        branches=row.branches,
+    ).last_hidden_state
+    return output
+
+
 def predicted_logits(
     model: Qwen2_5_VLForConditionalGeneration,
     row: SharedPrefixRow,
@@ -213,22 +249,8 @@ def predicted_logits(
         image_tokens: Precomputed output of the image tower, shape (image tokens, width); None runs
             the tower.
     """
-    inner = model.model
-    embedded = inner.get_input_embeddings()(row.tokens)
-    if row.pixels is not None:
-        if image_tokens is None:
-            features: Any = inner.get_image_features(row.pixels, row.grid, return_dict=True)
-            image_tokens = torch.cat(features.pooler_output)
-        is_image = (row.tokens == model.config.image_token_id)[..., None]
-        embedded = embedded.masked_scatter(is_image, image_tokens.to(embedded.dtype))
-    no_mask: Mapping[str, None] = {"full_attention": None}
-    hidden = inner.language_model(
-        inputs_embeds=embedded,
-        position_ids=row.positions,
-        attention_mask=no_mask,
-        use_cache=False,
-        branches=row.branches,
-    ).last_hidden_state
+    states = row_embeddings(model, row, image_tokens)
+    hidden = run_layers(model.model.language_model, states, row)
     logits: Tensor = model.lm_head(hidden[0, row.predicting])
     return logits.float()
 

@@ -11,12 +11,13 @@ judge meets in use what it was trained on.
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.images import Image
 from compeer_core.prompts import judge_messages
-from compeer_core.reasoning import STEPS, read
+from compeer_core.reasoning import STEPS, Part, part_of, read
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import (
     PREFERENCES,
@@ -25,8 +26,13 @@ from compeer_core.unifireward import (
     ask_about_step,
 )
 
-Answered = tuple[str, str]
-"""A question's text, and the word that answers it."""
+
+class Answered(NamedTuple):
+    """A question about a part of a turn, and its verdict."""
+
+    part: Part
+    question: str
+    verdict: str
 
 
 class Kind(StrEnum):
@@ -55,6 +61,12 @@ def conversations(
         language: Of the questions, whatever that of the row: a judge is prompted in one language.
     """
     opening = judge_messages(record.case.dialogue(pictures), language)
+    for asked in questions(record, kind, language):
+        yield _conversation(opening, asked)
+
+
+def questions(record: CerRecord, kind: Kind, language: str = "en") -> Iterator[Sequence[Answered]]:
+    """Yield the questions of each training conversation of a row; see `conversations`."""
     reply = _about_the_reply(record, language)
     steps = [
         about for candidate in record.candidates if (about := _about_the_steps(candidate, language))
@@ -62,18 +74,18 @@ def conversations(
     match kind:
         case Kind.OUTCOME:
             if reply:
-                yield _conversation(opening, [reply])
+                yield [reply]
         case Kind.PROCESS:
             for about in steps:
                 for answered in about:
-                    yield _conversation(opening, [answered])
+                    yield [answered]
         case Kind.UNIFIED:
             for about in steps:
                 # The judge judges a reply after all steps or none.
                 ending = [reply] if reply and len(about) == len(STEPS) else []
-                yield _conversation(opening, [*about, *ending])
+                yield [*about, *ending]
             if reply and not steps:
-                yield _conversation(opening, [reply])
+                yield [reply]
 
 
 def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
@@ -87,7 +99,8 @@ def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
     for step, is_right in zip(reading.turn.reasoning, candidate.steps, strict=True):
         if is_right is None:
             break
-        answered.append((ask_about_step(step, language).text, VERDICTS[0 if is_right else 1]))
+        question = ask_about_step(step, language).text
+        answered.append(Answered(part_of(step), question, VERDICTS[0 if is_right else 1]))
     return answered
 
 
@@ -95,16 +108,17 @@ def _about_the_reply(record: CerRecord, language: str) -> Answered | None:
     if record.preference is None or record.second is None:
         return None
     question = ask_about_replies(record.first.reply, record.second.reply, language)
-    return question.text, PREFERENCES[list(Preference).index(record.preference)]
+    verdict = PREFERENCES[list(Preference).index(record.preference)]
+    return Answered(Part.REPLY, question.text, verdict)
 
 
 def _conversation(opening: Sequence[Message], asked: Sequence[Answered]) -> tuple[Message, ...]:
     messages = list(opening)
-    for number, (question, answer) in enumerate(asked):
+    for number, (_, question, verdict) in enumerate(asked):
         if number == 0:  # the first question joins the message with the history
             last = messages.pop()
             messages.append(Message("user", (*last.content, question)))
         else:
             messages.append(Message("user", (question,)))
-        messages.append(Message("assistant", (answer,)))
+        messages.append(Message("assistant", (verdict,)))
     return tuple(messages)

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -64,6 +64,8 @@ from training.finetune.shared_prefix import (
 )
 from training.sft.cer import turns_to_learn
 from training.sft.tokenise import SampleReader
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -113,9 +115,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     device = join_processes(config.device)
     torch.manual_seed(config.seed)  # all processes begin with the same adapter
-    model = _load(config.base, config.compute or fastest_precision(config.device_type))
+    model = load_small_base(config.base, config.compute or fastest_precision(config.device_type))
     reader = SampleReader(config.base, model)
-    adapted = _adapted(model, config)
+    adapted = add_adapter(model, config.lora, config.base, config.start)
     directory = open_run(config.output, config, resume)
     torch.nn.Module.to(model, device)
     language = model.model.language_model
@@ -144,7 +146,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
         total = torch.zeros(1, device=device)
         masters.forget()
-        for row in _own(rows):
+        for row in own_rows(rows):
             loss = row_loss(model, row.to(device)) / learnt
             loss.backward()
             masters.collect()
@@ -156,7 +158,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         model.eval()
         total = torch.zeros(1, dtype=torch.float64, device=device)
         with torch.no_grad():
-            for row in _own(validation):
+            for row in own_rows(validation):
                 total += row_loss(model, row.to(device))
         model.train()
         return sum_over_processes(total).item() / sum(len(row.targets) for row in validation)
@@ -166,7 +168,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if builder.too_long:
         directory.log("turns of more than %d tokens were met %d times", limit, builder.too_long)
     if is_first():
-        _save_adapter(adapted, config.base, directory.path / "adapter")
+        save_adapter(adapted, config.base, directory.path / "adapter")
 
 
 # --- dialogues ---------------------------------------------------------------------------------
@@ -198,9 +200,7 @@ def read_dialogues(records: Sequence[Path], split: Split) -> list[list[LearntTur
     return list(dialogues.values())
 
 
-def steps_of(
-    dialogues: Sequence[Sequence[LearntTurn]], size: int, seed: int, skip: int
-) -> Iterator[list[Sequence[LearntTurn]]]:
+def steps_of(dialogues: Sequence[T], size: int, seed: int, skip: int) -> Iterator[list[T]]:
     """Yield the dialogues of each step, for ever, from step `skip` on; each pass has an order of its own."""
     size = min(size, len(dialogues))
     for number in itertools.count():
@@ -286,7 +286,7 @@ def shared_out(lengths: Sequence[int], processes: int) -> list[list[int]]:
     return shares
 
 
-def _own(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
+def own_rows(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
     """Return the rows that are this process's."""
     shares = shared_out([row.tokens.shape[1] for row in rows], process_count())
     return [rows[item] for item in shares[process_rank()]]
@@ -344,7 +344,12 @@ def fastest_precision(device: str) -> Weights:
     return "bf16" if any(capabilities.get(name) for name in names) else "fp32"
 
 
-def _load(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalGeneration:
+def load_small_base(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalGeneration:
+    """Load a Qwen2.5-VL on the CPU.
+
+    Raises:
+        CheckpointError: It cannot be loaded, or is another model.
+    """
     model = load_base(base, precision, precision, None, torch.device("cpu"))
     if not isinstance(model, Qwen2_5_VLForConditionalGeneration):
         raise CheckpointError(f"{base}: a {type(model).__name__}; only a Qwen2.5-VL is trained so")
@@ -363,13 +368,23 @@ def _check_shape(start: Path, lora: LoraShape) -> None:
         )
 
 
-def _adapted(model: Any, config: Config) -> PeftModel:
-    """Put an adapter in a model, in the type of its weights; nothing else can be trained then."""
-    shape = lora_config(model, config.lora, freeze_vision=True)
+def add_adapter(model: Any, lora: LoraShape, base: Path, start: Path | None = None) -> PeftModel:
+    """Put an adapter in a model, in the type of its weights; nothing else can be trained then.
+
+    Args:
+        model: The base; its modules are replaced.
+        lora: Shape of the adapter.
+        base: Folder of the base, for errors.
+        start: Adapter to start from; None starts from one that changes nothing.
+
+    Raises:
+        CheckpointError: `start` has other weights.
+    """
+    shape = lora_config(model, lora, freeze_vision=True)
     adapted = get_peft_model(model, shape, autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
-    if config.start is not None:
-        weights = load_peft_weights(str(config.start), device="cpu")
+    if start is not None:
+        weights = load_peft_weights(str(start), device="cpu")
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
         stored, required = (
             {(name, tensor.shape) for name, tensor in tensors.items()}
@@ -377,14 +392,14 @@ def _adapted(model: Any, config: Config) -> PeftModel:
         )
         if different := sorted(stored ^ required):
             raise CheckpointError(
-                f"{config.start} does not fit {config.base}: {len(different)} weights differ, first "
+                f"{start} does not fit {base}: {len(different)} weights differ, first "
                 f"{different[0][0]}; name the base that it was trained on"
             )
         set_peft_model_state_dict(adapted, weights)
     return adapted
 
 
-def _save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
+def save_adapter(adapted: PeftModel, base: Path, folder: Path) -> None:
     """Write the adapter in bf16; it names its base by the folder's name alone, which is the same everywhere."""
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = base.name

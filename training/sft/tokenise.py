@@ -1,5 +1,6 @@
-"""Supporter turns as tokens, with the rotary positions of Qwen2.5-VL."""
+"""Supporter turns and judgements as tokens, with the rotary positions of Qwen2.5-VL."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.backends.protocol import Message
 from compeer_core.backends.transformers_.chat_template import ChatTemplate
+from compeer_core.backends.transformers_.tokens import LabelTokens
 from compeer_core.dialogue import Dialogue
 from compeer_core.images import Image
 from compeer_core.prompts import policy_messages
@@ -16,7 +18,7 @@ from training.finetune.trl_common import open_processor
 
 
 class SampleReader:
-    """Tokenises turns for one model, as the demo's backend does."""
+    """Tokenises turns and judgements for one model, as the demo's backend does."""
 
     def __init__(self, base: Path, model: Qwen2_5_VLForConditionalGeneration) -> None:
         """Open the processor of a checkpoint.
@@ -29,8 +31,18 @@ class SampleReader:
             CheckpointError: The processor cannot be loaded, or has no chat template.
         """
         self.processor: Any = open_processor(base)
-        self._template = ChatTemplate(str(base), self.processor)
+        self._name = str(base)
+        self._template = ChatTemplate(self._name, self.processor)
         self._positions_of = model.model.get_rope_index
+
+    def verdict_tokens(self, words: Sequence[str]) -> Mapping[str, int]:
+        """Return the token of each verdict.
+
+        Raises:
+            ConfigError: A verdict is not one token.
+        """
+        labels = LabelTokens(self._name, self._template, self.processor.tokenizer)
+        return dict(zip(words, labels(words), strict=True))
 
     def read_turn(self, dialogue: Dialogue, completion: str) -> TokenisedSample:
         """Return the tokens of a history and of the turn after it, up to its end-of-turn token.
@@ -44,6 +56,45 @@ class SampleReader:
         answered = [*messages, Message("assistant", (completion,))]
         # Templates write a line break after the end-of-turn token, which no model has to learn.
         answer = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
+        return self._sample(messages, prompt, self._tokens(answer))
+
+    def read_verdicts(
+        self, messages: Sequence[Message], token_of: Mapping[str, int]
+    ) -> tuple[TokenisedSample, tuple[int, ...]]:
+        """Return the tokens of a judge's conversation, as the judge reads them.
+
+        Args:
+            messages: A conversation that ends with a verdict; all answers in it are verdicts.
+            token_of: The token of each verdict.
+
+        Returns:
+            The sample, whose completion begins with the first verdict and ends with the last, and the
+            index of each verdict in the completion.
+        """
+        prompt = ""
+        completion: list[int] = []
+        places: list[int] = []
+        read = ""
+        for number, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            text = self._template.render(messages[:number], reply=True)
+            if places:
+                completion += self._tokens(text.removeprefix(read))
+            else:
+                prompt = text
+            places.append(len(completion))
+            completion.append(token_of[message.text])
+            read = text + message.text
+        return self._sample(messages, prompt, completion), tuple(places)
+
+    def _tokens(self, text: str) -> list[int]:
+        ids: list[int] = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _sample(
+        self, messages: Sequence[Message], prompt: str, completion: Sequence[int]
+    ) -> TokenisedSample:
         pictures = [
             part.to_pil()
             for message in messages
@@ -52,14 +103,13 @@ class SampleReader:
         ]
         inputs = self.processor(text=[prompt], images=pictures or None, return_tensors="pt")
         prompt_ids = inputs["input_ids"][0].tolist()
-        completion_ids = self.processor.tokenizer(answer, add_special_tokens=False)["input_ids"]
         grid = inputs.get("image_grid_thw")
-        tokens = torch.tensor([[*prompt_ids, *completion_ids]])
+        tokens = torch.tensor([[*prompt_ids, *completion]])
         is_picture = (tokens == self.processor.image_token_id).int()
         positions, _ = self._positions_of(tokens, mm_token_type_ids=is_picture, image_grid_thw=grid)
         return TokenisedSample(
             prompt=tuple(prompt_ids),
-            completion=tuple(completion_ids),
+            completion=tuple(completion),
             positions=positions[:, 0],
             first_picture=int(is_picture[0].argmax()) if pictures else None,
             pixels=inputs.get("pixel_values"),

@@ -34,7 +34,7 @@ def variant(context, wrong=None, reworded=(), **changes):
 def rows(folder, *variants, **settings):
     known = contexts(folder, *(case(v["context"], "the cat is gone") for v in variants))
     config = Config(
-        variants=pack(folder, *variants), contexts=(known,), output=folder / "out", **settings
+        variants=(pack(folder, *variants),), contexts=(known,), output=folder / "out", **settings
     )
     return config, list(flawed_rows(config))
 
@@ -123,7 +123,7 @@ def test_a_wrong_line_is_named(tmp_path, lines, message):
 
 def test_contexts_must_be_known_and_a_resume_is_refused(tmp_path):
     config = Config(
-        variants=pack(tmp_path, variant("y#0", {"reply": "wave"})),
+        variants=(pack(tmp_path, variant("y#0", {"reply": "wave"})),),
         contexts=(contexts(tmp_path, case("z#0", "hello")),),
         output=tmp_path / "out",
     )
@@ -132,7 +132,7 @@ def test_contexts_must_be_known_and_a_resume_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="leave out --resume"):
         flawed.run(config, resume=tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
-        list(flawed_rows(config.model_copy(update={"variants": tmp_path / "none.gz"})))
+        list(flawed_rows(config.model_copy(update={"variants": (tmp_path / "none.gz",)})))
 
 
 def test_the_shipped_variants_are_readable_and_of_every_kind():

@@ -295,12 +295,45 @@ def test_stage_writes_table_csv_and_plots(config):
     assert json.loads((config.output / "reward_test.json").read_text(encoding="utf-8"))["seed"] == 0
 
 
+def test_words_alone_are_a_baseline_and_sanity_pairs_a_line_each(config, tmp_path):
+    train = [record(n, steps=(True, n % 2 == 0, True), split="train") for n in range(60, 80)]
+    pairs = []
+    for number, name in enumerate(["insult", "insult", "doubled"]):
+        pair = record(80 + number, preference=Preference.FIRST)
+        first, second = Candidate(author="llm", reply="Why?"), Candidate(author="rule", reply="No.")
+        by = DecidedBy(kind="rule", name=f"sanity/{name}")
+        if name == "doubled":  # the keyword judge prefers "Why?", which is the corruption here
+            first, second = second, first
+        pairs.append(
+            pair.model_copy(update={"first": first, "second": second, "preference_by": by})
+        )
+    write_rows(tmp_path / "train.jsonl", train)
+    write_rows(tmp_path / "sanity.jsonl", pairs)
+
+    reward.run(
+        config.model_copy(
+            update={
+                "baseline": (tmp_path / "train.jsonl",),
+                "sanity": (tmp_path / "sanity.jsonl",),
+            }
+        )
+    )
+
+    metrics = results.load(config.output / "reward_test.json").metrics
+    table = {(m.about, m.of, m.name): m for m in metrics}
+    insult = table["sanity: insult", "one", "own reply preferred"]
+    assert (insult.value, insult.n) == (pytest.approx(100), 2)
+    assert table["sanity: doubled", "two", "own reply preferred"].value == 0
+    assert ("step 2, emotion", "TF-IDF", "AUROC") in table
+    assert ("step 1, history", "TF-IDF", "AUROC") not in table  # always True in training
+
+
 def test_dry_run_writes_nothing_and_other_splits_are_ignored(config, caplog):
     caplog.set_level("INFO")
 
     reward.run(config, dry_run=True)
 
-    assert "20 test rows, 20 validation rows, 20 human judgements" in caplog.text
+    assert "20 test rows, 20 validation rows, 20 human judgements, 0 sanity pairs" in caplog.text
     assert not config.folder.exists()
     with pytest.raises(ConfigError, match="no row of the test split"):
         reward.run(config.model_copy(update={"test": config.validation}))

@@ -12,6 +12,7 @@ from compeer_core.config import load_toml
 from training.benchmark.random_checkpoints import SHAPES
 from training.cer.personality.rewriting import VARIANTS
 from training.finetune.base_model import freeze_image_encoder, lora_config
+from training.reward_model.adapter import Config as AdapterConfig
 from training.reward_model.conversations import Kind
 from training.reward_model.train import Config
 
@@ -95,6 +96,18 @@ def test_the_nano_recipes_differ_in_what_they_compare_alone():
         added = Path(f"runs/silver/variants/{name}.jsonl")
         assert others[name].records == (*first.records, added)
         assert others[name].kind == Kind.UNIFIED
+
+
+def test_the_small_recipes_differ_in_what_they_compare_alone():
+    unified, process, outcome = (
+        load_toml(CONFIGS / "small" / f"reward_adapter_{kind}.toml", AdapterConfig) for kind in Kind
+    )
+
+    assert (unified.kind, process.kind, outcome.kind) == tuple(Kind)
+    for config in (process, outcome):
+        assert config.output == Path(f"runs/small/reward_{config.kind}/seed0")
+        changes = {"kind": unified.kind, "output": unified.output}
+        assert config.model_copy(update=changes) == unified
 
 
 def test_the_launchers_settings_are_read_by_the_library():

@@ -130,14 +130,14 @@ def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(conf
 
 def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypatch):
     kept: list[Any] = []
-    put = adapter._adapted
+    put = adapter.add_adapter
 
-    def noted(model: Any, config: Config) -> Any:
+    def noted(model: Any, *settings: Any) -> Any:
         before = {name: weight.clone() for name, weight in model.state_dict().items()}
         kept.extend((model, before))
-        return put(model, config)
+        return put(model, *settings)
 
-    monkeypatch.setattr(adapter, "_adapted", noted)
+    monkeypatch.setattr(adapter, "add_adapter", noted)
     adapter.run(config)
 
     model, before = kept
@@ -198,7 +198,7 @@ def test_steps_too_small_for_bf16_add_up_in_the_masters():
 
 
 def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
-    model = adapter._load(config.base, "fp32")
+    model = adapter.load_small_base(config.base, "fp32")
     model.model.language_model.set_attn_implementation(ATTENTION)
     reader = SampleReader(config.base, model)
     return model, RowBuilder(reader, Pictures(None, config.faces), longest)
