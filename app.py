@@ -189,7 +189,12 @@ def _flags() -> argparse.ArgumentParser:
         metavar="NAME|openai:URL#MODEL|none",
         help="judge: a name from the list, a model as for --policy, or none",
     )
-    add("--quantize", choices=["4bit", "8bit"], help="quantize the weights of checkpoints")
+    add(
+        "--quantize",
+        choices=["4bit", "8bit", "none"],
+        help="quantize the weights of checkpoints; none also turns off the 8-bit copies from which "
+        "a small model generates on a CPU",
+    )
     add(
         "--device",
         help="device of checkpoints, for example cpu or cuda:0 (default: CUDA if available)",
