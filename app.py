@@ -191,9 +191,9 @@ def _flags() -> argparse.ArgumentParser:
     )
     add(
         "--quantize",
-        choices=["4bit", "8bit", "none"],
-        help="quantize the weights of checkpoints; none also turns off the 8-bit copies from which "
-        "a small model generates on a CPU",
+        choices=["4bit", "8bit", "int8"],
+        help="quantize the weights of checkpoints (4bit, 8bit: bitsandbytes), or let single turns of a "
+        "small model on a CPU read copies in 8 bits (int8)",
     )
     add(
         "--device",

@@ -35,7 +35,7 @@ from compeer_core.processing import load_processor
 
 logger = logging.getLogger(__name__)
 
-Quantization = Literal["4bit", "8bit", "none"]
+Quantization = Literal["4bit", "8bit", "int8"]
 
 SMALL = 200_000_000
 """Below this many parameters one core is as fast as several (COMPEER-small on two idle cores), and
@@ -44,10 +44,6 @@ waiting for a core that another process uses costs far more."""
 HALF_PRECISION_FROM = 1_000_000_000
 """From this many parameters on, weights stay in 16 bits on a CPU, too, to save memory. Below, 32 bits
 are faster: 7.0 ms per token against 8.0 ms for COMPEER-nano on a CPU with AVX-512 bf16."""
-
-COMPRESSED_FROM = 50_000_000
-"""From this many parameters on, a CPU generates single turns from compressed copies of the weights,
-see `packed_step`. The weights of smaller models fit in its cache."""
 
 TORCH_THREADS = torch.get_num_threads()
 """Torch's initial setting; new threads inherit what another thread has set."""
@@ -73,8 +69,8 @@ def load_transformers(
     Args:
         path_or_hub_name: A checkpoint folder or a Hub ID.
         adapter: Folder of a LoRA adapter for it.
-        quantize: Load the weights in 4 or 8 bits (bitsandbytes); "none" uses them as they are; None
-            too, but a small model on a CPU generates from copies in 8 bits if that is faster.
+        quantize: Load the weights in 4 or 8 bits (bitsandbytes), or with "int8" let single turns
+            of a small model on a CPU read copies in 8 bits, see `packed_step`.
         device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" is CUDA if available.
         pool: Shares weights; the process's own by default.
 
@@ -322,11 +318,11 @@ def _load(
             f"{problems[0]}; config.json does not match the weights"
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    is_whole = quantize in {None, "none"}
+    is_whole = quantize in {None, "int8"}
     if is_whole and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
         model = model.float()
     model.eval().requires_grad_(False)
-    speed_up(model, compress=quantize is None and parameters >= COMPRESSED_FROM)
+    speed_up(model, compress=quantize == "int8")
     small = place.type == "cpu" and parameters < SMALL
     torch.set_num_threads(1 if small else TORCH_THREADS)
     chat = ChatModel(name, model, processor, owner)
@@ -355,7 +351,7 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
     dtype: Any = "auto"
     if place.type == "cuda":
         dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if quantize in {None, "none"}:
+    if quantize in {None, "int8"}:
         return {"dtype": dtype}
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError("quantize needs bitsandbytes: pip install 'compeer[quantize]'")

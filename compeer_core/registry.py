@@ -65,7 +65,7 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
 from compeer_core.unifireward import Judge
 
 Kind = Literal["policy", "judge"]
-Quantize = Literal["4bit", "8bit", "none"]
+Quantize = Literal["4bit", "8bit", "int8"]
 
 
 # --- sources -------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 Three forward passes for the same weights and adapter are compared in one run, turn by turn:
 
 - *generate*: transformers' own
-- *fused step*: `compeer_core.backends.transformers_.fused_step` with the weights as they are, what
-  `--quantize none` selects
-- *compressed*: the default, which may read compressed copies (`packed_step`)
+- *fused step*: `compeer_core.backends.transformers_.fused_step` with the weights as they are, the
+  default
+- *compressed*: `--quantize int8`, which reads compressed copies (`packed_step`)
 
 All are driven by `generate`, greedily. Their likelihoods of held-out turns are measured token by token,
 so that every pass takes the steps that it takes in decoding. Run it on an otherwise idle machine.
@@ -43,7 +43,7 @@ from training.data.pictures import Pictures
 from training.stages import refuse_resume
 
 PLAIN, FUSED, COMPRESSED = "generate", "fused step", "compressed"
-PASSES: dict[str, Quantization | None] = {PLAIN: "none", FUSED: "none", COMPRESSED: None}
+PASSES: dict[str, Quantization | None] = {PLAIN: None, FUSED: None, COMPRESSED: "int8"}
 
 
 class Config(FrozenModel):

@@ -162,7 +162,7 @@ def loaded_policy(
     Raises:
         CompeerError: The policy cannot be loaded.
     """
-    lease = ModelPool().lease(policy.source, policy.adapter, "none", device)
+    lease = ModelPool().lease(policy.source, policy.adapter, None, device)
     try:
         use_all_threads(lease.chat)
         yield Answerer(policy, lease, at_once)

@@ -4,17 +4,15 @@ import json
 
 import pytest
 
-from compeer_core import model_pool
 from compeer_core.errors import ConfigError
 from tests.checkpoints import build_adapter, build_qwen
 from training.benchmark import decoding
 from training.benchmark.decoding import Config
 
 
-def test_compares_three_passes(tmp_path, monkeypatch, capsys):
+def test_compares_three_passes(tmp_path, capsys):
     base = build_qwen(tmp_path / "base", max_position_embeddings=4096)
     adapter = build_adapter(base, tmp_path / "adapter", seed=1)
-    monkeypatch.setattr(model_pool, "COMPRESSED_FROM", 0)
     config = Config(base=base, adapter=adapter, turns=2, tokens=4, likelihoods=1, output=tmp_path)
 
     decoding.run(config)

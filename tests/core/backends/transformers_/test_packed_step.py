@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from compeer_core import model_pool
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import fused_step, packed_step
 from compeer_core.backends.transformers_.fused_step import FusedTextModel, speed_up
@@ -127,13 +126,10 @@ def test_a_model_that_is_converted_becomes_exact(compressed, exact, packed_steps
     assert error(whole, logits(exact)) < 1e-5
 
 
-@pytest.mark.parametrize(("quantize", "expected"), [(None, True), ("none", False)])
-def test_the_pool_compresses_large_models_unless_told_not_to(
-    qwen_folder, monkeypatch, packed_steps, quantize, expected
-):
+@pytest.mark.parametrize(("quantize", "expected"), [("int8", True), (None, False)])
+def test_the_pool_compresses_on_request(qwen_folder, packed_steps, quantize, expected):
     hello = [Message("user", ("I feel sad",))]
     greedy = Sampling(temperature=0, max_new_tokens=4)
-    monkeypatch.setattr(model_pool, "COMPRESSED_FROM", 0)
 
     backend = load_transformers(str(qwen_folder), quantize=quantize, pool=ModelPool())
     text = "".join(backend.open(hello, greedy, threading.Event()).generate())
@@ -142,9 +138,8 @@ def test_the_pool_compresses_large_models_unless_told_not_to(
     assert bool(packed_steps) == expected
 
 
-def test_quotations_stay_exact(qwen_folder, monkeypatch, packed_steps):
-    monkeypatch.setattr(model_pool, "COMPRESSED_FROM", 0)
-    backend = load_transformers(str(qwen_folder), pool=ModelPool())
+def test_quotations_stay_exact(qwen_folder, packed_steps):
+    backend = load_transformers(str(qwen_folder), quantize="int8", pool=ModelPool())
     chat = backend._chat
     mark = chat.tokenizer.convert_tokens_to_ids('"')
 
