@@ -189,7 +189,12 @@ def _flags() -> argparse.ArgumentParser:
         metavar="NAME|openai:URL#MODEL|none",
         help="judge: a name from the list, a model as for --policy, or none",
     )
-    add("--quantize", choices=["4bit", "8bit"], help="quantize the weights of checkpoints")
+    add(
+        "--quantize",
+        choices=["4bit", "8bit", "int8"],
+        help="quantize the weights of checkpoints (4bit, 8bit: bitsandbytes), or let single turns of a "
+        "small model on a CPU read copies in 8 bits (int8)",
+    )
     add(
         "--device",
         help="device of checkpoints, for example cpu or cuda:0 (default: CUDA if available)",

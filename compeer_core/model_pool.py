@@ -35,7 +35,7 @@ from compeer_core.processing import load_processor
 
 logger = logging.getLogger(__name__)
 
-Quantization = Literal["4bit", "8bit"]
+Quantization = Literal["4bit", "8bit", "int8"]
 
 SMALL = 200_000_000
 """Below this many parameters one core is as fast as several (COMPEER-small on two idle cores), and
@@ -69,7 +69,8 @@ def load_transformers(
     Args:
         path_or_hub_name: A checkpoint folder or a Hub ID.
         adapter: Folder of a LoRA adapter for it.
-        quantize: Load the weights in 4 or 8 bits (bitsandbytes).
+        quantize: Load the weights in 4 or 8 bits (bitsandbytes), or with "int8" let single turns
+            of a small model on a CPU read copies in 8 bits, see `packed_step`.
         device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" is CUDA if available.
         pool: Shares weights; the process's own by default.
 
@@ -317,10 +318,11 @@ def _load(
             f"{problems[0]}; config.json does not match the weights"
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    if quantize is None and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
+    is_whole = quantize in {None, "int8"}
+    if is_whole and place.type != "cuda" and parameters < HALF_PRECISION_FROM:
         model = model.float()
     model.eval().requires_grad_(False)
-    speed_up(model)
+    speed_up(model, compress=quantize == "int8")
     small = place.type == "cpu" and parameters < SMALL
     torch.set_num_threads(1 if small else TORCH_THREADS)
     chat = ChatModel(name, model, processor, owner)
@@ -349,7 +351,7 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
     dtype: Any = "auto"
     if place.type == "cuda":
         dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if quantize is None:
+    if quantize in {None, "int8"}:
         return {"dtype": dtype}
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError("quantize needs bitsandbytes: pip install 'compeer[quantize]'")
@@ -368,7 +370,7 @@ def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, 
 
 def _advice(name: str, folder: Path | None, quantize: Quantization | None, error: Exception) -> str:
     reason = brief(error)
-    if quantize is not None:
+    if quantize in {"4bit", "8bit"}:
         return (
             f"{name} cannot be loaded in {quantize} ({reason}); load it without --quantize, "
             "or on a CUDA device"

@@ -66,7 +66,7 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
 from compeer_core.unifireward import Judge, Temperatures
 
 Kind = Literal["policy", "judge"]
-Quantize = Literal["4bit", "8bit"]
+Quantize = Literal["4bit", "8bit", "int8"]
 
 
 # --- sources -------------------------------------------------------------------------------------

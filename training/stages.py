@@ -133,6 +133,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "benchmark judging": Stage(
             "training.benchmark.judging", "time judging a group: naive, sessions, shared prefill"
         ),
+        "benchmark decoding": Stage(
+            "training.benchmark.decoding", "compare the speed and NLL of ways to decode on a CPU"
+        ),
         "benchmark grpo": Stage(
             "training.benchmark.grpo", "time the parts of a GRPO training step"
         ),

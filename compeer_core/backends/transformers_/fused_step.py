@@ -9,9 +9,11 @@ copying its cache. For one token per row, which is nearly all of decoding, this 
    nothing is stored twice and the modules look unchanged;
 3. adds residuals inside the product, and skips the modules in between;
 4. writes into a preallocated cache, where transformers copies the whole cache for every token;
-5. fuses the LoRA matrices of an adapter in the same way.
+5. fuses the LoRA matrices of an adapter in the same way;
+6. optionally reads compressed copies of the weights for a single row (`packed_step`). Adapters stay in
+   32 bits beside them, so all policies and judges share one copy.
 
-The logits are those of transformers up to rounding. Every other case is left to transformers:
+Without these copies the logits are those of transformers up to rounding. Every other case is left to transformers:
 several tokens at a time, training, rows with different adapters, adapters that are merged or have
 more than two matrices, other caches. The adapters are checked at every step, so they may be added,
 removed and switched at any time; the norms are scaled copies, made at load time.
@@ -21,6 +23,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -35,6 +38,15 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 
 from compeer_core.backends.transformers_.kv_cache import PreallocatedLayer
+from compeer_core.backends.transformers_.packed_step import (
+    KINDS,
+    PackedLayer,
+    PackedLinear,
+    PackedNorm,
+    PackedStep,
+    compiled,
+    is_supported,
+)
 
 ROOM = 64
 """Tokens by which a full cache grows."""
@@ -42,21 +54,30 @@ PLANS = 8
 """Most adapters whose fused matrices are stored."""
 
 
-def speed_up(model: Any) -> None:
+def speed_up(model: Any, *, compress: bool = False) -> None:
     """Speed up single-token steps of a loaded model, if it is a Qwen2.5-VL in 32 bits on CPU.
 
     Its weights get another memory layout. Moving or converting the model afterwards restores
     transformers' own forward pass.
+
+    Args:
+        model: The model, before adapters are added.
+        compress: Whether single rows read compressed copies of the weights, if the CPU is fast at
+            it. The copies of COMPEER-small take 116 MB.
     """
     if type(model) is not Qwen2_5_VLForConditionalGeneration:
         return
     text = model.model.language_model
     if type(text) is not Qwen2_5_VLTextModel or not _is_supported_model(text):
         return
+    compress = compress and is_supported()
     if type(model.lm_head) is nn.Linear:
+        if compress:
+            model.lm_head.__class__ = _Head
+            model.lm_head.pack()
         _store_by_input([model.lm_head])
     text.__class__ = FusedTextModel
-    cast(FusedTextModel, text).fuse()
+    cast(FusedTextModel, text).fuse(compress=compress)
 
 
 def _is_supported_model(text: Qwen2_5_VLTextModel) -> bool:
@@ -119,6 +140,9 @@ class _Norm:
         self._weight = norm.weight.detach() * math.sqrt(size)
         self._least = torch.tensor(math.sqrt(size * norm.variance_epsilon))
 
+    def packed(self) -> PackedNorm:
+        return PackedNorm(self._weight, self._least)
+
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
         return (states * self._weight).div_(torch.hypot(length, self._least))
@@ -154,6 +178,24 @@ def _fused(layer: Any) -> _Layer:
         gate_up=_store_by_input([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj.weight.detach().t(),
     )
+
+
+class _Head(nn.Linear):
+    """An output layer with a compressed copy for single rows."""
+
+    def pack(self) -> None:
+        self._packed = compiled(PackedLinear(self.weight, self.bias, KINDS["head"]))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        del self._packed
+        self.__class__ = nn.Linear  # type: ignore[assignment]
+        return self._apply(fn, recurse)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if states.shape[:-1].numel() != 1 or torch.is_grad_enabled():
+            return super().forward(states)
+        logits: torch.Tensor = self._packed(states.view(1, -1))
+        return logits.view(*states.shape[:-1], -1)
 
 
 # --- adapters ----------------------------------------------------------------------------------
@@ -199,6 +241,20 @@ class _Plan:
     active: list[str] | None
     parts: list[_Part]
     pairs: list[dict[str, _Pair]]
+
+    @cached_property
+    def matrices(self) -> list[torch.Tensor | None]:
+        """The pairs in the form of `PackedStep`."""
+        if not any(self.pairs):
+            return []
+        every = [pairs.get(group) for pairs in self.pairs for group in GROUPS]
+        return [m for pair in every for m in ((pair.down, pair.up) if pair else (None, None))]
+
+    @cached_property
+    def scales(self) -> list[float]:
+        """The factor of each pair, 1 where there is none."""
+        every = [pairs.get(group) for pairs in self.pairs for group in GROUPS]
+        return [pair.scale if pair else 1.0 for pair in every]
 
     def exists(self) -> bool:
         """Whether all modules are still those that it was made from."""
@@ -322,15 +378,35 @@ def _joined_pair(group: Sequence[_Part], adapter: str) -> _Pair:
 class FusedTextModel(Qwen2_5_VLTextModel):
     """A language model with the fused single-token step."""
 
-    def fuse(self) -> None:
+    def fuse(self, *, compress: bool) -> None:
         """Fuse the weights. Called once, by `speed_up` on a supported model."""
         self._layers = [_fused(layer) for layer in self.layers]
         self._last_norm = _Norm(self.norm)
         self._plans: list[_Plan] = []
+        self._packed = self._packed_step() if compress else None
+
+    def _packed_step(self) -> Any:
+        heads = int(self.config.num_attention_heads)
+        key_heads = int(self.config.num_key_value_heads or heads)
+        shape = heads, key_heads, int(self.config.hidden_size) // heads
+        layers = []
+        for layer in self._layers:
+            linears = {
+                group: PackedLinear(weight.t(), bias, KINDS[group])
+                for group, weight, bias in (
+                    ("qkv", layer.qkv, layer.qkv_bias),
+                    ("out", layer.out, None),
+                    ("gate_up", layer.gate_up, None),
+                    ("down", layer.down, None),
+                )
+            }
+            norms = [layer.norm_before_attention.packed(), layer.norm_before_mlp.packed()]
+            layers.append(PackedLayer(norms, linears, shape))
+        return compiled(PackedStep(layers, self._last_norm.packed()))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move or convert the model; this loses the fusion, so the class becomes the plain one."""
-        del self._layers, self._last_norm, self._plans
+        del self._layers, self._last_norm, self._plans, self._packed
         self.__class__ = Qwen2_5_VLTextModel  # type: ignore[assignment]
         return self._apply(fn, recurse)
 
@@ -411,6 +487,8 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         cos, sin = self.rotary_emb(embedded, positions)
         sin[..., : size // 2].neg_()  # for halves that are swapped without a sign
         states = embedded[:, 0]
+        if self._packed is not None and rows == 1 and mask is None and _is_plain(cache):
+            return self._packed_states(states, cos[0], sin[0], cache, plan)[:, None]
         for layer, pairs, memory in zip(self._layers, plan.pairs, cache, strict=True):
             normed = layer.norm_before_attention(states)
             qkv = torch.addmm(layer.qkv_bias, normed, layer.qkv)
@@ -441,6 +519,25 @@ class FusedTextModel(Qwen2_5_VLTextModel):
                 pair.add_to(states, inner)
         return self._last_norm(states)[:, None]
 
+    def _packed_states(
+        self,
+        states: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: Sequence[Any],
+        plan: _Plan,
+    ) -> torch.Tensor:
+        held = int(cache[0].keys.shape[2])
+        rooms = [_room(layer) for layer in cache]
+        last: torch.Tensor = self._packed(
+            *(states, cos, sin),
+            *([keys for keys, _ in rooms], [values for _, values in rooms], held),
+            *(plan.matrices, plan.scales),
+        )
+        for layer, (keys, values) in zip(cache, rooms, strict=True):
+            layer.keys, layer.values = keys[:, :, : held + 1], values[:, :, : held + 1]
+        return last
+
 
 UNKNOWN = object()
 """A mask that only transformers can handle."""
@@ -469,6 +566,10 @@ def _is_writable(cache: Any) -> bool:
     )
 
 
+def _is_plain(cache: Sequence[Any]) -> bool:
+    return all(type(layer) is DynamicLayer for layer in cache)
+
+
 def _appended(
     layer: Any, keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -480,14 +581,20 @@ def _appended(
     if isinstance(layer, PreallocatedLayer):
         return layer.update(keys, values)
     held = layer.keys.shape[2]
-    room = getattr(layer, "room", None)
-    if room is None or not _begins(layer.keys, room[0]) or not _begins(layer.values, room[1]):
-        room = layer.room = (_preallocated(layer.keys), _preallocated(layer.values))
+    room = _room(layer)
     room[0][:, :, held : held + 1] = keys
     room[1][:, :, held : held + 1] = values
     layer.keys = room[0][:, :, : held + 1]
     layer.values = room[1][:, :, : held + 1]
     return layer.keys, layer.values
+
+
+def _room(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a plain layer's memory for keys and values, with room for one more token."""
+    room: tuple[torch.Tensor, torch.Tensor] | None = getattr(layer, "room", None)
+    if room is None or not _begins(layer.keys, room[0]) or not _begins(layer.values, room[1]):
+        room = layer.room = (_preallocated(layer.keys), _preallocated(layer.values))
+    return room
 
 
 def _begins(states: torch.Tensor, memory: torch.Tensor) -> bool:

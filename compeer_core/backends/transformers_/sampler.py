@@ -7,20 +7,23 @@ import torch
 from transformers import (
     LogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
     TopPLogitsWarper,
 )
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
 
+CANDIDATES = 256
+"""Tokens that top-p considers first. Sorting the whole vocabulary for every token takes as long as a
+part of a small model's forward pass, and nearly all probability lies on a few tokens."""
+
 
 class Sampler(LogitsProcessor):
-    """Draws the next token and masks all others: quotations, temperature, top-p, penalty, seed.
+    """Draws the next token and masks all others: quotations, penalty, temperature, top-p, seed.
 
-    The steps are the library's, in the order of `generate`. They form one processor because the
-    draw uses the turn's own generator, and because `generate` inspects the signature of every
-    processor for every token.
+    The steps are those of `generate`, in its order. They form one processor because the draw uses
+    the turn's own generator, and because `generate` inspects the signature of every processor for
+    every token.
     """
 
     def __init__(
@@ -32,16 +35,14 @@ class Sampler(LogitsProcessor):
     ) -> None:
         self._placeholder = placeholder
         self._quotations = quotations
-        self._chain: list[LogitsProcessor] = []
+        self._penalty: RepetitionPenaltyLogitsProcessor | None = None
+        self._temperature = sampling.temperature
+        self._top_p = float(sampling.top_p)
         self._generator: torch.Generator | None = None
         if sampling.repetition_penalty != 1:
-            self._chain.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+            self._penalty = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
         if sampling.temperature == 0:
             return
-        if sampling.temperature != 1:
-            self._chain.append(TemperatureLogitsWarper(float(sampling.temperature)))
-        if sampling.top_p < 1:
-            self._chain.append(TopPLogitsWarper(float(sampling.top_p)))
         self._generator = torch.Generator(device)
         if sampling.seed is None:
             self._generator.seed()
@@ -54,9 +55,27 @@ class Sampler(LogitsProcessor):
             scores[:, self._placeholder] = -torch.inf
         if self._quotations is not None:
             self._quotations.mask(scores[0])
-        for step in self._chain:
-            scores = step(input_ids, scores)
+        if self._penalty is not None:
+            scores = self._penalty(input_ids, scores)
         if self._generator is None:
             return scores
-        drawn = torch.multinomial(torch.softmax(scores, -1), 1, generator=self._generator)
-        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+        likely, tokens = self._nucleus(input_ids, scores / self._temperature)
+        drawn = torch.multinomial(torch.softmax(likely, -1), 1, generator=self._generator)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, drawn), 0.0)
+
+    def _nucleus(
+        self, input_ids: torch.Tensor, scores: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits of the tokens to draw from, and these tokens; both of shape (1, _).
+
+        Top-p takes the most probable tokens until their probabilities reach `top_p`.
+        """
+        everything = torch.arange(scores.shape[1], device=scores.device)[None]
+        if self._top_p == 1:
+            return scores, everything
+        likely, tokens = scores.topk(min(CANDIDATES, scores.shape[1]))
+        probabilities = (likely - scores.logsumexp(-1, keepdim=True)).exp()
+        reached = probabilities.cumsum(-1)
+        if likely.shape[1] < scores.shape[1] and bool(reached[0, -1] < self._top_p):
+            return TopPLogitsWarper(self._top_p)(input_ids, scores), everything
+        return likely.masked_fill(reached - probabilities >= self._top_p, -torch.inf), tokens
