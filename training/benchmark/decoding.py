@@ -121,7 +121,7 @@ def _held_out(config: Config, count: int) -> list[tuple[list[Message], str]]:
     order = generator_for(config.seed, "decoding").permutation(len(rows))[:count]
     pictures = Pictures(None, None)
     return [
-        (policy_messages(pictures.dialogue(row.case), "trained"), row.first.turn or "")
+        (list(policy_messages(pictures.dialogue(row.case), "trained")), row.first.turn or "")
         for row in (rows[place] for place in order.tolist())
     ]
 
@@ -226,8 +226,8 @@ def _metrics(
     for name, own in times.items():
         yield summarise(f"First token, {name}", own.first, "s", "the prompt is read in 32 bits")
     for name in (FUSED, COMPRESSED):
-        pairs = zip(times[PLAIN].turns, times[name].turns, strict=True)
-        equal = sum(ours == theirs for ours, theirs in pairs)
+        turns = zip(times[PLAIN].turns, times[name].turns, strict=True)
+        equal = sum(ours == theirs for ours, theirs in turns)
         yield results.Metric(
             name=f"Turns equal to those of {PLAIN}, {name}",
             value=equal,

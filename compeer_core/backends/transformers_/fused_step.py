@@ -74,7 +74,7 @@ def speed_up(model: Any, *, compress: bool = False) -> None:
     if type(model.lm_head) is nn.Linear:
         if compress:
             model.lm_head.__class__ = _Head
-            model.lm_head.pack()
+            cast(_Head, model.lm_head).pack()
         _store_by_input([model.lm_head])
     text.__class__ = FusedTextModel
     cast(FusedTextModel, text).fuse(compress=compress)
@@ -529,6 +529,7 @@ class FusedTextModel(Qwen2_5_VLTextModel):
     ) -> torch.Tensor:
         held = int(cache[0].keys.shape[2])
         rooms = [_room(layer) for layer in cache]
+        assert self._packed is not None
         last: torch.Tensor = self._packed(
             *(states, cos, sin),
             *([keys for keys, _ in rooms], [values for _, values in rooms], held),

@@ -82,8 +82,12 @@ class PackedLinear(nn.Module):
     def forward(self, row: torch.Tensor) -> torch.Tensor:
         """Return the outputs of shape (1, outputs) for an input of shape (1, inputs)."""
         if self.is_int8:
-            return torch.ops.quantized.linear_dynamic(row, self.packed, True)  # True: 7 bits
-        return torch.ops.quantized.linear_dynamic_fp16(row, self.packed)
+            outputs: torch.Tensor = torch.ops.quantized.linear_dynamic(
+                row, self.packed, True
+            )  # 7 bits
+        else:
+            outputs = torch.ops.quantized.linear_dynamic_fp16(row, self.packed)
+        return outputs
 
 
 class PackedNorm(nn.Module):
@@ -210,4 +214,5 @@ class PackedStep(nn.Module):
             states = layer(
                 states, cos, sin, keys[number], values[number], held, pairs, scales, 4 * number
             )
-        return self.last_norm(states)
+        normalised: torch.Tensor = self.last_norm(states)
+        return normalised
