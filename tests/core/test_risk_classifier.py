@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from compeer_core.backends.transformers_.packed_weights import load_model
+from compeer_core.dialogue import language_of
 from compeer_core.errors import CheckpointError
 from compeer_core.risk_classifier import (
     KINDS,
@@ -23,6 +25,7 @@ from compeer_core.safety import RiskKind
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = RiskShape(first=1, last=2, rank=2)
 
 
@@ -159,3 +162,24 @@ def test_unusable_files_are_refused_with_a_remedy(base, tokenizer, weights_file,
 
 def test_classes_are_no_danger_and_all_kinds():
     assert KINDS[0] is None and set(KINDS[1:]) == set(RiskKind)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    folder = ROOT / "assets" / "checkpoints" / "compeer-small-base"
+    model = load_model(folder, "float32").eval()
+    return RiskClassifier(model, AutoTokenizer.from_pretrained(folder))
+
+
+def test_shipped_weights_reach_the_published_figures(shipped):
+    """Every second English message of `held`, of which the card states 61 % and 18 %."""
+    lines = (Path(__file__).parent / "risk_messages.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for line in lines if (row := json.loads(line))["split"] == "held"]
+    english = [row for row in rows if language_of(row["text"]) == "en"][::2]
+    alarms = {True: [], False: []}
+    for row in english:
+        alarms[row["kind"] != "none"].append(shipped(row["text"], "en") is not None)
+
+    assert len(english) >= 60
+    assert sum(alarms[True]) / len(alarms[True]) >= 0.45
+    assert sum(alarms[False]) / len(alarms[False]) <= 0.3

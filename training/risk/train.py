@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     model: Any = load_base(config.base, "fp32", "fp32", None, torch.device("cpu"))
     net = RiskNet(model.requires_grad_(False).model.language_model, config.shape)
     directory = open_run(config.output, config, resume)
+    if resume is None:
+        shutil.rmtree(directory.path / "states", ignore_errors=True)  # perhaps of another config
     tokenizer = AutoTokenizer.from_pretrained(config.base)
     states = {
         name: _States(rows, net, tokenizer, directory.path / "states" / f"{name}.safetensors")
@@ -137,9 +140,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     head = [*net.norm.parameters(), *net.head.parameters()]
     updates = [*net.down.parameters(), *net.up.parameters()]
     optimisers = Optimisers([], [(head, 2 * config.adamw_lr), (updates, config.adamw_lr)], config)
-    step = (
-        0 if resume is None else load_checkpoint(directory.path / CHECKPOINT, net, optimisers.all)
-    )
+    step = load_checkpoint(directory.path / CHECKPOINT, net, optimisers.all) if resume else 0
     directory.rewind(step)
     order = itertools.islice(_batches(states["train"].lengths, config), step, None)
     weights = _balanced(data.messages["train"])
@@ -181,8 +182,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         title="Signs of danger in English messages",
         compared="Check",
         date=datetime.datetime.now(datetime.UTC).date(),
-        model=f"layers {config.shape.first} to {config.shape.last} of {config.base.name}, rank "
-        f"{config.shape.rank}, trained on {len(data.messages['train']):,} messages",
+        model=f"{config.shape.last} layers of {config.base.name}, {config.shape.last - config.shape.first} "
+        f"of them with rank {config.shape.rank}, trained on {len(data.messages['train']):,} messages",
         label_source="llm",
         command=config.command,
         versions=versions(("scikit-learn", "torch", "transformers")),
