@@ -81,6 +81,7 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "encoder": Stage(
             "training.encoder.distil", "distil the sentence encoder of the redundancy terms"
         ),
+        "risk": Stage("training.risk.train", "train the learned check for signs of danger"),
         "sft adapter": Stage(
             "training.sft.adapter", "train a LoRA adapter on a small base, one dialogue per row"
         ),

@@ -37,6 +37,7 @@ DOCUMENTS = (
     "docs/*.md",
     "assets/checkpoints/*/README.md",
     "assets/encoder/README.md",
+    "assets/risk/README.md",
 )
 """Documents that may hold tables, as patterns below the checkout."""
 
