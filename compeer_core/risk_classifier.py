@@ -26,8 +26,16 @@ from compeer_core.errors import CheckpointError
 from compeer_core.safety import RiskKind, RiskSign
 
 FILE = Path(__file__).resolve().parent.parent / "assets" / "risk" / "risk.safetensors"
-KINDS: tuple[RiskKind | None, ...] = (None, *RiskKind)
-"""The classes, in the order of the logits; None is no danger."""
+KINDS: tuple[RiskKind | None, ...] = (
+    None,
+    RiskKind.MEDICAL_EMERGENCY,
+    RiskKind.SUICIDE,
+    RiskKind.SELF_HARM,
+    RiskKind.VIOLENCE_SUFFERED,
+    RiskKind.VIOLENCE,
+    RiskKind.OTHER_IN_DANGER,
+)
+"""The classes, in the order of the logits; None is no danger. Past self-harm is not told apart."""
 PREFIX = "<|im_start|>user\n"
 """Precedes each message; its tokens are read but not averaged."""
 LONGEST = 128
@@ -113,14 +121,15 @@ class RiskNet(nn.Module):
 
         def rotated(heads: Tensor) -> Tensor:
             left, right = heads.chunk(2, dim=-1)
-            return heads * cos + torch.cat([-right, left], dim=-1) * sin
+            turned: Tensor = heads * cos + torch.cat([-right, left], dim=-1) * sin
+            return turned
 
         for number in range(start, end):
             layer = text.layers[number]
             attention, mlp = layer.self_attn, layer.mlp
             inputs = _normed(x, layer.input_layernorm)
             query, key, value = (
-                self._projected(inputs, number, attention, name).unflatten(-1, (-1, size))
+                self._projected(inputs, number, attention, name).reshape(*x.shape[:2], -1, size)
                 for name in ("q_proj", "k_proj", "v_proj")
             )
             mixed = scaled_dot_product_attention(

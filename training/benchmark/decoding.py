@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from pydantic import Field
 from transformers import LogitsProcessor, StoppingCriteria
@@ -33,7 +34,6 @@ from compeer_core.errors import ConfigError
 from compeer_core.model_pool import Lease, ModelPool, Quantization
 from compeer_core.prompts import policy_messages
 from training.benchmark.measure import machine, summarise
-from training.cer.requests.seeding import generator_for
 from training.cer.written import Config as Written
 from training.cer.written import written_rows
 from training.common import results
@@ -118,7 +118,7 @@ def _held_out(config: Config, count: int) -> list[tuple[list[Message], str]]:
     ]
     if len(rows) < count:
         raise ConfigError(f"{config.written}: {len(rows)} turns in the test split, {count} needed")
-    order = generator_for(config.seed, "decoding").permutation(len(rows))[:count]
+    order = np.random.default_rng(config.seed).permutation(len(rows))[:count]
     pictures = Pictures(None, None)
     return [
         (list(policy_messages(pictures.dialogue(row.case), "trained")), row.first.turn or "")

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from training.common import results
-from training.evaluation.calibration import reliability
+from training.common.calibration import reliability
 
 _INK = "#1f2937"
 _DOTS = ("o", "s", "^", "D", "v", "P", "X", "*")

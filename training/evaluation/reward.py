@@ -31,10 +31,10 @@ from compeer_core.registry import Registry
 from compeer_core.stats import Estimate, wilson
 from compeer_core.taxonomy import Preference
 from training.common import results
+from training.common.calibration import calibration_error, fit_temperature, tempered
 from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.evaluation.calibration import calibration_error, fit_temperature, tempered
 from training.evaluation.judge_ratings import Rated, rate, rate_file
 from training.evaluation.metrics import (
     preference_report,

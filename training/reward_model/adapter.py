@@ -38,6 +38,7 @@ from compeer_core.cer import CerRecord, Split
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.unifireward import PREFERENCES, VERDICTS
+from training.common.calibration import calibration_error, fit_temperature
 from training.common.fingerprints import digest, fingerprint
 from training.common.processes import (
     gather_from_processes,
@@ -49,7 +50,6 @@ from training.common.processes import (
 )
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.evaluation.calibration import calibration_error, fit_temperature
 from training.finetune.base_model import LoraShape, Weights, check_base
 from training.finetune.optimisation import (
     CHECKPOINT,
@@ -67,9 +67,7 @@ from training.finetune.shared_prefix import (
     run_layers,
     shared_prefix_row,
 )
-from training.reward_model.conversations import Kind, conversations, questions
-from training.reward_model.train import WORDS
-from training.sft.adapter import (
+from training.finetune.small_adapter import (
     Masters,
     add_adapter,
     fastest_precision,
@@ -78,7 +76,9 @@ from training.sft.adapter import (
     shared_out,
     steps_of,
 )
-from training.sft.tokenise import SampleReader
+from training.finetune.tokenise import SampleReader
+from training.reward_model.conversations import Kind, conversations, questions
+from training.reward_model.train import WORDS
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from training.finetune.shared_prefix import (
     row_loss,
     shared_prefix_row,
 )
-from training.sft.tokenise import SampleReader
+from training.finetune.tokenise import SampleReader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -24,12 +24,12 @@ from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import ATTENTION, predicted_logits
+from training.finetune.small_adapter import load_small_base
+from training.finetune.tokenise import SampleReader
 from training.reward_model import adapter
 from training.reward_model.adapter import Config, LowerStates, RowBuilder, class_weights, measures
 from training.reward_model.conversations import Kind, questions
 from training.reward_model.train import WORDS
-from training.sft.adapter import load_small_base
-from training.sft.tokenise import SampleReader
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

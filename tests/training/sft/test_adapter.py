@@ -21,9 +21,16 @@ from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import ATTENTION, row_loss, shared_prefix_row
+from training.finetune.small_adapter import (
+    Masters,
+    fastest_precision,
+    load_small_base,
+    shared_out,
+    steps_of,
+)
+from training.finetune.tokenise import SampleReader
 from training.sft import adapter
-from training.sft.adapter import Config, Masters, RowBuilder, read_dialogues, shared_out, steps_of
-from training.sft.tokenise import SampleReader
+from training.sft.adapter import Config, RowBuilder, read_dialogues
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -164,7 +171,7 @@ def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypa
 def test_the_precision_follows_the_device(monkeypatch, device, capabilities, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
 
-    assert adapter.fastest_precision(device) == expected
+    assert fastest_precision(device) == expected
 
 
 def test_an_adapter_trained_in_fp32_is_saved_in_bf16(config):
@@ -198,7 +205,7 @@ def test_steps_too_small_for_bf16_add_up_in_the_masters():
 
 
 def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
-    model = adapter.load_small_base(config.base, "fp32")
+    model = load_small_base(config.base, "fp32")
     model.model.language_model.set_attn_implementation(ATTENTION)
     reader = SampleReader(config.base, model)
     return model, RowBuilder(reader, Pictures(None, config.faces), longest)

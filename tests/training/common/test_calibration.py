@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.calibration import (
+from training.common.calibration import (
     calibration_error,
     fit_temperature,
     reliability,
