@@ -67,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         models = Models(registry, policy=policy, judge=judge)
         try:
-            services = Services(models, votes, language=flags.language, gated=flags.gate)
+            services = Services(
+                models,
+                votes,
+                language=flags.language,
+                gated=flags.gate,
+                risk_check=registry.risk_check(),
+            )
         except StoreError as error:
             return _wrong(error)
         application = build_server(

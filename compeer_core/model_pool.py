@@ -32,6 +32,7 @@ from compeer_core.backends.transformers_.packed_weights import PACKED, load_mode
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.logs import brief
 from compeer_core.processing import load_processor
+from compeer_core.risk_classifier import RiskClassifier
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,27 @@ def load_label_scorer(
     """Load a judge. Like `load_transformers`, and shares weights with it."""
     lease = (pool or shared_pool()).lease(path_or_hub_name, adapter, quantize, device)
     return TransformersScorer(lease.name, lease.chat, lease.adapter, lease.release)
+
+
+def load_risk_check(
+    folder: str,
+    file: Path,
+    *,
+    quantize: Quantization | None = None,
+    device: str | None = None,
+    pool: "ModelPool | None" = None,
+) -> RiskClassifier:
+    """Load the learned check for signs of danger. It keeps its base in memory.
+
+    Raises:
+        CheckpointError: The base cannot be loaded, or `file` does not fit it.
+    """
+    lease = (pool or shared_pool()).lease(folder, None, quantize, device)
+    try:
+        return RiskClassifier(lease.chat.model, lease.chat.tokenizer, file)
+    except CheckpointError:
+        lease.release()
+        raise
 
 
 @functools.cache

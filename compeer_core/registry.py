@@ -62,6 +62,7 @@ from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
 from compeer_core.policy import ANY_LANGUAGE, Policy, Style, speaks
 from compeer_core.prompts import LANGUAGES
+from compeer_core.safety import RiskCheck, RiskSign, combined, find_risk
 from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
 from compeer_core.unifireward import Judge, Temperatures
 
@@ -191,6 +192,9 @@ class ModelEntry(FrozenModel):
     """How the verdicts of a judge behind an endpoint are read."""
     temperatures: VerdictTemperatures = VerdictTemperatures()
     """For a judge: the temperatures of its verdicts on steps and replies, fitted on a validation split."""
+    risk_check: Path | None = None
+    """For a checkpoint of a policy: weights of a learned check for signs of danger on it
+    (`compeer_core.risk_classifier`)."""
     small: bool = False
     """Whether the page must warn that the model is too small for real use. Screens use this field, not
     the name."""
@@ -206,6 +210,8 @@ class ModelEntry(FrozenModel):
             raise ValueError(
                 f"exact_quotations needs a checkpoint, but the source is {self.source!r}"
             )
+        if self.risk_check is not None and (self.kind, kind) != ("policy", SourceKind.CHECKPOINT):
+            raise ValueError("risk_check is only for a policy whose source is a checkpoint folder")
         if self.for_replies is not None and self.kind != "judge":
             raise ValueError("reply_source and reply_adapter are only for a judge")
         is_remote_judge = self.kind == "judge" and kind is SourceKind.ENDPOINT
@@ -394,6 +400,18 @@ class Registry:
         assert isinstance(loaded, Judge)
         return loaded
 
+    def risk_check(self) -> RiskCheck:
+        """Return the check for signs of danger in messages.
+
+        It is the phrase list, and the learned check of the first entry that has one. That check loads its
+        base at the first message, which shares it with the entry's policy.
+        """
+        for entry in self.entries:
+            if entry.risk_check is not None:
+                source, file = self._checkpoint(entry.where), self._folder / entry.risk_check
+                return combined(find_risk, self._learned_check(source, file))
+        return find_risk
+
     def check(self) -> None:
         """Check that all files and folders of the list exist. Loads nothing.
 
@@ -507,6 +525,22 @@ class Registry:
             device=self._device,
         )
 
+    def _learned_check(self, source: str, file: Path) -> RiskCheck:
+        lock = threading.Lock()
+        loaded: list[RiskCheck] = []
+
+        def check(text: str, language: str) -> RiskSign | None:
+            with lock:
+                if not loaded:
+                    from compeer_core.model_pool import load_risk_check  # imports torch
+
+                    loaded.append(
+                        load_risk_check(source, file, quantize=self._quantize, device=self._device)
+                    )
+            return loaded[0](text, language)
+
+        return check
+
     def _checkpoint(self, where: Source) -> str:
         is_hub = where.kind is SourceKind.HUB
         return where.location if is_hub else str(self._folder / where.location)
@@ -522,7 +556,7 @@ class Registry:
         folders = [entry.adapter]
         if where.kind is SourceKind.CHECKPOINT:
             folders.append(Path(where.location))
-        files = [entry.strategies, entry.card]
+        files = [entry.strategies, entry.card, entry.risk_check]
         if where.kind is SourceKind.SCRIPTED:
             files.append(Path(where.location))
         for folder in folders:

@@ -180,7 +180,7 @@ def padded(rows: Sequence[int], prefix: int) -> tuple[Tensor, Tensor]:
 
 
 class RiskClassifier:
-    """Returns the learned sign of danger of an English message. Thread-safe."""
+    """Returns a hint of danger in an English message. Thread-safe."""
 
     def __init__(self, model: Any, tokenizer: Any, file: Path = FILE) -> None:
         """Load the updates for a base that is already in memory.
@@ -222,12 +222,9 @@ class RiskClassifier:
             return float(danger(logits)[gravest]), cast("RiskKind", kind)
 
     def __call__(self, text: str, language: str = "und") -> RiskSign | None:
-        """Return a sign, or None; None also for Chinese, which the base does not read.
-
-        The sign's phrase is empty: no single words decide.
-        """
+        """Return a hint, or None; None also for Chinese, which the base does not read."""
         letters = [character for character in text if character.isalpha()]
         if sum(letter.isascii() for letter in letters) <= len(letters) / 2:
             return None
         odds, kind = self.log_odds(text)
-        return RiskSign(kind, "") if odds > self.threshold else None
+        return RiskSign(kind, is_hint=True) if odds > self.threshold else None

@@ -13,13 +13,15 @@ Limits:
 - It has not been evaluated on clinical data. Do not use it to decide about a person, to report one, or
   to end a conversation.
 
-Evaluation: ``tests/core/risk_messages.jsonl`` has 2,640 messages that a large language model wrote and
+Evaluation: ``tests/core/risk_messages.jsonl`` has 3,160 messages that a large language model wrote and
 labelled for this purpose, with look-alikes (idioms, lyrics, denials, fiction, games, the distant past).
 On the part ``tuning``, which was visible while the phrases were written, they find 246 of 248 signs, with 0
 false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) they find 42 of
 88 signs, with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
 On the part ``wide`` (written afterwards by others, English and Chinese, four in five signs without an explicit
-word) they find 157 of 1010 signs, with 13 false alarms in 953 look-alikes. **Most hints are missed.**
+word) they find 157 of 1010 signs, with 13 false alarms in 953 look-alikes. On the part ``fresh`` (again by another,
+one in three without an explicit word, and 100 ordinary messages) they find 65 of 260 signs, with 4 false alarms
+in 260. **Most hints are missed.** `compeer_core.risk_classifier` finds more of them, with more false alarms.
 Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
 DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
 phrases, the labels or the messages.
@@ -151,10 +153,12 @@ class RiskSign:
     Attributes:
         phrase: The matched words, as `Folding` normalises them; empty if the check matches no phrase.
             They are the visitor's own: do not log them.
+        is_hint: The check is often wrong, so help is shown beside the reply instead of in its place.
     """
 
     kind: RiskKind
     phrase: str = ""
+    is_hint: bool = False
 
 
 class RiskCheck(Protocol):
@@ -170,7 +174,10 @@ class RiskCheck(Protocol):
 
 
 def combined(*checks: RiskCheck) -> RiskCheck:
-    """Return a check that runs several and returns the gravest sign, of equally grave ones the first."""
+    """Return a check that runs several and returns the gravest sign, of equally grave ones the first.
+
+    A hint counts as less grave than any other sign.
+    """
 
     def gravest(text: str, language: str) -> RiskSign | None:
         return _gravest(check(text, language) for check in checks)
@@ -179,7 +186,9 @@ def combined(*checks: RiskCheck) -> RiskCheck:
 
 
 def _gravest(signs: Iterable[RiskSign | None]) -> RiskSign | None:
-    return min(filter(None, signs), key=lambda sign: _GRAVITY[sign.kind], default=None)
+    return min(
+        filter(None, signs), key=lambda sign: (sign.is_hint, _GRAVITY[sign.kind]), default=None
+    )
 
 
 WITHHELD_AFTERWARDS = 1
@@ -192,25 +201,28 @@ class RiskState:
 
     A message with a sign gets no generated reply, and neither do the next `WITHHELD_AFTERWARDS`
     messages, whatever they say: one "I was joking" does not end a danger. A new sign starts the count
-    again. All entry points follow this rule; the page counts across conversations and screens.
+    again. A hint shows help and withholds nothing. All entry points follow this rule; the page counts
+    across conversations and screens.
     """
 
     kind: RiskKind | None = None
     """The kind of the latest sign; None if there was none."""
     messages_since: int = 0
     """How many messages came after that sign; 0 if it is in the newest one."""
+    is_hint: bool = False
+    """Whether all signs so far were hints."""
 
     def after(self, sign: RiskSign | None) -> "RiskState":
         """Return the state after one more message."""
-        if sign is not None:
-            return RiskState(sign.kind)
+        if sign is not None and (not sign.is_hint or self.kind is None or self.is_hint):
+            return RiskState(sign.kind, is_hint=sign.is_hint)
         return replace(self, messages_since=self.messages_since + 1) if self.kind else self
 
     @property
     def withheld_for(self) -> RiskKind | None:
         """The kind for which the newest message gets no generated reply; None if it may get one."""
         is_near = self.messages_since <= WITHHELD_AFTERWARDS
-        return self.kind if is_near and forbids_reply(self.kind) else None
+        return self.kind if is_near and not self.is_hint and forbids_reply(self.kind) else None
 
 
 class RiskSentences(FrozenModel):
@@ -219,6 +231,8 @@ class RiskSentences(FrozenModel):
     kinds: Mapping[RiskKind, Wording]
     afterwards: Wording
     """For a message without a sign, soon after one with a sign."""
+    hint: Wording
+    """Beside a reply, after a hint."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> "RiskSentences":

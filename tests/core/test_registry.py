@@ -28,6 +28,7 @@ from compeer_core.registry import (
     SourceKind,
     parse_source,
 )
+from compeer_core.safety import RiskKind, RiskSign, find_risk
 from compeer_core.turn import take_turn
 
 SCRIPT = '[[turns]]\ntext = "<reply>Hello.</reply>"\n'
@@ -431,6 +432,38 @@ def test_a_judge_may_be_two_adapters_on_the_weights_of_a_policy(
     )
     assert judgement.reward().unscorable == 0
     registry.close()
+
+
+def test_the_learned_check_of_a_policy_is_loaded_once_and_adds_to_the_phrases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[tuple[str, Path]] = []
+
+    def load(folder: str, file: Path, **options: Any) -> Any:
+        loads.append((folder, file))
+        return lambda text, language: RiskSign(RiskKind.SUICIDE, is_hint=True)
+
+    monkeypatch.setattr("compeer_core.model_pool.load_risk_check", load)
+    with_check = entry(source="base", risk_check=Path("risk.safetensors"))
+    check = Registry([with_check], tmp_path).risk_check()
+
+    assert loads == []  # nothing is loaded before the first message
+    assert check("hello", "en") == RiskSign(RiskKind.SUICIDE, is_hint=True)
+    sign = check("My husband hits me", "en")
+    assert sign is not None
+    assert (sign.kind, sign.is_hint) == (RiskKind.VIOLENCE_SUFFERED, False)
+    assert loads == [(str(tmp_path / "base"), tmp_path / "risk.safetensors")]
+    assert Registry([entry(source="base")], tmp_path).risk_check() is find_risk
+
+
+def test_a_learned_check_needs_a_policy_in_a_folder(tmp_path: Path) -> None:
+    file = Path("risk.safetensors")
+
+    for wrong in ({"kind": "judge", "source": "base"}, {"source": "hf:org/base"}):
+        with pytest.raises(ValidationError, match="a policy whose source is a checkpoint folder"):
+            entry(risk_check=file, **wrong)
+    with pytest.raises(CheckpointError, match=r"risk\.safetensors"):
+        Registry([entry(source=str(tmp_path), risk_check=file)], tmp_path).check()
 
 
 def test_the_second_model_of_a_judge_is_checked_like_the_first(tmp_path: Path) -> None:

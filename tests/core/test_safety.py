@@ -32,7 +32,7 @@ MESSAGES = [
     .splitlines()
 ]
 """A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, `held` was not,
-and `wide` was written afterwards."""
+and `wide` and `fresh` were written afterwards."""
 
 SUICIDE = (
     "I want to die",
@@ -337,7 +337,7 @@ def counted(split: str) -> tuple[int, int, int, int]:
 def test_the_messages_are_what_they_say():
     assert len({row["text"] for row in MESSAGES}) == len(MESSAGES) >= 160
     assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"} - {RiskKind.PAST_SELF_HARM}
-    assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide"}
+    assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide", "fresh"}
     assert sum(row["kind"] == "none" for row in MESSAGES) >= 0.4 * len(MESSAGES)
 
 
@@ -348,7 +348,7 @@ def test_nearly_all_signs_are_found_and_hardly_any_look_alike_on_the_messages_in
     assert alarms <= 0.05 * looks
 
 
-@pytest.mark.parametrize("split", ["tuning", "held", "wide"])
+@pytest.mark.parametrize("split", ["tuning", "held", "wide", "fresh"])
 def test_the_module_docstring_has_the_measured_numbers(split):
     found, signs, alarms, looks = counted(split)
     text = " ".join((safety.__doc__ or "").split())
@@ -381,6 +381,23 @@ def test_a_sign_and_the_next_message_get_no_reply_and_the_second_one_does():
     assert second.after(RiskSign(RiskKind.SUICIDE)) == RiskState(RiskKind.SUICIDE)
 
 
+def test_a_hint_withholds_no_reply_and_help_stays_reachable():
+    hint = RiskSign(RiskKind.SUICIDE, is_hint=True)
+    state = RiskState().after(hint)
+
+    assert (state.kind, state.withheld_for) == (RiskKind.SUICIDE, None)
+    assert state.after(None) == RiskState(RiskKind.SUICIDE, 1, is_hint=True)
+    assert state.after(RiskSign(RiskKind.VIOLENCE)).withheld_for is RiskKind.VIOLENCE
+
+
+def test_a_hint_does_not_soften_a_sign_before_it():
+    hint = RiskSign(RiskKind.SUICIDE, is_hint=True)
+    sign = RiskState().after(RiskSign(RiskKind.SELF_HARM))
+
+    assert sign.after(hint) == sign.after(None)
+    assert sign.after(hint).withheld_for is RiskKind.SELF_HARM
+
+
 def test_checks_combine_to_the_gravest_sign_and_of_equals_to_the_first():
     def learned(text: str, language: str) -> RiskSign | None:
         return RiskSign(RiskKind.SUICIDE) if "tired of it all" in text else None
@@ -396,6 +413,10 @@ def test_checks_combine_to_the_gravest_sign_and_of_equals_to_the_first():
     assert graver is not None
     assert graver.kind is RiskKind.MEDICAL_EMERGENCY
     assert check("hello", "en") is None
+    hinting = combined(lambda text, language: RiskSign(RiskKind.SUICIDE, is_hint=True), find_risk)
+    certain = hinting("My brother wants to kill himself", "en")
+    assert certain is not None
+    assert (certain.kind, certain.is_hint) == (RiskKind.OTHER_IN_DANGER, False)
 
 
 FIRST_STEPS = {
@@ -446,7 +467,11 @@ def test_the_sentences_say_that_no_professional_reviewed_them_and_none_may_be_mi
     assert "No crisis professional has reviewed these sentences" in text
     with pytest.raises(ValueError, match="no sentence for medical_emergency, other_in_danger"):
         RiskSentences.model_validate(
-            {"kinds": {"suicide": {"en": "a", "zh": "b"}}, "afterwards": {"en": "a", "zh": "b"}}
+            {
+                "kinds": {"suicide": {"en": "a", "zh": "b"}},
+                "afterwards": {"en": "a", "zh": "b"},
+                "hint": {"en": "a", "zh": "b"},
+            }
         )
 
 

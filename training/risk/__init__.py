@@ -1,0 +1,1 @@
+"""Trains the learned check for signs of danger."""

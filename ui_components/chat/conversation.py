@@ -7,7 +7,7 @@ tested without a browser.
 import gradio as gr
 
 from compeer_core.reasoning import Part
-from compeer_core.safety import RiskKind
+from compeer_core.safety import RiskState
 from ui_components.chat.inspector import picture_address
 from ui_components.chat.reply_words import status_line, steps_in_words, summary
 from ui_components.shared.help import RiskCard, risk_card, standing_card
@@ -34,7 +34,7 @@ def conversation_html(
     *,
     keep_seconds: float,
     now: float,
-    risk: RiskKind | None = None,
+    risk: RiskState,
 ) -> str:
     """Draw the conversation.
 
@@ -44,7 +44,7 @@ def conversation_html(
         models: For models that do not support the message's language.
         keep_seconds: The lifetime of conversations, which the page states.
         now: The monotonic time, for how long a model has been loading.
-        risk: The latest sign in the visitor's messages, also in those that were cleared.
+        risk: What the visitor's messages mean, also those that were cleared.
     """
     last = len(session.turns) - 1
     turns = [
@@ -62,7 +62,7 @@ def conversation_html(
         turns=turns,
         running=running,
         undo=_undo(session, texts),
-        standing=standing_card(texts, risk) if risk and not (turns and turns[-1]["risk"]) else None,
+        standing=None if turns and turns[-1]["risk"] else standing_card(texts, risk),
         editing=editing,
         editing_pictures=editing is not None and bool(session.turns[editing].message.images),
         hours=round(keep_seconds / 3600),

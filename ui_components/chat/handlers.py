@@ -372,7 +372,7 @@ class Chat:
             self._services.models,
             keep_seconds=self._services.store.keep_seconds,
             now=time.monotonic(),
-            risk=self._services.risks.get(key).kind,
+            risk=self._services.risks.get(key),
         )
         return {
             self._parts.conversation: conversation,

@@ -458,7 +458,7 @@ class Compare:
             self._services.models,
             now=time.monotonic(),
             keep_seconds=self._jobs.store.keep_seconds,
-            risk=self._services.risks.get(key).kind,
+            risk=self._services.risks.get(key),
         )
 
     def _ballot(self, comparison: Comparison, texts: Texts) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from compeer_core.judgement import Reward, StepOutcome, StepVerdict
 from compeer_core.reasoning import LABELS, STEPS, Part, Unreadable
-from compeer_core.safety import RiskKind
+from compeer_core.safety import RiskState
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import Tag
 from ui_components.chat.inspector import picture_address
@@ -40,7 +40,7 @@ def talk_html(
     *,
     now: float,
     keep_seconds: float,
-    risk: RiskKind | None = None,
+    risk: RiskState,
 ) -> str:
     """Draw the rounds.
 
@@ -50,7 +50,7 @@ def talk_html(
         models: To name them, if the visitor may know.
         now: The monotonic time, for how long models have been loading.
         keep_seconds: The lifetime of comparisons, which the page states.
-        risk: The latest sign in the visitor's messages, also in those that were cleared.
+        risk: What the visitor's messages mean, also those that were cleared.
     """
     last = comparison.last
     return render(
@@ -62,7 +62,7 @@ def talk_html(
         starters=STARTERS,
         risk=_risk_card(comparison, texts),
         unanswered=comparison.unanswered,
-        standing=standing_card(texts, risk) if risk and not comparison.risk else None,
+        standing=None if comparison.risk else standing_card(texts, risk),
         earlier=[_earlier(round_, texts) for round_ in comparison.rounds[:-1]],
         round=None if last is None else _round(last, texts, models, now),
         number=len(comparison.rounds),

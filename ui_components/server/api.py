@@ -23,7 +23,7 @@ from compeer_core.grounding import StepChecker
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
-from compeer_core.safety import RiskCheck, RiskState
+from compeer_core.safety import RiskCheck, RiskState, find_risk, risk_sentences
 from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.leaderboard.board import Filters
@@ -81,12 +81,13 @@ class Program:
         """Reply to a seeker, with the reasoning before the reply and the judge's scores.
 
         If the message shows a sign of danger, ``risk`` gives its kind, a sentence to show in the
-        language of the message, and help lines: ``{kind, sentence, lines, where, withheld}``, each
-        line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
-        codes). Show them. No model is called (``withheld`` is true): ``reply`` is "", ``complete``
-        false, every part of ``reasoning`` and ``reward`` null. The seeker's next message gets no
-        reply either. A sign in the history is reported with ``where`` "history", not "message".
-        Null means that the check finds nothing, not that all is well.
+        language of the message, and help lines: ``{kind, sentence, lines, where, withheld, hint}``,
+        each line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
+        codes). Show them. Unless it is a ``hint`` of the learned check, which is often wrong, no model
+        is called (``withheld`` is true): ``reply`` is "", ``complete`` false, every part of
+        ``reasoning`` and ``reward`` null. The seeker's next message gets no reply either. A sign in
+        the history is reported with ``where`` "history", not "message". Null means that the check
+        finds nothing, not that all is well.
 
         The gate rejects a reply that breaks the format, repeats itself, contains markup, is too long
         or says nothing, and the model draws again, up to three times. ``gate`` has the number of
@@ -303,18 +304,24 @@ def _texts(language: str) -> Texts:
 
 
 def _risk(dialogue: Dialogue, check: RiskCheck) -> RiskState:
-    """Return the state after the seeker's messages, searched from the newest back to the latest sign."""
+    """Return the state after the seeker's messages, searched from the newest back to the latest sign.
+
+    The learned check reads the newest message only: each takes tens of milliseconds.
+    """
     left = MAX_SEARCHED
+    state = RiskState()
     seeker = [each for each in dialogue.utterances if each.speaker is Speaker.SEEKER]
     for messages_since, utterance in enumerate(reversed(seeker)):
         if messages_since:
             left -= len(utterance.text)
         if left < 0:
             break
-        sign = check(utterance.text, language_of(utterance.text))
-        if sign is not None:
+        sign = (find_risk if messages_since else check)(utterance.text, language_of(utterance.text))
+        if sign is not None and not sign.is_hint:
             return RiskState(sign.kind, messages_since)
-    return RiskState()
+        if sign is not None:
+            state = state.after(sign)
+    return state
 
 
 def _risk_in_words(risk: RiskState, message: str) -> dict[str, Any] | None:
@@ -322,9 +329,14 @@ def _risk_in_words(risk: RiskState, message: str) -> dict[str, Any] | None:
         return None
     texts = _texts(language_of(message))
     withheld, is_earlier = risk.withheld_for is not None, risk.messages_since > 0
+    sentences = risk_sentences()
+    if risk.is_hint:
+        wording = sentences.hint
+    else:
+        wording = sentences.afterwards if withheld and is_earlier else sentences.kinds[risk.kind]
     return (
-        {"kind": risk.kind.value}
-        | help_for(texts, risk.kind, is_earlier=withheld and is_earlier)
+        {"kind": risk.kind.value, "hint": risk.is_hint}
+        | help_for(texts, risk.kind, wording(texts.language))
         | {"where": "history" if is_earlier else "message", "withheld": withheld}
     )
 

@@ -16,6 +16,7 @@ from compeer_core.safety import (
     HelpLines,
     LineKind,
     RiskKind,
+    RiskState,
     load_help_lines,
     risk_sentences,
 )
@@ -76,16 +77,22 @@ def risk_card(texts: Texts, kind: RiskKind, key: str, *, is_earlier: bool = Fals
     )
 
 
-def standing_card(texts: Texts, kind: RiskKind) -> RiskCard:
-    """Return the card that stays on the screen, folded, when no message shows one."""
-    return replace(risk_card(texts, kind, "standing"), title=texts("help.card_title_earlier"))
+def standing_card(texts: Texts, risk: RiskState) -> RiskCard | None:
+    """Return the card that stays on the screen, folded, when no message shows one; None without a sign."""
+    if risk.kind is None:
+        return None
+    card = risk_card(texts, risk.kind, "standing")
+    if risk.is_hint:
+        text = risk_sentences().hint(texts.language)
+        return replace(card, title=texts("help.card_title_hint"), text=text)
+    return replace(card, title=texts("help.card_title_earlier"))
 
 
-def help_for(texts: Texts, kind: RiskKind, *, is_earlier: bool = False) -> dict[str, object]:
-    """Return the sentence and all help lines, for programs that know where their reader is."""
+def help_for(texts: Texts, kind: RiskKind, sentence: str) -> dict[str, object]:
+    """Return a sentence and all help lines, for programs that know where their reader is."""
     home = region_of(None, texts.language)
     return {
-        "sentence": _sentence(kind, texts, is_earlier=is_earlier),
+        "sentence": sentence,
         "lines": [
             {
                 "number": line.number,

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from training.data.pictures import Pictures
 from training.data.records import read_records
 from training.sft.cer import turns_to_learn
 
-DANGER = Path(__file__).resolve().parents[3] / "assets" / "cer" / "danger.jsonl.gz"
 SHIPPED = Path(__file__).resolve().parents[3] / "assets" / "cer" / "plain.jsonl.gz"
 
 
@@ -316,16 +314,3 @@ def test_the_shipped_dialogues_with_the_public_photos(corpora, tmp_path):
     for row in rows:
         splits.setdefault(row.case.source_id, set()).add(row.case.split)
     assert all(len(result) == 1 for result in splits.values())
-
-
-def test_a_reply_to_a_shipped_message_with_danger_names_help_or_asks_about_safety():
-    dialogues = list(read_written(DANGER))
-
-    counts = Counter(dialogue.situation == "no danger" for dialogue in dialogues)
-    assert counts == {True: 340, False: 760}
-    grave = [d for d in dialogues if d.situation in {"suicide", "medical emergency"}]
-    helps = re.compile(
-        r"emergency|crisis|safe|doctor|poison|ambulance|helpline|person you trust|hospital", re.I
-    )
-    silent = [d.id for d in grave if not helps.search(d.turns[1].reply)]
-    assert len(silent) <= 0.02 * len(grave), silent

@@ -665,6 +665,22 @@ def test_another_check_can_take_the_place_of_the_phrases(tmp_path, asked):
     assert "tel:988" in anna.screen["conversation"]
 
 
+def test_a_hint_shows_help_beside_the_reply(tmp_path):
+    services = make_services(tmp_path)
+    services = Services(
+        services.models,
+        services.votes,
+        risk_check=lambda text, language: RiskSign(RiskKind.SUICIDE, is_hint=True),
+    )
+    anna = Visitor(services)
+    asyncio.run(anna.send("my cat goes to the neighbours tonight"))
+
+    assert REPLY in anna.screen["conversation"]
+    assert '<details class="risk" data-card="standing">' in anna.screen["conversation"]  # folded
+    assert "If it was not meant so, simply go on." in anna.screen["conversation"]
+    assert [turn.risk for turn in anna.session.turns] == [None]
+
+
 def test_a_sign_in_a_refused_message_still_brings_the_help_card(anna):
     asyncio.run(anna.send("I want to kill myself " * 5000))
 

@@ -9,10 +9,12 @@ import pytest
 from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
+from compeer_core.safety import RiskKind, RiskSign
 from compeer_core.turn import FRESH_DRAWS, draw_seed, take_turn
 from tests.draws import Draws
 from tests.pages import BROKEN, COMPLETE, LOOP, REPLY, SECOND_REPLY, make_services
 from ui_components.server.app import build_server, serving
+from ui_components.shared.services import Services
 
 # Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
@@ -238,6 +240,25 @@ def test_the_message_after_a_sign_gets_no_reply_either_and_the_second_one_does(c
     assert after["reply"]
     assert (after["risk"]["where"], after["risk"]["withheld"]) == ("history", False)
     assert "Thank you for saying this" in after["risk"]["sentence"]
+
+
+def test_a_hint_is_returned_with_the_reply_and_earlier_messages_give_none(tmp_path):
+    services = make_services(tmp_path)
+    services = Services(
+        services.models,
+        services.votes,
+        risk_check=lambda text, language: RiskSign(
+            RiskKind.SUICIDE, is_hint=text == "I lost my job."
+        ),
+    )
+    with serving(build_server(services, api_only=True)) as address:
+        client = Client(address, verbose=False, analytics_enabled=False)
+        answer = client.predict("I lost my job.", EXCHANGE, api_name="/chat")
+
+    assert answer["reply"]
+    risk = answer["risk"]
+    assert (risk["hint"], risk["withheld"], risk["where"]) == (True, False, "message")
+    assert risk["sentence"].endswith("If it was not meant so, simply go on.")
 
 
 def test_a_sign_of_the_supporters_is_none(client, asked):
