@@ -354,8 +354,8 @@ def _tested(
         right = wilson(int((kinds.numpy() == labels)[positive].sum()), int(positive.sum()))
         yield results.measured("Kind right", right, unit="%", of="classifier", about=about)
         for of in ("classifier", "either"):
-            for kind in RiskKind:
-                chosen = labels == KINDS.index(kind)
+            for number, kind in enumerate(KINDS[1:], start=1):
+                chosen = labels == number
                 if chosen.any():
                     share = wilson(int(checks[of][chosen].sum()), int(chosen.sum()))
                     yield results.measured(

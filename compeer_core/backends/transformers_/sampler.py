@@ -59,23 +59,18 @@ class Sampler(LogitsProcessor):
             scores = self._penalty(input_ids, scores)
         if self._generator is None:
             return scores
-        likely, tokens = self._nucleus(input_ids, scores / self._temperature)
-        drawn = torch.multinomial(torch.softmax(likely, -1), 1, generator=self._generator)
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, drawn), 0.0)
+        scores = self._nucleus(input_ids, scores / self._temperature)
+        drawn = torch.multinomial(torch.softmax(scores, -1), 1, generator=self._generator)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
-    def _nucleus(
-        self, input_ids: torch.Tensor, scores: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits of the tokens to draw from, and these tokens; both of shape (1, _).
-
-        Top-p takes the most probable tokens until their probabilities reach `top_p`.
-        """
-        everything = torch.arange(scores.shape[1], device=scores.device)[None]
+    def _nucleus(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Mask all but the most probable tokens, whose probabilities reach `top_p`."""
         if self._top_p == 1:
-            return scores, everything
+            return scores
         likely, tokens = scores.topk(min(CANDIDATES, scores.shape[1]))
         probabilities = (likely - scores.logsumexp(-1, keepdim=True)).exp()
         reached = probabilities.cumsum(-1)
         if likely.shape[1] < scores.shape[1] and bool(reached[0, -1] < self._top_p):
-            return TopPLogitsWarper(self._top_p)(input_ids, scores), everything
-        return likely.masked_fill(reached - probabilities >= self._top_p, -torch.inf), tokens
+            return TopPLogitsWarper(self._top_p)(input_ids, scores)
+        likely = likely.masked_fill(reached - probabilities >= self._top_p, -torch.inf)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, likely)
