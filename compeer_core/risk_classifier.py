@@ -38,6 +38,8 @@ KINDS: tuple[RiskKind | None, ...] = (
 """The classes, in the order of the logits; None is no danger. Past self-harm is not told apart."""
 PREFIX = "<|im_start|>user\n"
 """Precedes each message; its tokens are read but not averaged."""
+FEWEST_WORDS = 4
+"""Shorter messages give no hint: "bye" alone says nothing."""
 LONGEST = 128
 """Tokens of a message that are read together; a longer one is read in pieces."""
 PROJECTIONS = {
@@ -222,7 +224,9 @@ class RiskClassifier:
             return float(danger(logits)[gravest]), cast("RiskKind", kind)
 
     def __call__(self, text: str, language: str = "und") -> RiskSign | None:
-        """Return a hint, or None; None also for Chinese, which the base does not read."""
+        """Return a hint, or None; None also for Chinese, which the base does not read, and for few words."""
+        if len(text.split()) < FEWEST_WORDS:
+            return None
         letters = [character for character in text if character.isalpha()]
         if sum(letter.isascii() for letter in letters) <= len(letters) / 2:
             return None

@@ -21,7 +21,7 @@ from compeer_core.risk_classifier import (
     padded,
     pieces,
 )
-from compeer_core.safety import RiskKind
+from compeer_core.safety import RiskKind, RiskSign
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -101,12 +101,12 @@ def test_only_updates_and_classifier_are_trained(base, net):
 
 
 def test_a_message_is_a_sign_from_the_threshold_on(base, tokenizer, weights_file):
-    odds, kind = RiskClassifier(base, tokenizer, weights_file()).log_odds("They left me.")
-    below = RiskClassifier(base, tokenizer, weights_file(odds - 0.01))("They left me.", "en")
-    above = RiskClassifier(base, tokenizer, weights_file(odds + 0.01))("They left me.", "en")
+    odds, kind = RiskClassifier(base, tokenizer, weights_file()).log_odds("They left me alone.")
+    below = RiskClassifier(base, tokenizer, weights_file(odds - 0.01))("They left me alone.", "en")
+    above = RiskClassifier(base, tokenizer, weights_file(odds + 0.01))("They left me alone.", "en")
 
     assert kind in RiskKind
-    assert below is not None and (below.kind, below.phrase) == (kind, "")
+    assert below == RiskSign(kind, is_hint=True)
     assert above is None
 
 
@@ -172,14 +172,19 @@ def shipped():
 
 
 def test_shipped_weights_reach_the_published_figures(shipped):
-    """Every second English message of `held`, of which the card states 61 % and 18 %."""
+    """Every second English message of `fresh`, of which the card states 43 % and 4 %."""
     lines = (Path(__file__).parent / "risk_messages.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for line in lines if (row := json.loads(line))["split"] == "held"]
+    rows = [row for line in lines if (row := json.loads(line))["split"] == "fresh"]
     english = [row for row in rows if language_of(row["text"]) == "en"][::2]
     alarms = {True: [], False: []}
     for row in english:
         alarms[row["kind"] != "none"].append(shipped(row["text"], "en") is not None)
 
-    assert len(english) >= 60
-    assert sum(alarms[True]) / len(alarms[True]) >= 0.45
-    assert sum(alarms[False]) / len(alarms[False]) <= 0.3
+    assert len(english) >= 220
+    assert sum(alarms[True]) / len(alarms[True]) >= 0.33
+    assert sum(alarms[False]) / len(alarms[False]) <= 0.09
+
+
+def test_few_words_give_no_hint(shipped):
+    assert shipped.log_odds("bye.")[0] > shipped.threshold
+    assert shipped("bye.", "en") is None
