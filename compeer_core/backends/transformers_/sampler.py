@@ -71,6 +71,7 @@ class Sampler(LogitsProcessor):
         probabilities = (likely - scores.logsumexp(-1, keepdim=True)).exp()
         reached = probabilities.cumsum(-1)
         if likely.shape[1] < scores.shape[1] and bool(reached[0, -1] < self._top_p):
-            return TopPLogitsWarper(self._top_p)(input_ids, scores)
+            nucleus: torch.Tensor = TopPLogitsWarper(self._top_p)(input_ids, scores)
+            return nucleus
         likely = likely.masked_fill(reached - probabilities >= self._top_p, -torch.inf)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, likely)
