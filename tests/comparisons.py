@@ -30,7 +30,10 @@ FOR_EVER = {
 }
 # Replies that do not repeat the long ones, which the gate would withhold.
 NEXT = {"when": "what now", "text": COMPLETE.replace(REPLY, "Who could you call first, today?")}
-SECOND_NEXT = {"when": "what now", "text": SECOND.replace(SECOND_REPLY, "Rest first. The rest can wait.")}
+SECOND_NEXT = {
+    "when": "what now",
+    "text": SECOND.replace(SECOND_REPLY, "Rest first. The rest can wait."),
+}
 TURNS: dict[str, list[dict[str, Any]]] = {
     "maple-1": [
         {**SLOWLY, "text": COMPLETE.replace(REPLY, LONG)},
