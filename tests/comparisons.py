@@ -28,10 +28,17 @@ FOR_EVER = {
     # Long words, so that a reply that is stopped is neither too long nor repeats itself.
     "text": COMPLETE.replace(REPLY, " ".join([REPLY, *(f"word{n:040}" for n in range(800))]))
 }
+# Replies that do not repeat the long ones, which the gate would withhold.
+NEXT = {"when": "what now", "text": COMPLETE.replace(REPLY, "Who could you call first, today?")}
+SECOND_NEXT = {
+    "when": "what now",
+    "text": SECOND.replace(SECOND_REPLY, "Rest first. The rest can wait."),
+}
 TURNS: dict[str, list[dict[str, Any]]] = {
     "maple-1": [
         {**SLOWLY, "text": COMPLETE.replace(REPLY, LONG)},
         {**ENDLESS, **FOR_EVER},
+        NEXT,
         {"when": "who are you", "text": LEAK},
         {"when": "break", "text": COMPLETE[:150], "ending": "failed"},
         {"text": COMPLETE},
@@ -39,6 +46,7 @@ TURNS: dict[str, list[dict[str, Any]]] = {
     "cedar-2": [
         {**SLOWLY, "text": SECOND.replace(SECOND_REPLY, SECOND_LONG)},
         {**ENDLESS, **FOR_EVER},
+        SECOND_NEXT,
         {"text": SECOND},
     ],
     "willow-3": [{"text": SECOND.replace("courage", "patience")}],

@@ -65,6 +65,7 @@ def script(turns: Sequence[dict[str, Any]]) -> str:
 
 
 STANDARD_TURNS: tuple[dict[str, Any], ...] = (
+    {"when": "slowly again", "text": SECOND, "delay_seconds": SLOW_DELAY, "chunk_characters": 20},
     {"when": "slowly", "text": COMPLETE, "delay_seconds": SLOW_DELAY, "chunk_characters": 20},
     {"when": "for ever", "text": COMPLETE, "delay_seconds": 0.05, "ending": "endless"},
     {"when": "fail", "text": COMPLETE[:150], "ending": "failed"},

@@ -83,6 +83,10 @@ function settle() {
     if (round) element.querySelector(".asked")?.scrollIntoView({ block: "nearest" });
   }
   show(Number(frame.dataset.shown || 0));
+  // The page may have moved down to the message box: show the message with its help card.
+  const card = element.querySelector("[role=status] > .risk")?.dataset.card;
+  if (card && card !== shared.card) element.querySelector(".asked").scrollIntoView({ block: "nearest" });
+  shared.card = card;
   const whole = [...element.querySelectorAll("[data-announce]")];
   const fresh = announced === null ? [] : whole.filter((each) => !announced.has(each.dataset.announce));
   if (fresh.length) live.textContent = fresh.map((each) => each.textContent).join(" ");

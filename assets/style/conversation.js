@@ -34,7 +34,8 @@ function settle() {
   const log = element.querySelector(".log");
   if (!log) return;
   const now = Number(log.dataset.turns);
-  if (now > turns) pinned = true;
+  const isNew = now > turns;
+  if (isNew) pinned = true;
   turns = now;
   if (pinned && now) log.scrollTop = log.scrollHeight;
   // A help card must not push the message out of view; beside a long message its beginning is in view.
@@ -42,6 +43,10 @@ function settle() {
   if (card) {
     const below = (part) => part.getBoundingClientRect().top - log.getBoundingClientRect().top;
     log.scrollTop += Math.max(below(card.parentElement) - 8, below(card) + 200 - log.clientHeight);
+    // Nor may the help strip cover the message, if the page has moved down to the message box.
+    const strip = document.getElementById("help-strip")?.getBoundingClientRect().bottom ?? 0;
+    const top = Math.max(card.parentElement.getBoundingClientRect().top, log.getBoundingClientRect().top);
+    if (isNew && top < strip) window.scrollBy(0, top - strip - 8);
   }
   const said = element.querySelector("[data-announce]");
   if (!said) return;

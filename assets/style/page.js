@@ -54,11 +54,10 @@
     const button = event.target.closest("[data-sos]");
     if (!button) return;
     const dialog = document.getElementById(button.dataset.sos);
-    const region = navigator.languages.map((tag) => /-([a-z]{2})$/i.exec(tag)?.[1].toUpperCase()).find(Boolean);
     const near = dialog.querySelector(".near");
     if (!near.children.length)
       for (const line of dialog.querySelectorAll("[data-regions]"))
-        if (line.dataset.regions.split(" ").includes(region ?? dialog.dataset.home)) near.append(line);
+        if (line.dataset.regions.split(" ").includes(document.documentElement.dataset.region)) near.append(line);
     dialog.showModal();
   });
 

@@ -44,5 +44,5 @@ if all(map(Path.is_file, CHECKPOINTS)):
 
             expect(turn.locator(".answer .words")).not_to_be_empty()
             expect(page.locator("#inspector .card[data-state=done]")).to_have_count(3)
-            expect(page.locator("#inspector .verdict")).to_have_count(3)
+            expect(page.locator("#inspector .card .verdict")).to_have_count(3)
             expect(page.locator("#inspector .total")).to_contain_text("of 4")

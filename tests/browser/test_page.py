@@ -99,7 +99,7 @@ def test_turns_can_be_paged_through_and_folds_stay_open(page):
     raw = page.locator("#inspector details[data-fold=raw]")
     raw.locator("summary").click()
     expect(raw.locator("pre")).to_contain_text("<history>")
-    send(page, "two, slowly")
+    send(page, "two, slowly again")
     expect(raw).to_have_attribute("open", "")
     settled(page)
 
@@ -270,12 +270,12 @@ def test_a_paste_of_twenty_thousand_characters_is_refused_and_kept(page):
 def test_a_reload_keeps_the_conversation_and_a_reply_goes_on(page):
     send(page, "one")
     settled(page)
-    send(page, "slowly, this time")
+    send(page, "slowly again")
     expect(page.locator("#conversation .steps")).to_be_visible()
     page.reload()
 
     expect(page.locator("#conversation .turn")).to_have_count(2)
-    expect(page.locator("#conversation .answer .words").nth(1)).to_have_text(REPLY)
+    expect(page.locator("#conversation .answer .words").nth(1)).to_have_text(SECOND_REPLY)
     settled(page)
     expect(page.locator("#message .submit-button")).to_be_visible()
 

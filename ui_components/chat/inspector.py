@@ -90,6 +90,7 @@ def inspector_html(
         }
         for index, image in enumerate(turn.message.images)
     ]
+    is_left_to_people = forbids_reply(turn.risk)
     cards = [
         _card(part, progress, texts, vocabulary, pictures)
         | {
@@ -98,7 +99,7 @@ def inspector_html(
             "signature": signature(part, progress, texts),
             "sentence": sentence if place == part.value else "",
         }
-        for part in STEPS
+        for part in (() if is_left_to_people else STEPS)
     ]
     return render(
         "inspector.html",
@@ -107,7 +108,7 @@ def inspector_html(
         count=len(session.turns),
         cards=cards,
         status=texts("status.left_to_people")
-        if forbids_reply(turn.risk)
+        if is_left_to_people
         else status_line(progress, texts),
         problems=_problems(progress, texts),
         reply=progress.number if progress else 0,

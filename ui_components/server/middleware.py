@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ui_components.server.visitors import COOKIE, COOKIE_SECONDS, LANGUAGE_COOKIE
 from ui_components.shared.services import Services
-from ui_components.shared.texts import LANGUAGES, choose_language
+from ui_components.shared.texts import LANGUAGES, choose_language, region_of
 
 FRAME_ANCESTORS = "'self' https://huggingface.co"
 HEADERS = {
@@ -82,11 +82,15 @@ class HeadersMiddleware:
         return Response(status_code=303, headers={"location": "./", "set-cookie": cookie} | HEADERS)
 
     def _page_head(self, scope: Scope) -> bytes:
-        """The script that makes gradio use the language that the server chose."""
+        """The script that makes gradio use the language that the server chose.
+
+        It hides the browser's languages, so it also gives the page the reader's country.
+        """
         request = Request(scope)
+        accepted = request.headers.get("accept-language")
         language = choose_language(
             request.cookies.get(LANGUAGE_COOKIE),
-            request.headers.get("accept-language"),
+            accepted,
             self._services.language,
         )
         tag = "zh-CN" if language == "zh" else language
@@ -94,6 +98,7 @@ class HeadersMiddleware:
             "for (const [name, value] of [['language', TAG], ['languages', [TAG]]]) "
             "Object.defineProperty(navigator, name, {get: () => value, configurable: true});"
             "document.documentElement.lang = TAG;"
+            f"document.documentElement.dataset.region = {json.dumps(region_of(accepted, language))};"
         ).replace("TAG", json.dumps(tag))
         return f"<script>{script}</script>".encode()
 

@@ -84,7 +84,7 @@ def standing_card(texts: Texts, risk: RiskState) -> RiskCard | None:
     card = risk_card(texts, risk.kind, "standing")
     if risk.is_hint:
         text = risk_sentences().hint(texts.language)
-        return replace(card, title=texts("help.card_title_hint"), text=text)
+        return replace(card, title=texts("help.card_title_hint"), text=text, key="hint")
     return replace(card, title=texts("help.card_title_earlier"))
 
 
@@ -135,7 +135,6 @@ def build_top() -> gr.HTML:
         languages=languages,
         first={language: lines[language][:STRIP_LINES] for language in LANGUAGES},
         all=lines,
-        homes={language: region_of(None, language) for language in LANGUAGES},
         checked=min(line.checked for line in _help_lines().lines).isoformat(),
     )
     return gr.HTML(value, elem_id="top", js_on_load=None, apply_default_css=False)

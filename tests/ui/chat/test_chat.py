@@ -676,8 +676,8 @@ def test_a_hint_shows_help_beside_the_reply(tmp_path):
     asyncio.run(anna.send("my cat goes to the neighbours tonight"))
 
     assert REPLY in anna.screen["conversation"]
-    assert '<details class="risk" data-card="standing">' in anna.screen["conversation"]  # folded
-    assert "If it was not meant so, simply go on." in anna.screen["conversation"]
+    assert '<details class="risk" data-card="hint">' in anna.screen["conversation"]  # folded
+    assert "If nobody is in danger, just carry on." in anna.screen["conversation"]
     assert [turn.risk for turn in anna.session.turns] == [None]
 
 

@@ -191,7 +191,7 @@ def test_a_streamed_reply_is_checked_against_its_conversation(tmp_path: Path):
     text = (
         '<history>They say "lost my job" and "hate my boss".\nStage: Exploration</history>\n'
         "<emotion>In the photo they look sad.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4"
-        "</emotion>\n<strategy>Listen.\nStrategy: Question</strategy>\n<reply>Why?</reply>"
+        "</emotion>\n<strategy>Listen.\nStrategy: Question</strategy>\n<reply>Why is that?</reply>"
     )
     visitor = Visitor(make_services(tmp_path, ({"text": text, "chunk_characters": 9},)))
     asyncio.run(visitor.send("I lost my job."))
@@ -199,6 +199,6 @@ def test_a_streamed_reply_is_checked_against_its_conversation(tmp_path: Path):
     line = "Quotations: 1 found in the conversation, 1 not said."
     assert line in visitor.screen["inspector"]
     assert 'id="said-0">I lost my job.' in visitor.screen["conversation"]
-    assert 'id="reply-0">Why?' in visitor.screen["conversation"]
+    assert 'id="reply-0">Why is that?' in visitor.screen["conversation"]
     progress = visitor.session.turns[0].progress
     assert [len(progress.parts[part].evidence) for part in Part] == [2, 1, 0, 0]

@@ -258,7 +258,7 @@ def test_a_hint_is_returned_with_the_reply_and_earlier_messages_give_none(tmp_pa
     assert answer["reply"]
     risk = answer["risk"]
     assert (risk["hint"], risk["withheld"], risk["where"]) == (True, False, "message")
-    assert risk["sentence"].endswith("If it was not meant so, simply go on.")
+    assert risk["sentence"].endswith("If nobody is in danger, just carry on.")
 
 
 def test_a_sign_of_the_supporters_is_none(client, asked):
