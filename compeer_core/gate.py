@@ -3,6 +3,7 @@
 A small model can loop, leak its own markup or stop in the middle of a turn. `faults_of` names such faults of a
 finished turn, by rule and in linear time. It does not judge meaning: a reply can pass and still be unhelpful.
 `compeer_core.turn.take_turn` draws again after a fault, and withholds the reply if every draw has one.
+A page that streams shows a draw while it is written; the gate decides when it has ended.
 
 Lengths are in words as in `compeer_core.redundancy`: separated by spaces, and 1.5 characters each in Chinese and
 other scripts without spaces. Repetition is measured as in evaluations (`compeer_core.ngrams`).
@@ -68,9 +69,11 @@ class RejectedDraw:
     """A draw that was not shown."""
 
     seed: int
+    """With which the same controls give this draw again."""
     raw: str
     """The full text that the model generated."""
     faults: tuple[Fault, ...]
+    """At least one, in the order of `Fault`."""
 
 
 def faults_of(

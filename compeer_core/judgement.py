@@ -58,8 +58,12 @@ class ResponseVerdict:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether that probability lies in the band `UNSURE`, ends included."""
-        return UNSURE[0] <= self.probability_at_least_as_good <= UNSURE[1]
+        """Whether that probability lies in the band `UNSURE`, ends included, or contradicts the preference.
+
+        The likeliest of four preferences can be on the less likely side.
+        """
+        probability = self.probability_at_least_as_good
+        return probability <= UNSURE[1] if self.at_least_as_good else probability >= UNSURE[0]
 
 
 @dataclass(frozen=True)

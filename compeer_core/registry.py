@@ -44,6 +44,7 @@ A judge may consist of two models, one for the steps (PRM) and one for the reply
 A model is loaded on first use, and only once, however many visitors request it at the same time.
 """
 
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -59,12 +60,14 @@ from compeer_core.backends.openai.settings import MAX_WRITTEN_TOKENS, Verdicts
 from compeer_core.backends.protocol import Backend, LabelScorer, Sampling
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer
 from compeer_core.config import FrozenModel, load_toml
-from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
+from compeer_core.errors import CheckpointError, CompeerError, ConfigError, UnknownModelError
 from compeer_core.policy import ANY_LANGUAGE, Policy, Style, speaks
 from compeer_core.prompts import LANGUAGES
-from compeer_core.safety import RiskCheck, RiskSign, combined, find_risk
+from compeer_core.safety import RiskCheck, RiskSign, find_risk
 from compeer_core.taxonomy import ESCONV_STRATEGIES, load_strategies
 from compeer_core.unifireward import Judge, Temperatures
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["policy", "judge"]
 Quantize = Literal["4bit", "8bit", "int8"]
@@ -403,13 +406,15 @@ class Registry:
     def risk_check(self) -> RiskCheck:
         """Return the check for signs of danger in messages.
 
-        It is the phrase list, and the learned check of the first entry that has one. That check loads its
-        base at the first message, which shares it with the entry's policy.
+        It is the phrase list. If that finds nothing, the learned check of the first entry that has one may give a
+        hint. It loads its base at the first such message and shares it with the entry's policy. If it cannot be
+        loaded, the phrase list remains and the error is logged.
         """
         for entry in self.entries:
             if entry.risk_check is not None:
                 source, file = self._checkpoint(entry.where), self._folder / entry.risk_check
-                return combined(find_risk, self._learned_check(source, file))
+                hint_of = self._learned_check(source, file)
+                return lambda text, language: find_risk(text, language) or hint_of(text, language)
         return find_risk
 
     def check(self) -> None:
@@ -532,14 +537,19 @@ class Registry:
         def check(text: str, language: str) -> RiskSign | None:
             with lock:
                 if not loaded:
-                    from compeer_core.model_pool import load_risk_check  # imports torch
-
-                    loaded.append(
-                        load_risk_check(source, file, quantize=self._quantize, device=self._device)
-                    )
+                    loaded.append(self._loaded_check(source, file))
             return loaded[0](text, language)
 
         return check
+
+    def _loaded_check(self, source: str, file: Path) -> RiskCheck:
+        from compeer_core.model_pool import load_risk_check  # imports torch
+
+        try:
+            return load_risk_check(source, file, quantize=self._quantize, device=self._device)
+        except CompeerError as error:
+            logger.error("the learned check for signs of danger could not be loaded: %s", error)
+            return lambda text, language: None
 
     def _checkpoint(self, where: Source) -> str:
         is_hub = where.kind is SourceKind.HUB

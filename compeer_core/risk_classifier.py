@@ -26,6 +26,7 @@ from compeer_core.errors import CheckpointError
 from compeer_core.safety import RiskKind, RiskSign
 
 FILE = Path(__file__).resolve().parent.parent / "assets" / "risk" / "risk.safetensors"
+"""The shipped weights and settings, for the base of COMPEER-small."""
 KINDS: tuple[RiskKind | None, ...] = (
     None,
     RiskKind.MEDICAL_EMERGENCY,
@@ -66,13 +67,17 @@ class RiskNet(nn.Module):
         """Wrap the language model of a Qwen2.5-VL in 16 or 32 bits; adapters on it are ignored.
 
         Raises:
-            CheckpointError: The model has fewer layers than `shape.last`.
+            CheckpointError: The model has fewer layers than `shape.last`, or its weights are quantized.
         """
         super().__init__()
         if not shape.first <= shape.last <= len(text.layers):
             raise CheckpointError(
                 f"risk classifier: layers {shape.first} to {shape.last} of a base with "
                 f"{len(text.layers)}; use the base it was trained on"
+            )
+        if not text.layers[0].self_attn.q_proj.weight.is_floating_point():
+            raise CheckpointError(
+                "risk classifier: the weights of the base are quantized; load it without --quantize 4bit or 8bit"
             )
         self.shape = shape
         self._base = (text,)  # in a tuple, so that its weights are not parameters of this module
@@ -167,7 +172,10 @@ def danger(logits: Tensor) -> Tensor:
 
 
 def pieces(tokenizer: Any, text: str) -> tuple[list[list[int]], int]:
-    """Return a message's tokens, in pieces with the prefix, and the prefix's length."""
+    """Return a message's tokens in pieces that each begin with the prefix, and the prefix's length in tokens.
+
+    A piece has at most `LONGEST` tokens of the message. An empty message has one piece.
+    """
     prefix: list[int] = tokenizer(PREFIX, add_special_tokens=False)["input_ids"]
     tokens = tokenizer(PREFIX + text, add_special_tokens=False)["input_ids"][len(prefix) :]
     starts = range(0, max(1, len(tokens)), LONGEST)
@@ -175,7 +183,12 @@ def pieces(tokenizer: Any, text: str) -> tuple[list[list[int]], int]:
 
 
 def padded(rows: Sequence[int], prefix: int) -> tuple[Tensor, Tensor]:
-    """Return which tokens of rows with these lengths are averaged, and which are read."""
+    """Return which tokens of padded rows are averaged, and which are read, each bool of shape (rows, longest row).
+
+    Args:
+        rows: The length of each row, in tokens, prefix included.
+        prefix: The length of the prefix, in tokens.
+    """
     places = torch.arange(max(rows))
     read = places < torch.tensor(rows)[:, None]
     return read & (places >= prefix), read

@@ -2,7 +2,7 @@
 
 `find_risk` matches a list of phrases; it does not understand a message. It lets a page show help lines
 at once, before any model answers, withhold replies (`RiskState`), and keep such conversations out of votes
-and training data. A learned check can replace or complement it (`RiskCheck`, `combined`).
+and training data. A learned check can replace or complement it (`RiskCheck`).
 
 Limits:
 
@@ -138,12 +138,11 @@ class RiskKind(StrEnum):
 
 _GRAVITY = {kind: place for place, kind in enumerate(RiskKind)}
 _OWN = {RiskKind.MEDICAL_EMERGENCY, RiskKind.SUICIDE, RiskKind.SELF_HARM}
-_LEFT_TO_PEOPLE = frozenset(RiskKind)
 
 
 def forbids_reply(kind: RiskKind | None) -> bool:
     """Whether no model may reply to a message with such a sign: at present, with any."""
-    return kind in _LEFT_TO_PEOPLE
+    return kind is not None
 
 
 @dataclass(frozen=True)
@@ -173,22 +172,8 @@ class RiskCheck(Protocol):
         """
 
 
-def combined(*checks: RiskCheck) -> RiskCheck:
-    """Return a check that runs several and returns the gravest sign, of equally grave ones the first.
-
-    A hint counts as less grave than any other sign.
-    """
-
-    def gravest(text: str, language: str) -> RiskSign | None:
-        return _gravest(check(text, language) for check in checks)
-
-    return gravest
-
-
 def _gravest(signs: Iterable[RiskSign | None]) -> RiskSign | None:
-    return min(
-        filter(None, signs), key=lambda sign: (sign.is_hint, _GRAVITY[sign.kind]), default=None
-    )
+    return min(filter(None, signs), key=lambda sign: _GRAVITY[sign.kind], default=None)
 
 
 WITHHELD_AFTERWARDS = 1

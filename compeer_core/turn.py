@@ -121,6 +121,7 @@ class DrawRejected:
     """The gate has rejected the turn so far, and it is drawn again."""
 
     draw: RejectedDraw
+    """What was generated so far; `TurnDone` has it again."""
 
 
 TurnEvent = Event | StepJudged | ReplyJudged | DrawRejected | TurnDone
@@ -216,7 +217,13 @@ def take_turn(
 
 
 def draw_seed(first_seed: int, draw: int) -> int:
-    """Return the seed of a draw: that of the turn for draw 0, and derived from it for a fresh draw."""
+    """Return the seed of a draw, from 0 to `SEEDS` - 1.
+
+    Args:
+        first_seed: The seed of the turn; draw 0 uses it as it is.
+        draw: The number of draws before it. The seeds of different fresh draws are independent
+            (`numpy.random.SeedSequence`).
+    """
     if draw == 0:
         return first_seed
     return int(np.random.SeedSequence((first_seed, draw)).generate_state(1)[0]) % SEEDS

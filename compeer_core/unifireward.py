@@ -69,12 +69,14 @@ Turn = SupportTurn | Reading | str
 class Temperatures:
     """Calibration of a judge: each logarithm of a probability is divided by a temperature.
 
-    Values above 1 make a judge less confident. They change no verdict on a step. Training writes them to
-    `calibration.json`.
+    See Guo et al. 2017 (arXiv:1706.04599). Values above 1 make a judge less confident. They change no verdict
+    on a step. Training writes them to `calibration.json`.
     """
 
     steps: float = 1.0
+    """Of the verdicts on steps (`VERDICTS`); above 0."""
     replies: float = 1.0
+    """Of the preferences between two replies (`PREFERENCES`); above 0."""
 
     def applied(self, labels: Sequence[str], probabilities: Sequence[float]) -> Sequence[float]:
         """Return the calibrated probabilities; invalid ones are returned unchanged.

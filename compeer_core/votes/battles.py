@@ -1,8 +1,9 @@
 """A battle: two replies to one history, by two models, shown to one person.
 
 The server fixes what is compared before anything is generated: the models, their sides and their seeds
-(`BattlePlan`). Both sides answer the same history once. A longer comparison is several battles; one of three or
-four models has a battle for each pair that the person votes on.
+(`BattlePlan`). If the gate draws a side again, the seed of its last draw replaces the planned one. Both sides
+answer the same history once. A longer comparison is several battles; one of three or four models has a battle
+for each pair that the person votes on.
 
 The words of a battle are stored only with the person's consent; the data needed to count the vote always. A
 doubtful vote is stored with the reasons (`Flag`).
@@ -145,6 +146,8 @@ class SideResult:
     leaked: bool | None = None
     """Whether the reply reveals its model; None if unchecked."""
     error: str | None = None
+    seed: int | None = None
+    """The seed of `turn`; None if nothing was generated."""
 
     @classmethod
     def of(cls, record: TurnRecord, leaked: bool | None = None) -> "SideResult":
@@ -167,6 +170,7 @@ class SideResult:
             tokens=record.tokens,
             leaked=leaked,
             error=record.error,
+            seed=record.seed,
         )
 
 

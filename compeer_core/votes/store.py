@@ -223,6 +223,8 @@ class VoteStore:
             row.status = status
             if battle.history is not None:
                 row.turn, row.reply = storable(result.turn), storable(result.reply)
+            if result.seed is not None:
+                row.seed = result.seed
             row.reply_length = len(result.reply)
             row.reward = None if result.reward is None else asdict(result.reward)
             row.seconds, row.tokens, row.leaked = result.seconds, result.tokens, result.leaked

@@ -447,13 +447,29 @@ def test_the_learned_check_of_a_policy_is_loaded_once_and_adds_to_the_phrases(
     with_check = entry(source="base", risk_check=Path("risk.safetensors"))
     check = Registry([with_check], tmp_path).risk_check()
 
-    assert loads == []  # nothing is loaded before the first message
-    assert check("hello", "en") == RiskSign(RiskKind.SUICIDE, is_hint=True)
     sign = check("My husband hits me", "en")
     assert sign is not None
     assert (sign.kind, sign.is_hint) == (RiskKind.VIOLENCE_SUFFERED, False)
+    assert loads == []  # help does not wait for a model
+    assert check("hello", "en") == RiskSign(RiskKind.SUICIDE, is_hint=True)
+    assert check("hello again", "en") == RiskSign(RiskKind.SUICIDE, is_hint=True)
     assert loads == [(str(tmp_path / "base"), tmp_path / "risk.safetensors")]
     assert Registry([entry(source="base")], tmp_path).risk_check() is find_risk
+
+
+def test_the_phrases_remain_if_the_learned_check_cannot_be_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_check = entry(source="nowhere", risk_check=Path("risk.safetensors"))
+    check = Registry([with_check], tmp_path).risk_check()
+
+    assert [check(text, "en") for text in ("hello", "hello again")] == [None, None]
+    sign = check("My husband hits me", "en")
+    assert sign is not None
+    assert sign.kind is RiskKind.VIOLENCE_SUFFERED
+    [record] = caplog.records
+    assert "could not be loaded" in record.message
+    assert "hello" not in record.message
 
 
 def test_a_learned_check_needs_a_policy_in_a_folder(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The learned check for signs of danger: how it reads a base, and what the shipped weights find."""
 
+import copy
 import json
 import threading
 from pathlib import Path
@@ -158,6 +159,15 @@ def test_unusable_files_are_refused_with_a_remedy(base, tokenizer, weights_file,
     for file in (tmp_path / "missing.safetensors", damaged, deeper):
         with pytest.raises(CheckpointError, match="python -m training risk"):
             RiskClassifier(base, tokenizer, file)
+
+
+def test_a_quantized_base_is_refused(base, tokenizer, weights_file):
+    quantized = copy.deepcopy(base)
+    projection = quantized.model.language_model.layers[0].self_attn.q_proj
+    projection.weight = torch.nn.Parameter(projection.weight.to(torch.int8), requires_grad=False)
+
+    with pytest.raises(CheckpointError, match="without --quantize 4bit or 8bit"):
+        RiskClassifier(quantized, tokenizer, weights_file())
 
 
 def test_classes_are_no_danger_and_all_kinds():

@@ -18,7 +18,6 @@ from compeer_core.safety import (
     RiskSentences,
     RiskSign,
     RiskState,
-    combined,
     find_risk,
     forbids_reply,
     load_help_lines,
@@ -396,27 +395,6 @@ def test_a_hint_does_not_soften_a_sign_before_it():
 
     assert sign.after(hint) == sign.after(None)
     assert sign.after(hint).withheld_for is RiskKind.SELF_HARM
-
-
-def test_checks_combine_to_the_gravest_sign_and_of_equals_to_the_first():
-    def learned(text: str, language: str) -> RiskSign | None:
-        return RiskSign(RiskKind.SUICIDE) if "tired of it all" in text else None
-
-    check = combined(find_risk, learned)
-
-    hint = check("I am so tired of it all", "en")
-    assert hint == RiskSign(RiskKind.SUICIDE, "")
-    both = check("I am so tired of it all, I want to die", "en")
-    assert both is not None
-    assert both.phrase == "want to die"
-    graver = check("I am so tired of it all, I took all my pills", "en")
-    assert graver is not None
-    assert graver.kind is RiskKind.MEDICAL_EMERGENCY
-    assert check("hello", "en") is None
-    hinting = combined(lambda text, language: RiskSign(RiskKind.SUICIDE, is_hint=True), find_risk)
-    certain = hinting("My brother wants to kill himself", "en")
-    assert certain is not None
-    assert (certain.kind, certain.is_hint) == (RiskKind.OTHER_IN_DANGER, False)
 
 
 FIRST_STEPS = {

@@ -88,6 +88,18 @@ def test_a_reply_earns_its_point_by_equalling_or_beating(answer: str, hard: floa
     assert judgement.reward().response == hard
 
 
+def test_a_preference_on_the_less_likely_side_is_unsure() -> None:
+    worse = verdict(first=0.33, second=0.34, both=0.33)
+    better = verdict(first=0.34, second=0.33, neither=0.33)
+
+    assert [(each.at_least_as_good, each.is_unsure) for each in (worse, better)] == [
+        (False, True),
+        (True, True),
+    ]
+    assert not verdict(first=0.7, second=0.3).is_unsure
+    assert not verdict(first=0.3, second=0.7).is_unsure
+
+
 def test_without_a_reference_the_reply_is_not_part_of_the_total() -> None:
     reward = Judgement((RIGHT, RIGHT, WRONG), NO_REFERENCE, is_complete=True).reward()
 

@@ -198,11 +198,11 @@ def _verdict(now: PartProgress, progress: Progress | None, texts: Texts) -> _Ver
     if now.state == "missing" and progress.outcome != "finished":
         return None
     match now.verdict:
-        case StepVerdict(correct=correct, probability_correct=probability):
+        case StepVerdict():
             kind = verdict_kind(now.verdict)
-            percent = round(100 * (probability if correct or kind == "unsure" else 1 - probability))
             detail = texts(
-                "inspector.unsure_detail" if kind == "unsure" else "inspector.sure", percent=percent
+                "inspector.unsure_detail" if kind == "unsure" else "inspector.sure",
+                percent=_percent(now.verdict.probability_correct, kind),
             )
             return _Verdict(kind, VERDICT_SIGNS[kind], texts(f"inspector.{kind}"), detail)
         case Unscorable():
@@ -313,14 +313,11 @@ def _reply_verdict(turn: Turn, texts: Texts) -> _Verdict | None:
     baseline = turn.reply(progress.compared_with)
     match progress.reply_verdict:
         case ResponseVerdict() as verdict if baseline is not None:
-            good = verdict.at_least_as_good
-            kind = "unsure" if verdict.is_unsure else "right" if good else "wrong"
-            probability = verdict.probability_at_least_as_good
-            percent = round(100 * (probability if good or kind == "unsure" else 1 - probability))
+            kind = verdict_kind(verdict)
             named = texts("inspector.baseline", number=baseline.number, model=baseline.model)
             detail = texts(
                 "inspector.reply_unsure_detail" if kind == "unsure" else "inspector.sure",
-                percent=percent,
+                percent=_percent(verdict.probability_at_least_as_good, kind),
             )
             words = texts(f"inspector.reply_{kind}", baseline=named)
             return _Verdict(kind, VERDICT_SIGNS[kind], words, detail)
@@ -330,6 +327,11 @@ def _reply_verdict(turn: Turn, texts: Texts) -> _Verdict | None:
             return _Verdict("unscored", "–", texts("inspector.reply_not_scored"))
         case _:
             return None
+
+
+def _percent(probability: float, kind: str) -> int:
+    """Return the probability of the verdict, in percent; of an unsure one that it is "right"."""
+    return round(100 * (1 - probability if kind == "wrong" else probability))
 
 
 # --- the reward -----------------------------------------------------------------------------------

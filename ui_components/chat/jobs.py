@@ -15,16 +15,12 @@ from compeer_core.grounding import StepChecker
 from compeer_core.policy import Controls, Policy
 from compeer_core.steering import GivenStep
 from compeer_core.turn import SEEDS, TurnDone
-from ui_components.server.metrics import Metrics
-from ui_components.shared.jobs import GRACE_SECONDS, Job, JobRunner, ProgressChange, TurnRequest
-from ui_components.shared.models import Models
+from ui_components.shared.jobs import Job, JobRunner, ProgressChange, TurnRequest
 from ui_components.shared.progress import Failure, Origin, Progress
 from ui_components.shared.session import BestOf, Session, Turn
-from ui_components.shared.session_store import SessionKey, SessionStore
+from ui_components.shared.session_store import SessionKey
 
 logger = logging.getLogger(__name__)
-
-DEADLINE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -68,25 +64,6 @@ class ReplyJob(Job):
 
 class ReplyJobs(JobRunner[Session, ReplyJob]):
     """The jobs of Chat."""
-
-    def __init__(
-        self,
-        models: Models,
-        store: SessionStore[Session],
-        metrics: Metrics,
-        *,
-        deadline_seconds: float = DEADLINE_SECONDS,
-        grace_seconds: float = GRACE_SECONDS,
-        gated: bool = True,
-    ) -> None:
-        super().__init__(
-            models,
-            store,
-            metrics,
-            deadline_seconds=deadline_seconds,
-            grace_seconds=grace_seconds,
-            gated=gated,
-        )
 
     def begin(
         self,

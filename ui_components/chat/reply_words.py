@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from compeer_core.gate import RejectedDraw
 from compeer_core.reasoning import LabelValue, Part, Unreadable
-from compeer_core.unifireward import Reward, StepOutcome, StepVerdict
+from compeer_core.unifireward import (
+    ResponseVerdict,
+    Reward,
+    StepOutcome,
+    StepVerdict,
+    Unscorable,
+)
 from ui_components.shared.progress import Progress
 from ui_components.shared.texts import Texts
 
@@ -104,11 +110,14 @@ def steps_in_words(progress: Progress | None, texts: Texts) -> str:
     )
 
 
-def verdict_kind(outcome: StepOutcome) -> str:
+def verdict_kind(outcome: StepOutcome | ResponseVerdict) -> str:
     """Return "right", "unsure", "wrong" or "unscored"."""
-    if not isinstance(outcome, StepVerdict):
+    if isinstance(outcome, Unscorable):
         return "unscored"
-    return "unsure" if outcome.is_unsure else "right" if outcome.correct else "wrong"
+    if outcome.is_unsure:
+        return "unsure"
+    is_right = outcome.correct if isinstance(outcome, StepVerdict) else outcome.at_least_as_good
+    return "right" if is_right else "wrong"
 
 
 def total_in_words(progress: Progress | None, texts: Texts) -> str:

@@ -317,12 +317,17 @@ def _reveal(round_: Round, pair: Pair, texts: Texts, models: Models) -> dict[str
     left, right = (LETTERS[number] for number in pair.sides)
     verdict = pair.verdict or revealed.verdict
     sides = [round_.sides[number] for number in pair.sides]
+    titles = [_title(models, name) for name in revealed.models]
     return {
         "names": [
-            {"letter": letter, "title": explained(_title(models, name), texts), "name": name}
-            for letter, name in zip((left, right), revealed.models, strict=True)
+            {
+                "letter": letter,
+                "title": explained(title, texts),
+                "name": name if name != title else "",
+            }
+            for letter, name, title in zip((left, right), revealed.models, titles, strict=True)
         ],
-        "terms": terms_line([_title(models, name) for name in revealed.models], texts),
+        "terms": terms_line(titles, texts),
         "verdict": _said(verdict, left, right, texts) if verdict else "",
         "verdict_note": _verdict_note(round_, pair, verdict, revealed.preference, texts),
         "agrees": None if verdict is None else verdict is revealed.preference,

@@ -23,7 +23,7 @@ from compeer_core.grounding import StepChecker
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
-from compeer_core.safety import RiskCheck, RiskState, find_risk, risk_sentences
+from compeer_core.safety import RiskCheck, RiskState, find_risk
 from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.leaderboard.board import Filters
@@ -327,17 +327,13 @@ def _risk(dialogue: Dialogue, check: RiskCheck) -> RiskState:
 def _risk_in_words(risk: RiskState, message: str) -> dict[str, Any] | None:
     if risk.kind is None:
         return None
-    texts = _texts(language_of(message))
-    withheld, is_earlier = risk.withheld_for is not None, risk.messages_since > 0
-    sentences = risk_sentences()
-    if risk.is_hint:
-        wording = sentences.hint
-    else:
-        wording = sentences.afterwards if withheld and is_earlier else sentences.kinds[risk.kind]
     return (
         {"kind": risk.kind.value, "hint": risk.is_hint}
-        | help_for(texts, risk.kind, wording(texts.language))
-        | {"where": "history" if is_earlier else "message", "withheld": withheld}
+        | help_for(_texts(language_of(message)), risk)
+        | {
+            "where": "history" if risk.messages_since else "message",
+            "withheld": risk.withheld_for is not None,
+        }
     )
 
 

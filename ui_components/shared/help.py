@@ -82,17 +82,19 @@ def standing_card(texts: Texts, risk: RiskState) -> RiskCard | None:
     if risk.kind is None:
         return None
     card = risk_card(texts, risk.kind, "standing")
-    if risk.is_hint:
-        text = risk_sentences().hint(texts.language)
-        return replace(card, title=texts("help.card_title_hint"), text=text, key="hint")
-    return replace(card, title=texts("help.card_title_earlier"))
+    if not risk.is_hint:
+        return replace(card, title=texts("help.card_title_earlier"))
+    text = _sentence(risk.kind, texts, is_hint=True)
+    return replace(card, title=texts("help.card_title_hint"), text=text, key="hint")
 
 
-def help_for(texts: Texts, kind: RiskKind, sentence: str) -> dict[str, object]:
-    """Return a sentence and all help lines, for programs that know where their reader is."""
+def help_for(texts: Texts, risk: RiskState) -> dict[str, object]:
+    """Return the sentence and all help lines after a sign or hint, for programs that know where their reader is."""
+    assert risk.kind is not None
     home = region_of(None, texts.language)
+    is_earlier = risk.withheld_for is not None and risk.messages_since > 0
     return {
-        "sentence": sentence,
+        "sentence": _sentence(risk.kind, texts, is_earlier=is_earlier, is_hint=risk.is_hint),
         "lines": [
             {
                 "number": line.number,
@@ -100,13 +102,17 @@ def help_for(texts: Texts, kind: RiskKind, sentence: str) -> dict[str, object]:
                 "kind": line.kind,
                 "region": list(line.regions),
             }
-            for line in _help_lines().for_region(home, _first(kind))
+            for line in _help_lines().for_region(home, _first(risk.kind))
         ],
     }
 
 
-def _sentence(kind: RiskKind, texts: Texts, *, is_earlier: bool) -> str:
+def _sentence(
+    kind: RiskKind, texts: Texts, *, is_earlier: bool = False, is_hint: bool = False
+) -> str:
     sentences = risk_sentences()
+    if is_hint:
+        return sentences.hint(texts.language)
     return (sentences.afterwards if is_earlier else sentences.kinds[kind])(texts.language)
 
 

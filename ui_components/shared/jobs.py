@@ -32,6 +32,8 @@ from ui_components.shared.session_store import SessionKey, SessionRecord, Sessio
 
 logger = logging.getLogger(__name__)
 
+DEADLINE_SECONDS = 120.0
+"""Time limit of a reply, judging and fresh draws included."""
 GRACE_SECONDS = 5.0
 """How long a job continues after its last watcher has left. A reload leaves before it comes back."""
 UNWATCHED_SECONDS = 5.0
@@ -130,7 +132,7 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         store: SessionStore[Record],
         metrics: Metrics,
         *,
-        deadline_seconds: float,
+        deadline_seconds: float = DEADLINE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
         gated: bool = True,
     ) -> None:

@@ -42,7 +42,7 @@ class Services:
     grace_seconds: float = GRACE_SECONDS
     """How long generation continues after its page was closed, so that a reload finds it."""
     gated: bool = True
-    """Whether replies pass the gate of `compeer_core.gate` before a person sees them."""
+    """Whether a reply that has ended must pass the gate of `compeer_core.gate` to stay on the page."""
     risk_check: RiskCheck = find_risk
     """Looks for signs of danger in every message of Chat, Compare and the API."""
     risks: RiskStates = field(init=False)

@@ -46,6 +46,7 @@ from compeer_core.backends.transformers_.packed_step import (
     PackedStep,
     compiled,
     is_supported,
+    normalised,
 )
 
 ROOM = 64
@@ -129,11 +130,7 @@ def _store_by_input(projections: Sequence[nn.Linear]) -> torch.Tensor:
 
 
 class _Norm:
-    """Root mean square normalisation that writes no squares to memory.
-
-    With the length |x| of a vector of n numbers, x / sqrt(|x|^2 / n + eps) is
-    x * sqrt(n) / hypot(|x|, sqrt(n * eps)).
-    """
+    """The norm of a layer; see `normalised`."""
 
     def __init__(self, norm: Qwen2_5_VLRMSNorm) -> None:
         size = norm.weight.numel()
@@ -144,8 +141,7 @@ class _Norm:
         return PackedNorm(self._weight, self._least)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return (states * self._weight).div_(torch.hypot(length, self._least))
+        return normalised(states, self._weight, self._least)
 
 
 @dataclass(frozen=True)

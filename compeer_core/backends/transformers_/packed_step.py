@@ -90,18 +90,32 @@ class PackedLinear(nn.Module):
         return outputs
 
 
+def normalised(states: torch.Tensor, weight: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Return states after root mean square normalisation, without writing squares to memory.
+
+    With the length |x| of a vector of n numbers, x / sqrt(|x|^2 / n + eps) is
+    x * sqrt(n) / hypot(|x|, sqrt(n * eps)).
+
+    Args:
+        states: Shape (..., n).
+        weight: The weight times sqrt(n), shape (n,).
+        least: sqrt(n * eps), a scalar.
+    """
+    length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return (states * weight).div_(torch.hypot(length, least))
+
+
 class PackedNorm(nn.Module):
-    """Root mean square normalisation; see `fused_step`."""
+    """The norm of a `PackedLayer`; see `normalised`."""
 
     def __init__(self, weight: torch.Tensor, least: torch.Tensor) -> None:
-        """Use the scaled weight, shape (width,), and the least length, a scalar."""
+        """Take the arguments of `normalised`."""
         super().__init__()
         self.weight = weight
         self.least = least
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return (states * self.weight).div_(torch.hypot(length, self.least))
+        return normalised(states, self.weight, self.least)
 
 
 class PackedLayer(nn.Module):

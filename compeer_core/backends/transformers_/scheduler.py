@@ -19,8 +19,9 @@ visitor's prompt) or turns with another adapter do, and goes to the end of the q
 Each row samples with its own `Sampler` from its own logits, and does not wait for its reader. A
 batch can change the last bits of the logits, since a product of several rows is summed in another
 order. In 32 bits a seed therefore gives the same text as alone unless two tokens are equally
-probable up to rounding, about one token in a million; in 16 bits, with coarser rounding, texts may
-differ, and likewise where a turn alone reads compressed weights (`packed_step`), which batches do not. In 8 bits (bitsandbytes) rows would affect each other beyond that, and are not joined.
+probable up to rounding, about one token in a million. In 16 bits, with coarser rounding, texts may
+differ. They may also differ where a turn alone reads compressed weights (`packed_step`), which batches
+do not. In 8 bits (bitsandbytes) rows would affect each other beyond that, and are not joined.
 
 If a batch fails, its rows are generated one by one, so that only the faulty one fails.
 """

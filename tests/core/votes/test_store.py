@@ -102,6 +102,16 @@ def test_a_side_ends_once(store):
     assert store.battle(battle.id, "ann").statuses == (SideStatus.FINISHED, SideStatus.WRITING)
 
 
+def test_the_seed_of_the_shown_draw_replaces_the_planned_one(store):
+    battle = store.open_battle(plan())
+
+    store.finish_side(battle.id, 0, result("One.", seed=2**31 - 1))
+    store.fail_side(battle.id, 1)
+
+    seeds = [side.seed for side in store.battle(battle.id, "ann").sides]
+    assert seeds == [2**31 - 1, battle.sides[1].seed]
+
+
 @pytest.mark.parametrize("status", [SideStatus.FINISHED, SideStatus.STOPPED])
 def test_a_side_without_a_reply_has_failed(store, status):
     battle = store.open_battle(plan())

@@ -19,7 +19,7 @@ from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import CheckpointError, InputError, StoreError, VoteRefusedError
 from compeer_core.policy import Controls, Policy
 from compeer_core.taxonomy import Preference
-from compeer_core.turn import TurnDone, TurnRecord, take_turn
+from compeer_core.turn import TurnDone, TurnRecord, draw_seed, take_turn
 from compeer_core.unifireward import PREFERENCES, Judge
 from compeer_core.votes.battles import Flag, SideStatus
 from compeer_core.votes.schema import BattleRow
@@ -608,7 +608,11 @@ def play(monkeypatch: pytest.MonkeyPatch, services: Services, *texts: str) -> No
 def test_a_side_is_drawn_again_and_only_the_reveal_says_so(anna, services, monkeypatch):
     play(monkeypatch, services, LOOP, SECOND)
     anna.send("hello")
-    assert anna.round.sides[anna.left("cedar-2")].reply == SECOND_REPLY
+    number = anna.left("cedar-2")
+    side = anna.round.sides[number]
+    assert side.reply == SECOND_REPLY
+    stored = services.votes.battle(anna.battle, anna.key.visitor).sides[number]
+    assert stored.seed == draw_seed(side.plan.seed, 1)
     aged(anna)
     anna.vote("both")
     assert not any("rejected" in screen for screen in anna.screens)
@@ -617,7 +621,7 @@ def test_a_side_is_drawn_again_and_only_the_reveal_says_so(anna, services, monke
     row = re.search(r"Draws rejected before the reply</th>(.*?)</tr>", anna.ballot)
     assert row is not None
     cells = re.findall(r">(\d+)</td>", row[1])
-    assert cells == (["1", "0"] if anna.left("cedar-2") == 0 else ["0", "1"])
+    assert cells == (["1", "0"] if number == 0 else ["0", "1"])
 
 
 def test_a_side_without_a_usable_reply_leaves_no_vote(anna, services, monkeypatch):
