@@ -404,6 +404,19 @@ def read(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Readi
     return parser.finish()
 
 
+def reply_of(text: str) -> str:
+    """Return the reply of a turn, or the whole text of a model that does not use the output format.
+
+    Empty if there is no reply.
+
+    Example:
+        >>> reply_of("<emotion>Sad</emotion><reply>I see.</reply>"), reply_of(" Tell me more. ")
+        ('I see.', 'Tell me more.')
+    """
+    is_plain = not any(tag in text for tag in TAGS)
+    return read(text).reply or (text.strip() if is_plain else "")
+
+
 def parse(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> SupportTurn:
     """Parse a complete turn. An unreadable label does not make it incomplete.
 

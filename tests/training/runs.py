@@ -1,5 +1,6 @@
 """Helpers for tests that run a stage in new processes, interrupt it, or compare its weights."""
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
+from training.common.run_directory import METRICS_FILE
 from training.finetune.optimisation import Optimisers
 from training.stages import StoppedEarly
 
@@ -80,3 +82,10 @@ def changed(before: Path, after: Path) -> set[str]:
     first, second = weights(before), weights(after)
     assert first.keys() == second.keys()
     return {name for name in first if not torch.equal(first[name], second[name])}
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's metrics, without what depends on the clock."""
+    lines = (run / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    clock = {"time", "tokens_per_second"}
+    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]

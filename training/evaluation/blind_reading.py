@@ -28,7 +28,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.grounding import invented_quotations
 from compeer_core.ngrams import loops
-from compeer_core.reasoning import TAGS, read
+from compeer_core.reasoning import read, reply_of
 from compeer_core.row_files import write_rows
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
 from training.common import results
@@ -53,6 +53,7 @@ SHEET, KEY, JUDGEMENTS, TURNS = "sheet.jsonl", "key.json", "judgements.jsonl", "
 REPLIES = "replies.md"
 OWN = ("", "written")
 """Corpora whose text may be published."""
+NO_REPLY = "(no reply)"
 RUBRIC = Path(__file__).with_name("rubric.md")
 RATERS = {"llm": "LLM rater", "person": "human rater"}
 """How tables name the reader, by the source of the labels."""
@@ -244,13 +245,6 @@ def _as_line(utterance: CaseUtterance) -> str:
     return f"{utterance.speaker.value}{photo}: {utterance.text}"
 
 
-def _reply_of(text: str) -> str:
-    """Return the reply, or the whole text of a policy that does not use the output format."""
-    reply = read(text).reply
-    is_plain = not any(tag in text for tag in TAGS)
-    return reply or (text.strip() if is_plain else "") or "(no reply)"
-
-
 def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) -> None:
     """Write turns, sheet and key. The key is last, so that an interrupted run starts again."""
     by_context: dict[str, list[WrittenTurn]] = {}
@@ -263,7 +257,7 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) ->
         candidates = [*by_context.values()][place]
         order = rng.permutation(len(candidates)).tolist()
         name = f"c{len(lines) + 1:03}"
-        replies = tuple(_reply_of(candidates[number].text) for number in order)
+        replies = tuple(reply_of(candidates[number].text) or NO_REPLY for number in order)
         lines.append(SheetLine(id=name, conversation=candidates[0].conversation, replies=replies))
         key[name] = {
             "context": candidates[0].context,
@@ -325,7 +319,7 @@ def rated_replies(
         if first.corpus in OWN:
             lines += [f"> {_single_line(line)}  " for line in first.conversation] + [""]
         for policy, rating in zip(entry["policies"], judgement.replies, strict=True):
-            reply = _single_line(_reply_of(by_context[context, policy].text))
+            reply = _single_line(reply_of(by_context[context, policy].text) or NO_REPLY)
             lines.append(f"- {policy} ({_summary(rating)}): {reply}")
         lines.append("")
     return "\n".join(lines)

@@ -172,8 +172,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for language, path in config.cards.items()
     }
     written = {name_of(path): read_file(path, Transcripts) for path in config.transcripts}
-    if config.rubrics is not None:
-        read_file(config.rubrics, Rubrics)
+    rubrics = None if config.rubrics is None else read_file(config.rubrics, Rubrics)
     numbers: dict[Key, Sequence[str]] = {
         (policy.name, language): [str(number) for number in range(len(roles))]
         for policy in config.policies
@@ -192,7 +191,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         ratings = {}
         for judge in config.judges:
             try:
-                ratings[judge.name] = _rate(judge, dialogues, config, stopping)
+                ratings[judge.name] = _rate(judge, dialogues, config, rubrics, stopping)
             except CheckpointError as error:
                 if ADAPTER in str(judge.adapter):
                     raise CheckpointError(f"{error}. {_INTERNLM2}") from error
@@ -303,9 +302,15 @@ def _rate(
     judge: Judge,
     dialogues: Mapping[Key, Transcripts],
     config: Config,
+    rubrics: Rubrics | None,
     stopping: StopRequest,
 ) -> dict[Key, Scores]:
-    """Return a judge's scores of all dialogues; write those of a model."""
+    """Return a judge's scores of all dialogues; write those of a model.
+
+    Raises:
+        ConfigError: A score file lacks a dialogue, or has another.
+        WaitingForPeople: Score files are missing.
+    """
     if judge.scores is not None:
         files = {key: judge.scores / f"{key[0]}_{key[1]}.json" for key in dialogues}
         missing = [str(path) for path in files.values() if not path.exists()]
@@ -314,7 +319,8 @@ def _rate(
                 f"judge {judge.name}: {', '.join(missing)} missing; rate the files of "
                 f"{config.output / 'result'} with the program that writes them and run this again"
             )
-        return {key: read_file(path, Scores) for key, path in files.items()}
+        return {key: _read_scores(path, dialogues[key]) for key, path in files.items()}
+    assert rubrics is not None  # see `Config`
     with ExitStack() as stack:  # the adapters of a judge share their base while it is open
         askers: dict[GeneratorSettings, Asker] = {}
         ratings: dict[Key, Scores] = {
@@ -333,10 +339,22 @@ def _rate(
                     askers[settings] = stack.enter_context(
                         opened(settings, config.output, stopping)
                     )
-                _rate_dimension(judge, askers[settings], dimension, language, entries, config)
+                _rate_dimension(
+                    judge, askers[settings], dimension, language, entries, rubrics, config
+                )
     for (model, language), scores in ratings.items():
         write_file(config.output / "score" / judge.name / f"{model}_{language}.json", scores)
     return ratings
+
+
+def _read_scores(path: Path, dialogues: Transcripts) -> Scores:
+    scores = read_file(path, Scores)
+    if different := sorted(scores.keys() ^ dialogues.keys()):
+        raise ConfigError(
+            f"{path}: has scores of {len(scores)} dialogues, of {len(dialogues)} that were held; the first that "
+            f"differs is {different[0]}. Rate the dialogues again"
+        )
+    return scores
 
 
 def _rate_dimension(
@@ -345,10 +363,10 @@ def _rate_dimension(
     dimension: str,
     language: Language,
     entries: Mapping[str, tuple[list[str], dict[str, int]]],
+    rubrics: Rubrics,
     config: Config,
 ) -> None:
-    assert config.rubrics is not None
-    rubrics, frame = read_file(config.rubrics, Rubrics), load_prompt(config.prompts, "esc_judge")
+    frame = load_prompt(config.prompts, "esc_judge")
 
     def messages(rating: Conversation) -> Sequence[Message]:
         lines = [neutralise(line, asker.reserved) for line in entries[rating.key][0]]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from compeer_core.config import FrozenModel
@@ -130,12 +131,11 @@ def metrics(
     }
     for key, by_judge in matrices.items():
         model, language = key
-        counts = {judge: (~np.isnan(matrix)).sum(axis=0) for judge, matrix in by_judge.items()}
-        counts[MEAN] = np.min([*counts.values()], axis=0)
+        counts = _readable(by_judge)
         rated = len(next(iter(ratings.values()))[key])
         for judge, table in _tables(by_judge).items():
             about = f"{language}, {judge}"
-            n = [*counts[judge], min(counts[judge])]
+            n = [*counts[judge], counts[judge].min()]
             for name, column, known in zip(
                 [*DIMENSIONS.values(), AVERAGE], table.T, n, strict=True
             ):
@@ -143,9 +143,13 @@ def metrics(
                     share = estimate(column, int(known))
                     yield results.measured(name, share, unit="%", of=model, about=about)
             if judge != MEAN and rated:
-                unreadable = rated * len(DIMENSIONS) - int(counts[judge].sum())
+                verdicts = rated * len(DIMENSIONS)
                 yield results.Metric(
-                    name="unreadable verdicts", value=unreadable, n=rated, of=model, about=about
+                    name="unreadable verdicts",
+                    value=verdicts - int(counts[judge].sum()),
+                    n=verdicts,
+                    of=model,
+                    about=about,
                 )
         yield results.Metric(
             name="failed dialogues",
@@ -155,17 +159,21 @@ def metrics(
             about=language,
         )
     for first, other in ((policies[0], other) for other in policies[1:]):
-        for language in (spoken for model, spoken in numbers if model == first):
+        for language in get_args(Language):
+            if not {(first, language), (other, language)} <= numbers.keys():
+                continue
             one, two = matrices[first, language], matrices[other, language]
             # adding 0 * x drops what is unknown in x
-            firsts = _tables({judge: one[judge] + 0 * two[judge] for judge in one})
-            others = _tables({judge: two[judge] + 0 * one[judge] for judge in one})
-            for judge in firsts:
-                difference = firsts[judge][:, -1] - others[judge][:, -1]
+            firsts = {judge: one[judge] + 0 * two[judge] for judge in one}
+            others = {judge: two[judge] + 0 * one[judge] for judge in one}
+            counts = _readable(firsts)
+            first_tables, other_tables = _tables(firsts), _tables(others)
+            for judge in first_tables:
+                difference = first_tables[judge][:, -1] - other_tables[judge][:, -1]
                 if not np.isnan(difference[0]):
                     yield results.measured(
                         AVERAGE,
-                        estimate(difference, len(numbers[first, language])),
+                        estimate(difference, int(counts[judge].min())),
                         unit="%",
                         of=first,
                         baseline=other,
@@ -181,6 +189,12 @@ def _matrix(scores: Scores, numbers: Sequence[str]) -> Floats:
     matrix = np.array(values, dtype=np.float64)
     matrix[matrix == UNREADABLE] = np.nan
     return matrix
+
+
+def _readable(by_judge: Mapping[str, Floats]) -> dict[str, NDArray[np.int64]]:
+    """Return the readable verdicts on each dimension by judge, and the fewest of several judges, shape (7,)."""
+    counts = {judge: (~np.isnan(matrix)).sum(axis=0) for judge, matrix in by_judge.items()}
+    return counts | {MEAN: np.min([*counts.values()], axis=0)}
 
 
 def _tables(by_judge: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -97,7 +97,7 @@ class Config(FrozenModel):
     folder: Path
     """Folder for ratings, tables and plots."""
     rows: int | None = None
-    """Maximum number of test and of validation rows, sampled by the seed; None uses all."""
+    """Maximum number of rows to rate, of test, validation and sanity each, sampled by the seed; None uses all."""
     output: Path = results.FOLDER
     """Folder of the results files."""
     name: str = "reward_nano"
@@ -112,11 +112,12 @@ class Config(FrozenModel):
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Rate all rows with all judges and write tables and plots; a dry run counts the rows."""
     refuse_resume(resume, "an evaluation resumes by itself")
-    test = _rows_of_split(config.test, "test", config)
-    validation = _rows_of_split(config.validation, "valid", config)
+    rows, seed = config.rows, config.seed
+    test = drawn(_rows_of_split(config.test, "test"), rows, seed)
+    validation = drawn(_rows_of_split(config.validation, "valid"), rows, seed)
     human = _human_judgements(config)
-    sanity = _rows_of_split(config.sanity, "test", config)
-    learnt = _rows_of_split(config.baseline, "train", config)
+    sanity = drawn(_rows_of_split(config.sanity, "test"), rows, seed)
+    learnt = _rows_of_split(config.baseline, "train")
     _log.info(
         "%d test rows, %d validation rows, %d human judgements, %d sanity pairs, %d baseline rows",
         *map(len, (test, validation, human, sanity, learnt)),
@@ -316,7 +317,10 @@ def human_agreement(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
 
 
 def sanity_shares(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
-    """Return in how many pairs a judge gives a reply a higher probability than its corruption."""
+    """Return in how many pairs a judge gives a reply a higher probability than its corruption.
+
+    Pairs without a readable preference are left out of the share and its n.
+    """
     by_corruption = sorted(rows, key=lambda row: row.decided_by)
     metrics: list[results.Metric] = []
     for decided_by, pairs in itertools.groupby(by_corruption, key=lambda row: row.decided_by):
@@ -325,26 +329,26 @@ def sanity_shares(name: str, rows: Sequence[Rated]) -> list[results.Metric]:
             for row in pairs
             if (given := row.preference_probabilities) is not None
         ]
-        metrics.append(
-            results.measured(
-                "own reply preferred",
-                wilson(sum(preferred), len(preferred)),
-                unit="%",
-                of=name,
-                about=f"sanity: {decided_by.rpartition('/')[2]}",
+        if preferred:
+            metrics.append(
+                results.measured(
+                    "own reply preferred",
+                    wilson(sum(preferred), len(preferred)),
+                    unit="%",
+                    of=name,
+                    about=f"sanity: {decided_by.rpartition('/')[2]}",
+                )
             )
-        )
     return metrics
 
 
-def _rows_of_split(paths: Iterable[Path], split: str, config: Config) -> list[CerRecord]:
-    records = [
+def _rows_of_split(paths: Iterable[Path], split: Split) -> list[CerRecord]:
+    return [
         record
         for path in paths
         for record in read_records(path, CerRecord)
         if record.case.split == split
     ]
-    return records if config.rows is None else drawn(records, config.rows, config.seed)
 
 
 def _human_judgements(config: Config) -> list[CerRecord]:
@@ -357,9 +361,7 @@ def _human_judgements(config: Config) -> list[CerRecord]:
     return [
         record
         for _, records in sorted(by_corpus.items())
-        for record in (
-            records if config.human_rows is None else drawn(records, config.human_rows, config.seed)
-        )
+        for record in drawn(records, config.human_rows, config.seed)
     ]
 
 

@@ -9,7 +9,7 @@ generated and not scored, as there.
 The score is the mean final emotion over profiles and seeds. It depends on the simulator as much as on the
 model, so every number names it; models are compared under the same simulator, paired by profile. Profiles are
 read from a copy of the official repository (Tencent/digitalhuman), of RLVER, or of Cactus (English clients).
-Dialogues are written in the official format and can be read from it:
+Dialogues are written in the official format:
 
 ```text
 <output>/dialogues/<model>_seed<seed>.jsonl    a dialogue a line, in the official format
@@ -242,16 +242,16 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     with StopRequest() as stopping:
         played = dict(_play(config, profiles, stopping))
     about = f"simulator {config.simulator.author}, at most {config.max_turns} turns"
-    runs: dict[tuple[str, str], list[Finals]] = {}
+    runs: dict[str, list[Finals]] = {}
     for (model, seed), dialogues in played.items():
         finals = {each.profile.id: each.final for each in dialogues}
-        runs.setdefault((about, model), []).append(finals)
+        runs.setdefault(model, []).append(finals)
         path = config.output / "dialogues" / f"{model}_seed{seed}.jsonl"
         write_json_lines(path, (each.record() for each in dialogues if each.problem is None))
     write_failed(config.output, itertools.chain.from_iterable(played.values()))
     publish(
         config,
-        metrics(runs),
+        metrics(runs, about),
         title=f"SAGE: final emotion (0 to 100, start {START}), success and failure",
         label_source=about,
         interval="95 % CI over profiles, seeds averaged",
@@ -343,17 +343,19 @@ Finals = Mapping[str, float]
 """The final emotion of each profile's dialogue; NaN if it failed."""
 
 
-def metrics(runs: Mapping[tuple[str, str], Sequence[Finals]]) -> Iterator[results.Metric]:
+def metrics(runs: Mapping[str, Sequence[Finals]], about: str) -> Iterator[results.Metric]:
     """Yield final emotion, success and failure with CIs over profiles; seeds are averaged by profile.
 
     Args:
-        runs: By simulator and model, the final emotions of each seed. The first model of a simulator is
-            compared with each of the others, paired by profile.
+        runs: By model, the final emotions of each seed. The first model is compared with each of the others,
+            paired by profile.
+        about: Names the simulator.
     """
-    first_of: dict[str, dict[str, float]] = {}
-    names: dict[str, str] = {}
-    for (about, model), seeds in runs.items():
-        points = _by_profile(seeds, lambda point: point)
+    points_of = {model: _by_profile(seeds, lambda point: point) for model, seeds in runs.items()}
+    first, *_ = runs
+    firsts = points_of[first]
+    for model, seeds in runs.items():
+        points = points_of[model]
         measures = {
             ("final emotion", ""): points,
             ("success", "%"): _by_profile(seeds, lambda point: float(point >= SUCCESS)),
@@ -363,15 +365,18 @@ def metrics(runs: Mapping[tuple[str, str], Sequence[Finals]]) -> Iterator[result
             if values:
                 share = _mean([*values.values()])
                 yield results.measured(name, share, unit=unit, of=model, about=about)
-        first, first_points = names.setdefault(about, model), first_of.setdefault(about, points)
-        shared = [first_points[name] - points[name] for name in first_points if name in points]
+        shared = [firsts[name] - points[name] for name in firsts if name in points]
         if first != model and shared:
             yield results.measured(
                 "final emotion", _mean(shared), of=first, baseline=model, about=about
             )
-        failed = sum(math.isnan(point) for finals in seeds for point in finals.values())
+        all_finals = [point for finals in seeds for point in finals.values()]
         yield results.Metric(
-            name="failed dialogues", value=failed, n=len(seeds[0]), of=model, about=about
+            name="failed dialogues",
+            value=sum(map(math.isnan, all_finals)),
+            n=len(all_finals),
+            of=model,
+            about=about,
         )
 
 
@@ -392,13 +397,6 @@ def _mean(values: Sequence[float]) -> Estimate:
 # --- files -------------------------------------------------------------------------------------
 
 
-class _Final(BaseModel):
-    """What counts in a dialogue of the official format."""
-
-    id: str
-    emo_point: int
-
-
 class _OfficialProfile(BaseModel):
     """A profile of SAGE or RLVER."""
 
@@ -408,15 +406,6 @@ class _OfficialProfile(BaseModel):
     main_cha: str
     task: str
     first_talk: str = ""
-
-
-def read_finals(path: Path) -> dict[str, float]:
-    """Return the final emotion by profile of a file in the official format.
-
-    Raises:
-        ConfigError: It cannot be read, or is another file.
-    """
-    return {each.id: float(each.emo_point) for each in read_rows(path, _Final)}
 
 
 def read_profiles(path: Path) -> list[Profile]:

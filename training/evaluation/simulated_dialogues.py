@@ -24,7 +24,7 @@ from compeer_core.logs import brief
 from compeer_core.messages import Message, Role
 from compeer_core.policy import Style
 from compeer_core.prompts import neutralise, policy_messages
-from compeer_core.reasoning import TAGS, read
+from compeer_core.reasoning import reply_of
 from compeer_core.row_files import replacing
 from training.cer.requests.asking import Asker, Check, Question
 from training.cer.requests.generators import GeneratorSettings
@@ -189,17 +189,6 @@ def seeker_chat(conversation: Conversation, reserved: Iterable[str]) -> Iterator
     for speaker, text in conversation.turns:
         role: Role = "assistant" if speaker is Speaker.SEEKER else "user"
         yield Message(role, (neutralise(text, reserved),))
-
-
-def reply_of(text: str) -> str:
-    """Return the reply of a turn, or the whole text of a model that does not use the output format.
-
-    Example:
-        >>> reply_of("<emotion>Sad</emotion><reply>I see.</reply>"), reply_of(" Tell me more. ")
-        ('I see.', 'Tell me more.')
-    """
-    is_plain = not any(tag in text for tag in TAGS)
-    return read(text).reply or (text.strip() if is_plain else "")
 
 
 def _check_reply(key: str, text: str) -> str | None:

@@ -73,6 +73,11 @@ class SharedPrefixRow:
     pixels: Tensor | None
     grid: Tensor | None
 
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.tokens.shape[1]
+
     def to(self, device: str) -> "SharedPrefixRow":
         """Return the row on a device."""
         return SharedPrefixRow(**{name: _moved(v, device) for name, v in vars(self).items()})

@@ -1,4 +1,4 @@
-"""LoRA adapters on a small frozen base: loading, fp32 masters, and rows shared between processes.
+"""LoRA adapters on a small frozen base: the run, fp32 masters, and rows shared between processes.
 
 Policies (`sft adapter`) and judges (`reward adapter`) are trained with these parts. Base and adapter
 compute in bf16 where the CPU multiplies it natively, else in fp32: on a CPU without such instructions bf16
@@ -7,9 +7,9 @@ always updates an fp32 copy of the adapter (`Masters`).
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,15 +21,185 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from compeer_core.errors import CheckpointError, ConfigError
-from training.common.processes import process_count, process_rank
+from training.common.processes import (
+    is_first,
+    join_processes,
+    process_count,
+    process_rank,
+    sum_over_processes,
+)
 from training.finetune.base_model import LoraShape, Weights, load_base, lora_config
-from training.finetune.shared_prefix import SharedPrefixRow
+from training.finetune.optimisation import (
+    CHECKPOINT,
+    Optimisers,
+    Schedule,
+    load_checkpoint,
+    open_run,
+    run_steps,
+)
+from training.finetune.shared_prefix import ATTENTION
+from training.finetune.tokenise import SampleReader
 
 T = TypeVar("T")
+
+
+class Row(Protocol):
+    """What one forward pass reads: a `SharedPrefixRow`, perhaps with more."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        ...
+
+    def to(self, device: str) -> Self:
+        """Return the row on a device."""
+        ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+# --- the run -----------------------------------------------------------------------------------
+
+
+class AdapterConfig(Schedule):
+    """Rows, base and adapter of a stage that trains an adapter."""
+
+    records: tuple[Path, ...] = Field(min_length=1)
+    """Files of CER rows; training uses the train split."""
+    base: Path
+    """Checkpoint to train the adapter on, a Qwen2.5-VL."""
+    output: Path
+    """Run directory, which receives `adapter`."""
+    faces: Path | None = None
+    """Folder of the packed faces, for rows that show one."""
+    lora: LoraShape = LoraShape()
+    compute: Weights | None = None
+    """Precision of the base and the adapter in memory; None picks the faster one of the device, see
+    `fastest_precision`."""
+    longest: int = Field(default=2048, gt=0)
+    """Tokens of a row; a longer row is split. A turn or conversation that is longer by itself is left out
+    and counted."""
+
+
+class AdapterRun:
+    """A run that trains an adapter, in one process or several.
+
+    Attributes:
+        device: Device of this process.
+        model: The base with the adapter in it.
+        reader: Tokenises for the model.
+        limit: Maximum number of tokens of a row.
+    """
+
+    def __init__(
+        self, config: AdapterConfig, *, start: Path | None = None, first_layer: int = 0
+    ) -> None:
+        """Load the base and add the adapter; writes nothing.
+
+        Args:
+            config: Of the stage.
+            start: Adapter to start from; None starts from one that changes nothing.
+            first_layer: The first layer with an adapter.
+
+        Raises:
+            CheckpointError: The base or `start` cannot be loaded.
+            ConfigError: The base has no such layer.
+        """
+        self._config = config
+        self.device = join_processes(config.device)
+        torch.manual_seed(config.seed)  # all processes begin with the same adapter
+        precision = config.compute or fastest_precision(config.device_type)
+        self.model = load_small_base(config.base, precision)
+        self.reader = SampleReader(config.base, self.model)
+        language = self.model.model.language_model
+        lora = _upper_lora(config.lora, first_layer, len(language.layers))
+        self._adapted = add_adapter(self.model, lora, config.base, start)
+        self.limit = min(config.longest, language.config.max_position_embeddings)
+
+    def open(self, resume: Path | None, state: Mapping[str, Tensor] | None = None) -> None:
+        """Open the run directory, and load the last checkpoint of a run that is resumed.
+
+        Sets `directory` and `step`, the number of steps done.
+
+        Args:
+            resume: Run directory to resume; None starts a new run.
+            state: Further tensors that checkpoints contain; updated in place.
+
+        Raises:
+            ConfigError: See `open_run`.
+        """
+        config = self._config
+        self.directory = open_run(config.output, config, resume)
+        nn.Module.to(self.model, self.device)
+        self.model.model.language_model.set_attn_implementation(ATTENTION)
+        masters = Masters([weight for weight in self._adapted.parameters() if weight.requires_grad])
+        for name, tensor in (state or {}).items():
+            masters.register_buffer(name, tensor)
+        self._masters = masters
+        self._optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
+        self.step = 0
+        if resume is not None:
+            checkpoint = self.directory.path / CHECKPOINT
+            self.step = load_checkpoint(checkpoint, masters, self._optimisers.all)
+            masters.publish()
+        self._optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
+        self.directory.rewind(self.step)
+
+    def add_gradients(self, rows: Sequence[R], loss_of: Callable[[R], Tensor]) -> tuple[float, int]:
+        """Compute the gradients of a step; each process takes its share of the rows. Collective.
+
+        Args:
+            rows: Of all processes.
+            loss_of: Returns the loss of a row on the device, which is summed over rows.
+
+        Returns:
+            The loss and the number of tokens, both over all processes.
+        """
+        total = torch.zeros(1, device=self.device)
+        self._masters.forget()
+        for row in own_rows(rows):
+            loss = loss_of(row.to(self.device))
+            loss.backward()
+            self._masters.collect()
+            total += loss.detach()
+        sum_over_processes(self._masters.gradient)
+        return sum_over_processes(total).item(), sum(row.length for row in rows)
+
+    def train(
+        self,
+        learn: Callable[[], tuple[float, int]],
+        validate: Callable[[], float | Mapping[str, float]],
+    ) -> None:
+        """Run the remaining steps; see `run_steps`. `validate` runs without gradients."""
+
+        def evaluate() -> float | Mapping[str, float]:
+            self.model.eval()
+            with torch.no_grad():
+                measured = validate()
+            self.model.train()
+            return measured
+
+        self.model.train()
+        run_steps(
+            self._masters,
+            self._optimisers,
+            self._config,
+            self.directory,
+            self.step,
+            learn,
+            evaluate,
+        )
+
+    def save(self) -> None:
+        """Write the adapter into the run directory. Only rank 0 writes."""
+        if is_first():
+            save_adapter(self._adapted, self._config.base, self.directory.path / "adapter")
 
 
 # --- the adapter -------------------------------------------------------------------------------
@@ -72,6 +242,17 @@ class Masters(nn.Module):
             weight.copy_(part.view_as(weight))
 
 
+def _upper_lora(lora: LoraShape, first_layer: int, layers: int) -> LoraShape:
+    """Return the shape of an adapter that leaves the layers below `first_layer` alone."""
+    if first_layer >= layers:
+        raise ConfigError(f"first_layer: {first_layer}, but the base has {layers} layers")
+    if not first_layer:
+        return lora
+    numbers = "|".join(map(str, range(first_layer, layers)))
+    pattern = rf"(?=.*language_model\.layers\.({numbers})\.)(?:{lora.target_modules})"
+    return lora.model_copy(update={"target_modules": pattern})
+
+
 def fastest_precision(device: str) -> Weights:
     """Return the precision in which a device multiplies matrices fastest.
 
@@ -97,6 +278,11 @@ def load_small_base(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalG
 
 
 def check_shape(start: Path, lora: LoraShape) -> None:
+    """Check that `start` is an adapter of the shape `lora`.
+
+    Raises:
+        ConfigError: It is not.
+    """
     if not (start / "adapter_config.json").is_file():
         raise ConfigError(f"start: {start} holds no adapter_config.json")
     settings: Any = PeftConfig.from_pretrained(str(start))
@@ -179,7 +365,31 @@ def shared_out(lengths: Sequence[int], processes: int) -> list[list[int]]:
     return shares
 
 
-def own_rows(rows: Sequence[SharedPrefixRow]) -> list[SharedPrefixRow]:
+def own_rows(rows: Sequence[R]) -> list[R]:
     """Return the rows that are this process's."""
-    shares = shared_out([row.tokens.shape[1] for row in rows], process_count())
+    shares = shared_out([row.length for row in rows], process_count())
     return [rows[item] for item in shares[process_rank()]]
+
+
+def split_to_fit(
+    samples: Sequence[T], row_of: Callable[[Sequence[T]], R], longest: int
+) -> tuple[list[R], int]:
+    """Return the row of some samples, or several rows of fewer samples if it is too long.
+
+    Args:
+        samples: At least one.
+        row_of: Makes a row of samples.
+        longest: Maximum number of tokens of a row.
+
+    Returns:
+        The rows in the order of the samples, and how many samples are too long by themselves and left out.
+    """
+    row = row_of(samples)
+    if row.length <= longest:
+        return [row], 0
+    half = len(samples) // 2
+    if not half:
+        return [], 1
+    first, first_dropped = split_to_fit(samples[:half], row_of, longest)
+    second, second_dropped = split_to_fit(samples[half:], row_of, longest)
+    return first + second, first_dropped + second_dropped

@@ -40,27 +40,11 @@ from compeer_core.reasoning import STEPS, Part
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 from training.common.calibration import calibration_error, fit_temperature
 from training.common.fingerprints import digest, fingerprint
-from training.common.processes import (
-    gather_from_processes,
-    is_first,
-    join_processes,
-    process_count,
-    process_rank,
-    sum_over_processes,
-)
+from training.common.processes import gather_from_processes, is_first
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.finetune.base_model import LoraShape, Weights, check_base
-from training.finetune.optimisation import (
-    CHECKPOINT,
-    Optimisers,
-    Schedule,
-    load_checkpoint,
-    open_run,
-    run_steps,
-)
+from training.finetune.base_model import check_base
 from training.finetune.shared_prefix import (
-    ATTENTION,
     SharedPrefixRow,
     TokenisedSample,
     row_embeddings,
@@ -68,12 +52,10 @@ from training.finetune.shared_prefix import (
     shared_prefix_row,
 )
 from training.finetune.small_adapter import (
-    Masters,
-    add_adapter,
-    fastest_precision,
-    load_small_base,
-    save_adapter,
-    shared_out,
+    AdapterConfig,
+    AdapterRun,
+    own_rows,
+    split_to_fit,
     steps_of,
 )
 from training.finetune.tokenise import SampleReader
@@ -91,34 +73,20 @@ Verdicts = Sequence[tuple[Part, str]]
 """A part that was judged, and its verdict; one or more of a conversation."""
 
 
-class Config(Schedule):
-    """`[reward adapter]`: rows, base and schedule."""
+class Config(AdapterConfig):
+    """`[reward adapter]`: rows, base and schedule. The run directory also receives `calibration.json`."""
 
-    records: tuple[Path, ...] = Field(min_length=1)
-    """Files of CER rows; training uses the train split."""
     validation: tuple[Path, ...] = ()
     """Files whose valid split chooses the adapter and its temperatures; empty uses `records`."""
     kind: Kind = Kind.UNIFIED
     """`unified` (UnifiReward), `process` (PRM) or `outcome` (ORM)."""
-    base: Path
-    """Checkpoint to train the adapter on, a Qwen2.5-VL."""
-    output: Path
-    """Run directory, which receives `adapter` and `calibration.json`."""
-    faces: Path | None = None
-    """Folder of the packed faces, for rows that show one."""
-    lora: LoraShape = LoraShape()
     first_layer: int = Field(default=0, ge=0)
     """The first layer with an adapter; the layers below are computed once per row. 0 trains all layers."""
     states: Path | None = None
     """Folder of the stored states, 2 bytes per number; None is `states` in the run directory. Several
     runs may share it, one after the other or at once."""
-    compute: Weights | None = None
-    """Precision of the base and the adapter in memory; None picks the faster one of the device."""
     cases_per_step: int = Field(default=8, gt=0)
     """Histories per step, of all processes together."""
-    longest: int = Field(default=2048, gt=0)
-    """Tokens of a row; a longer one is split by conversations. A conversation that is longer by itself
-    is left out and counted."""
     validation_cases: int | None = Field(default=None, gt=0)
     """Number of histories of the valid split to measure on, drawn by `seed`; None uses all."""
 
@@ -144,77 +112,58 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         _log.info("%s: %d histories; verdicts: %s", split, len(of_split), shown)
     if dry_run:
         return
-    device = join_processes(config.device)
-    torch.manual_seed(config.seed)  # all processes begin with the same adapter
-    model = load_small_base(config.base, config.compute or fastest_precision(config.device_type))
-    reader = SampleReader(config.base, model)
-    token_of = reader.verdict_tokens(WORDS[config.kind])
-    language = model.model.language_model
-    lora = upper_lora(config.lora, config.first_layer, len(language.layers))
-    adapted = add_adapter(model, lora, config.base)
-    directory = open_run(config.output, config, resume)
-    torch.nn.Module.to(model, device)
-    language.set_attn_implementation(ATTENTION)
+    training = AdapterRun(config, first_layer=config.first_layer)
+    token_of = training.reader.verdict_tokens(WORDS[config.kind])
+    best = torch.tensor(-1.0, dtype=torch.float64)
+    training.open(resume, {"best": best})
     lower = LowerStates(
-        config.states or directory.path / "states",
-        model,
+        config.states or training.directory.path / "states",
+        training.model,
         config.first_layer,
         digest([fingerprint(config.base), config.first_layer]),
     )
-    judge = _Judge(model, lower, config.first_layer, token_of)
-    masters = Masters([weight for weight in adapted.parameters() if weight.requires_grad])
-    best = torch.tensor(-1.0)
-    masters.register_buffer("best", best)  # checkpoints contain it
-    optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
-    step = 0
-    if resume is not None:
-        step = load_checkpoint(directory.path / CHECKPOINT, masters, optimisers.all)
-        masters.publish()
-    optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
-    directory.rewind(step)
-    limit = min(config.longest, language.config.max_position_embeddings)
-    builder = RowBuilder(reader, Pictures(None, config.faces), config.kind, token_of, limit)
+    judge = _Judge(training.model, lower, config.first_layer, token_of)
+    builder = RowBuilder(
+        training.reader, Pictures(None, config.faces), config.kind, token_of, training.limit
+    )
     validation = [
         row
         for case in drawn(held_out, config.validation_cases, config.seed)
         for row in builder.rows(case)
     ]
     if not validation:
-        raise ConfigError(f"longest: each history of the valid split has more than {limit} tokens")
-    steps = steps_of(cases, config.cases_per_step, config.seed, step)
+        raise ConfigError(
+            f"longest: each history of the valid split has more than {training.limit} tokens"
+        )
+    steps = steps_of(cases, config.cases_per_step, config.seed, training.step)
 
     def learn() -> tuple[float, int]:
         rows = [row for case in next(steps) for row in builder.rows(case)]
         count = max(1, sum(len(row.verdicts) for row in rows))
-        total = torch.zeros(1, device=device)
-        masters.forget()
-        for row in _own(rows):
-            loss = judge.loss(row.to(device), weights) / count
-            loss.backward()
-            masters.collect()
-            total += loss.detach()
-        sum_over_processes(masters.gradient)
-        return sum_over_processes(total).item(), sum(row.length for row in rows)
+        return training.add_gradients(rows, lambda row: judge.loss(row, weights) / count)
 
     def validate() -> dict[str, float]:
-        model.eval()
-        with torch.no_grad():
-            own = [(row.verdicts, judge.probabilities(row.to(device))) for row in _own(validation)]
-        model.train()
+        own = [
+            (row.verdicts, judge.probabilities(row.to(training.device)))
+            for row in own_rows(validation)
+        ]
         measured = measures([pair for of_rank in gather_from_processes(own) for pair in of_rank])
-        directory.log("%s", ", ".join(f"{name} {value:.3f}" for name, value in measured.items()))
+        training.directory.log(
+            "%s", ", ".join(f"{name} {value:.3f}" for name, value in measured.items())
+        )
         if measured["auroc"] > best.item():
             best.fill_(measured["auroc"])
+            training.save()
             if is_first():
-                save_adapter(adapted, config.base, directory.path / "adapter")
                 text = json.dumps(measured, indent=2, sort_keys=True) + "\n"
-                (directory.path / CALIBRATION).write_text(text, encoding="utf-8")
+                (training.directory.path / CALIBRATION).write_text(text, encoding="utf-8")
         return measured
 
-    model.train()
-    run_steps(masters, optimisers, config, directory, step, learn, validate)
+    training.train(learn, validate)
     if builder.too_long:
-        directory.log("conversations of over %d tokens were met %d times", limit, builder.too_long)
+        training.directory.log(
+            "conversations of over %d tokens were met %d times", training.limit, builder.too_long
+        )
 
 
 # --- rows --------------------------------------------------------------------------------------
@@ -229,7 +178,7 @@ def read_cases(records: Sequence[Path], split: Split, kind: Kind) -> list[list[C
     cases: dict[str, list[CerRecord]] = {}
     for path in records:
         for record in read_records(path, CerRecord):
-            if record.case.split == split and any(True for _ in questions(record, kind)):
+            if record.case.split == split and any(questions(record, kind)):
                 cases.setdefault(record.case.id, []).append(record)
     return list(cases.values())
 
@@ -273,7 +222,7 @@ class VerdictRow:
     @property
     def length(self) -> int:
         """Number of tokens."""
-        return self.row.tokens.shape[1]
+        return self.row.length
 
     def to(self, device: str) -> "VerdictRow":
         """Return the row on a device."""
@@ -322,17 +271,9 @@ class RowBuilder:
                 sample, places = self._reader.read_verdicts(messages, self._token_of)
                 verdicts = [(answered.part, answered.verdict) for answered in asked]
                 tokenised.append((replace(sample, first_picture=None), places, verdicts))
-        return self._fitting(tokenised)
-
-    def _fitting(self, tokenised: Sequence[_Tokenised]) -> list[VerdictRow]:
-        row = _row(tokenised)
-        if row.length <= self._longest:
-            return [row]
-        half = len(tokenised) // 2
-        if not half:
-            self.too_long += 1
-            return []
-        return self._fitting(tokenised[:half]) + self._fitting(tokenised[half:])
+        rows, dropped = split_to_fit(tokenised, _row, self._longest)
+        self.too_long += dropped
+        return rows
 
 
 def _row(tokenised: Sequence[_Tokenised]) -> VerdictRow:
@@ -347,26 +288,7 @@ def _row(tokenised: Sequence[_Tokenised]) -> VerdictRow:
     return VerdictRow(row, [verdict for _, _, verdicts in tokenised for verdict in verdicts])
 
 
-def _own(rows: Sequence[VerdictRow]) -> list[VerdictRow]:
-    """Return the rows of this process."""
-    shares = shared_out([row.length for row in rows], process_count())
-    return [rows[item] for item in shares[process_rank()]]
-
-
 # --- the model ---------------------------------------------------------------------------------
-
-
-def upper_lora(lora: LoraShape, first_layer: int, layers: int) -> LoraShape:
-    """Return the shape of an adapter that leaves the layers below `first_layer` alone.
-
-    Raises:
-        ConfigError: The model has no such layer.
-    """
-    if first_layer >= layers:
-        raise ConfigError(f"first_layer: {first_layer}, but the base has {layers} layers")
-    numbers = "|".join(map(str, range(first_layer, layers)))
-    pattern = rf"(?=.*language_model\.layers\.({numbers})\.){lora.target_modules}"
-    return lora if not first_layer else lora.model_copy(update={"target_modules": pattern})
 
 
 def _part_of_layers(text: Any, layers: Sequence[nn.Module], norm: nn.Module) -> Any:

@@ -22,37 +22,22 @@ from pydantic import Field
 from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
-from training.common.processes import (
-    is_first,
-    join_processes,
-    sum_over_processes,
-)
+from training.common.processes import sum_over_processes
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.finetune.base_model import LoraShape, Weights, check_base
-from training.finetune.optimisation import (
-    CHECKPOINT,
-    Optimisers,
-    Schedule,
-    load_checkpoint,
-    open_run,
-    run_steps,
-)
+from training.finetune.base_model import LoraShape, check_base
 from training.finetune.shared_prefix import (
-    ATTENTION,
     SharedPrefixRow,
     TokenisedSample,
     row_loss,
     shared_prefix_row,
 )
 from training.finetune.small_adapter import (
-    Masters,
-    add_adapter,
+    AdapterConfig,
+    AdapterRun,
     check_shape,
-    fastest_precision,
-    load_small_base,
     own_rows,
-    save_adapter,
+    split_to_fit,
     steps_of,
 )
 from training.finetune.tokenise import SampleReader
@@ -61,28 +46,14 @@ from training.sft.cer import turns_to_learn
 _log = logging.getLogger(__name__)
 
 
-class Config(Schedule):
-    """`[sft adapter]`: rows, base and schedule. Of the learning rates only `adamw_lr` is used."""
+class Config(AdapterConfig):
+    """`[sft adapter]`: rows, base and schedule. The valid split of `records` is held out."""
 
-    records: tuple[Path, ...] = Field(min_length=1)
-    """Files of CER rows. Training uses the train split, validation the valid split."""
-    base: Path
-    """Checkpoint to start from, a Qwen2.5-VL."""
-    output: Path
-    """Run directory, which receives `adapter`."""
-    faces: Path | None = None
-    """Folder of the packed faces, for rows that show one."""
     start: Path | None = None
     """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
-    compute: Weights | None = None
-    """Precision of the base and the adapter in memory; None picks the faster one of the device, see
-    `fastest_precision`."""
     dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
-    longest: int = Field(default=2048, gt=0)
-    """Tokens of a row; a longer dialogue becomes several rows of consecutive turns. A turn that is longer by
-    itself is left out and counted."""
     validation_dialogues: int = Field(default=64, gt=0)
     """The loss is measured on so many dialogues of the validation split, drawn by `seed`."""
 
@@ -104,62 +75,38 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             raise ConfigError(f"{files}: no turn of the {split} split that can be learnt")
     if dry_run:
         return
-    device = join_processes(config.device)
-    torch.manual_seed(config.seed)  # all processes begin with the same adapter
-    model = load_small_base(config.base, config.compute or fastest_precision(config.device_type))
-    reader = SampleReader(config.base, model)
-    adapted = add_adapter(model, config.lora, config.base, config.start)
-    directory = open_run(config.output, config, resume)
-    torch.nn.Module.to(model, device)
-    language = model.model.language_model
-    language.set_attn_implementation(ATTENTION)
-    masters = Masters([weight for weight in adapted.parameters() if weight.requires_grad])
-    optimisers = Optimisers([], [([masters.flat], config.adamw_lr)], config)
-    step = 0
-    if resume is not None:
-        step = load_checkpoint(directory.path / CHECKPOINT, masters, optimisers.all)
-        masters.publish()
-    optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
-    directory.rewind(step)
-    limit = min(config.longest, language.config.max_position_embeddings)
-    builder = RowBuilder(reader, Pictures(None, config.faces), limit)
+    training = AdapterRun(config, start=config.start)
+    training.open(resume)
+    model = training.model
+    builder = RowBuilder(training.reader, Pictures(None, config.faces), training.limit)
     validation = [
         row
         for turns in drawn(held_out, config.validation_dialogues, config.seed)
         for row in builder.rows(turns)
     ]
     if not validation:
-        raise ConfigError(f"longest: each turn of the valid split has more than {limit} tokens")
-    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, step)
+        raise ConfigError(
+            f"longest: each turn of the valid split has more than {training.limit} tokens"
+        )
+    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, training.step)
 
     def learn() -> tuple[float, int]:
         rows = [row for turns in next(steps) for row in builder.rows(turns)]
         learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
-        total = torch.zeros(1, device=device)
-        masters.forget()
-        for row in own_rows(rows):
-            loss = row_loss(model, row.to(device)) / learnt
-            loss.backward()
-            masters.collect()
-            total += loss.detach()
-        sum_over_processes(masters.gradient)
-        return sum_over_processes(total).item(), sum(row.tokens.shape[1] for row in rows)
+        return training.add_gradients(rows, lambda row: row_loss(model, row) / learnt)
 
     def validate() -> float:
-        model.eval()
-        total = torch.zeros(1, dtype=torch.float64, device=device)
-        with torch.no_grad():
-            for row in own_rows(validation):
-                total += row_loss(model, row.to(device))
-        model.train()
+        total = torch.zeros(1, dtype=torch.float64, device=training.device)
+        for row in own_rows(validation):
+            total += row_loss(model, row.to(training.device))
         return sum_over_processes(total).item() / sum(len(row.targets) for row in validation)
 
-    model.train()
-    run_steps(masters, optimisers, config, directory, step, learn, validate)
+    training.train(learn, validate)
     if builder.too_long:
-        directory.log("turns of more than %d tokens were met %d times", limit, builder.too_long)
-    if is_first():
-        save_adapter(adapted, config.base, directory.path / "adapter")
+        training.directory.log(
+            "turns of more than %d tokens were met %d times", training.limit, builder.too_long
+        )
+    training.save()
 
 
 # --- dialogues ---------------------------------------------------------------------------------
@@ -221,17 +168,12 @@ class RowBuilder:
                 groups[-1].append(sample)
             else:
                 groups.append([sample])
-        return [row for group in groups for row in self._fitting(group)]
-
-    def _fitting(self, samples: Sequence[TokenisedSample]) -> list[SharedPrefixRow]:
-        row = self._row(samples)
-        if row.tokens.shape[1] <= self._longest:
-            return [row]
-        half = len(samples) // 2
-        if not half:
-            self.too_long += 1
-            return []
-        return self._fitting(samples[:half]) + self._fitting(samples[half:])
+        rows: list[SharedPrefixRow] = []
+        for group in groups:
+            of_group, dropped = split_to_fit(group, self._row, self._longest)
+            rows += of_group
+            self.too_long += dropped
+        return rows
 
     def _row(self, samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
         first, *others = (replace(sample, first_picture=None) for sample in samples)

@@ -96,10 +96,15 @@ def test_five_rounds_in_which_the_model_sees_neither_card_nor_greeting(files):
     assert not {"card", GREETINGS["en"]} & {message["content"] for message in last}
     assert "card" not in json.dumps(last)
 
-    seeker = next(body["messages"] for body in bodies if body["model"] == "seeker")
-    assert [message["role"] for message in seeker] == ["system", "user"]
-    assert "card 0" in seeker[0]["content"]
-    assert seeker[1]["content"] == GREETINGS["en"]
+    openings = [
+        body["messages"]
+        for body in bodies
+        if body["model"] == "seeker" and len(body["messages"]) == 2
+    ]
+    assert all([each["role"] for each in opening] == ["system", "user"] for opening in openings)
+    cards = sorted(system["content"].partition("card ")[2][0] for system, _ in openings)
+    assert cards == ["0", "1"]  # requests may arrive in any order
+    assert {greeting["content"] for _, greeting in openings} == {GREETINGS["en"]}
 
 
 def test_judge_gets_rubric_and_dialogue_and_the_files_are_official(files):
@@ -163,7 +168,8 @@ def test_unreadable_verdicts_are_excluded_and_counted(files):
         table["en, judge", "kind", "Humanoid"].n,
     )
     assert table["en, judge", "kind", "Average"].value == pytest.approx((6 * 50 + 75) / 7)
-    assert table["en, judge", "kind", "unreadable verdicts"].value == 1
+    unreadable = table["en, judge", "kind", "unreadable verdicts"]
+    assert (unreadable.value, unreadable.n) == (1, 2 * 7)
     scores = read_json(strict.output / "score" / "judge" / "kind_en.json")
     # The official parser reads the 0 of "10".
     assert scores["0"]["human"] == 0
@@ -190,6 +196,21 @@ def test_judges_apart_and_averaged_and_policies_compared_on_the_same_cards(files
     difference = table["en, mean of judges", "difference (kind - curt)", "Average"]
     # Equal in every dialogue, so that the paired interval has no width.
     assert (difference.value, difference.low, difference.high) == (25.0, 25.0, 25.0)
+    assert difference.n == 2
+
+
+def test_a_comparison_counts_the_dialogues_that_both_policies_completed(files):
+    def answer(body):
+        is_mute = body["model"] == "curt" and asked(body) == "trouble 0.2"
+        return "<emotion>Sad</emotion>" if is_mute else speak(body)
+
+    with Endpoint(answer=answer) as endpoint:
+        config = config_of(files, endpoint.url, policies=["kind", "curt"])
+        esc_eval.run(config)
+
+    table = table_of(config)
+    assert table["en, judge", "kind", "Average"].n == 2
+    assert table["en, judge", "difference (kind - curt)", "Average"].n == 1
 
 
 def test_a_dialogue_without_a_reply_fails_and_the_others_continue(files):
@@ -264,6 +285,9 @@ def test_scores_of_another_program_are_awaited_and_then_read(files):
             esc_eval.run(config)
         (files / "score").mkdir()
         scores = {"0": dict.fromkeys(DIMENSIONS, 2) | {"overall": -1}}
+        (files / "score" / "kind_en.json").write_text(json.dumps({"1": {}}), encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"kind_en\.json: has scores of 1 dialogues.* is 0"):
+            esc_eval.run(config)
         (files / "score" / "kind_en.json").write_text(json.dumps(scores), encoding="utf-8")
         esc_eval.run(config)
 

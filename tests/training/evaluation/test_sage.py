@@ -17,7 +17,6 @@ from training.evaluation.sage import (
     band_of,
     ends,
     metrics,
-    read_finals,
     read_planning,
     read_profiles,
     read_response,
@@ -88,7 +87,9 @@ def table_of(config):
 
 
 def rows_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 @pytest.mark.parametrize(
@@ -210,11 +211,11 @@ def test_models_are_compared_by_profile_over_seeds():
         return dict(zip("abcd", points, strict=True))
 
     runs = {
-        ("simulator s", "first"): [finals(100, 50, 5, 45), finals(90, 60, 15, 35)],
-        ("simulator s", "second"): [finals(90, 40, -5, 35), finals(80, 50, 5, 25)],
-        ("simulator t", "second"): [finals(50, 50, 50, math.nan)],
+        "first": [finals(100, 50, 5, 45), finals(90, 60, 15, 35)],
+        "second": [finals(90, 40, -5, 35), finals(80, 50, 5, 25)],
+        "third": [finals(50, 50, 50, math.nan)],
     }
-    table = {(each.about, each.label, each.name): each for each in metrics(runs)}
+    table = {(each.about, each.label, each.name): each for each in metrics(runs, "simulator s")}
 
     mean = table["simulator s", "first", "final emotion"]
     assert (mean.value, mean.n) == (50.0, 4)
@@ -223,9 +224,13 @@ def test_models_are_compared_by_profile_over_seeds():
     difference = table["simulator s", "difference (first - second)", "final emotion"]
     # 10 points in every dialogue: the paired interval has no width
     assert (difference.value, difference.low, difference.high) == pytest.approx((10, 10, 10))
-    assert table["simulator t", "second", "final emotion"].value == 50.0
-    assert table["simulator t", "second", "failed dialogues"].value == 1
-    assert ("simulator t", "difference (first - second)", "final emotion") not in table
+    third = table["simulator s", "third", "final emotion"]
+    assert (third.value, third.n) == (50.0, 3)
+    failed = table["simulator s", "third", "failed dialogues"]
+    assert (failed.value, failed.n) == (1, 4)
+    assert table["simulator s", "first", "failed dialogues"].n == 8  # four profiles, two seeds
+    without = table["simulator s", "difference (first - third)", "final emotion"]
+    assert (without.value, without.n) == (pytest.approx((95 + 55 + 10) / 3 - 50), 3)
 
 
 @pytest.mark.parametrize(
@@ -263,15 +268,20 @@ UNDER_GPT_4O = {"gpt-4o-0806": (52.13, 14, 18), "llama3.3-70b": (49.43, 15, 25)}
 
 
 def test_the_public_leaderboard_is_recomputed_from_its_files(corpora):
-    files = sorted((corpora / "sage" / "dataset").glob("*/*.jsonl.gz"))
-    finals = {
-        (path.parent.name, path.name.partition("_result")[0]): [read_finals(path)] for path in files
+    finals: dict[str, dict[str, list[dict[str, float]]]] = {}
+    for path in sorted((corpora / "sage" / "dataset").glob("*/*.jsonl.gz")):
+        model = path.name.partition("_result")[0]
+        points = {each["id"]: float(each["emo_point"]) for each in rows_of(path)}
+        finals.setdefault(path.parent.name, {})[model] = [points]
+    table = {
+        (each.about, each.label, each.name): each.value
+        for simulator, runs in finals.items()
+        for each in metrics(runs, simulator)
     }
-    table = {(each.about, each.label, each.name): each.value for each in metrics(finals)}
     readme = (corpora / "sage" / "README.md").read_text(encoding="utf-8")
     cells = [re.findall(r"<td>([^<]+)</td>", row) for row in readme.split("<tr>")]
     published = {row[0]: row[3:6] for row in cells if len(row) == 8}
-    for simulator, model in finals:
+    for simulator, model in [(name, model) for name, runs in finals.items() for model in runs]:
         names = ("final emotion", "success", "failure")
         score, success, failure = (table[simulator, model, name] for name in names)
         if simulator == DEEPSEEK:
@@ -286,8 +296,7 @@ def test_the_public_leaderboard_is_recomputed_from_its_files(corpora):
 
 def test_the_public_dialogues_follow_the_same_rules(corpora):
     for path in (corpora / "sage" / "dataset").glob("*/*.jsonl.gz"):
-        lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
-        for dialogue in (json.loads(line) for line in lines if line):
+        for dialogue in rows_of(path):
             point = sage.START
             messages = [each for each in dialogue["history"] if each["role"] == "user"]
             for number, message in enumerate(messages):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.cer import Candidate, CerRecord
@@ -19,7 +18,7 @@ from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 from tests.training.reward_model.test_train import RULE, record, without_words
-from tests.training.runs import interrupt_at_step_3, run_in_processes
+from tests.training.runs import interrupt_at_step_3, metrics_of, run_in_processes, weights
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
@@ -36,8 +35,6 @@ pytestmark = [
     # peft 0.21 still reads a property that transformers 5.23 has renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 def judged(number: int, sample: int = 0, **changes: Any) -> CerRecord:
@@ -83,13 +80,6 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
 
 def changed(config: Config, **changes: Any) -> Config:
     return config.model_copy(update=changes)
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    """What was measured, without what depends on the clock."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    clock = {"time", "tokens_per_second"}
-    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
 
 
 def answers_of_the_page(
@@ -142,10 +132,10 @@ def test_the_stage_leaves_an_adapter_of_the_upper_layers_and_its_calibration(con
     caplog.set_level("INFO")
     adapter.run(config)
 
-    weights = load_file(config.output / "adapter" / WEIGHTS)
-    assert all("language_model.layers.1." in name for name in weights)
-    assert any(weight.abs().sum() > 0 for name, weight in weights.items() if "lora_B" in name)
-    measured = [row for row in rows(config.output) if "auroc" in row]
+    learnt = weights(config.output / "adapter")
+    assert all("language_model.layers.1." in name for name in learnt)
+    assert any(weight.abs().sum() > 0 for name, weight in learnt.items() if "lora_B" in name)
+    measured = [row for row in metrics_of(config.output) if "auroc" in row]
     assert [row["step"] for row in measured] == [2, 4]
     # Words of the second step tell; all verdicts on the first are True.
     assert {f"auroc_{part}" for part in ("emotion", "strategy", "reply")} <= measured[0].keys()
@@ -157,10 +147,17 @@ def test_the_stage_leaves_an_adapter_of_the_upper_layers_and_its_calibration(con
     assert "auroc_emotion" in caplog.text
 
 
+def test_every_alternative_of_the_target_modules_is_limited_to_the_upper_layers(config):
+    two = config.lora.model_copy(update={"target_modules": r".*\.q_proj|.*\.v_proj"})
+    adapter.run(changed(config, lora=two, steps=1))
+
+    assert all("language_model.layers.1." in name for name in weights(config.output / "adapter"))
+
+
 def test_the_loss_decreases(config):
     adapter.run(changed(config, steps=12, first_layer=0, evaluate_every=12))
 
-    losses = [row["loss"] for row in rows(config.output)]
+    losses = [row["loss"] for row in metrics_of(config.output)]
     assert losses[-1] < losses[0] - 0.1
 
 
@@ -211,11 +208,11 @@ def test_long_rows_are_split_by_conversations_and_longer_conversations_are_count
 
 def test_rare_verdicts_weigh_more_by_hand():
     step = [(Part.EMOTION, "True")] * 6 + [(Part.EMOTION, "False")] * 2
-    weights = class_weights(iter([*step, *[(Part.REPLY, "First")] * 20, (Part.REPLY, "Second")]))
+    weight_of = class_weights(iter([*step, *[(Part.REPLY, "First")] * 20, (Part.REPLY, "Second")]))
 
-    assert weights[Part.EMOTION, "True"] == pytest.approx(8 / 12)
-    assert weights[Part.EMOTION, "False"] == 2
-    assert weights[Part.REPLY, "Second"] == adapter.LARGEST_WEIGHT
+    assert weight_of[Part.EMOTION, "True"] == pytest.approx(8 / 12)
+    assert weight_of[Part.EMOTION, "False"] == 2
+    assert weight_of[Part.REPLY, "Second"] == adapter.LARGEST_WEIGHT
 
 
 def test_measures_by_hand():
@@ -243,8 +240,8 @@ def test_a_run_that_was_stopped_continues_as_if_it_had_not_been(config, tmp_path
         adapter.run(config)
     adapter.run(config, resume=config.output)
 
-    assert rows(config.output) == rows(whole.output)
-    ours, theirs = (load_file(c.output / "adapter" / WEIGHTS) for c in (config, whole))
+    assert metrics_of(config.output) == metrics_of(whole.output)
+    ours, theirs = (weights(c.output / "adapter") for c in (config, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -293,7 +290,7 @@ def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
         file = str(tmp_path / "judge.toml")
         run_in_processes(repository, count, "reward", "adapter", file, "--set", output)
 
-    alone, together = rows(tmp_path / "one"), rows(tmp_path / "two")
+    alone, together = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
     assert len(together) == len(alone) == 4
     for ours, theirs in zip(together, alone, strict=True):
         assert ours == pytest.approx(theirs, rel=5e-3)

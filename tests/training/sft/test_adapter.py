@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from compeer_core.cer import Case, CaseUtterance, CerRecord
@@ -16,9 +15,10 @@ from compeer_core.model_pool import load_transformers
 from compeer_core.prompts import policy_messages
 from compeer_core.row_files import write_rows
 from tests.training.reward_model.test_train import record
-from tests.training.runs import interrupt_at_step_3, run_in_processes
+from tests.training.runs import interrupt_at_step_3, metrics_of, run_in_processes, weights
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
+from training.finetune import small_adapter
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import ATTENTION, row_loss, shared_prefix_row
 from training.finetune.small_adapter import (
@@ -37,8 +37,6 @@ pytestmark = [
     # peft 0.21 still reads a property that transformers 5.23 has renamed
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`"),
 ]
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 def turn_of(number: int, place: int, *, photo: str | None = None, **changes) -> CerRecord:
@@ -96,23 +94,12 @@ def changed(config: Config, **changes: Any) -> Config:
     return config.model_copy(update=changes)
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
-    """What was measured, without what depends on the clock."""
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    clock = {"time", "tokens_per_second"}
-    return [{k: v for k, v in json.loads(line).items() if k not in clock} for line in lines]
-
-
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "adapter" / WEIGHTS)
-
-
 def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(config, tiny_base):
     before = (tiny_base / "model.safetensors").read_bytes()
 
     adapter.run(config)
 
-    measured = rows(config.output)
+    measured = metrics_of(config.output)
     assert [row["step"] for row in measured] == [1, 2, 3, 4, 5]
     # 600 tokens, none of them learnt yet: ln 600 = 6.4
     assert measured[0]["loss"] == pytest.approx(6.4, abs=0.3)
@@ -121,7 +108,7 @@ def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(conf
     assert len(validated) == 3  # at 2, 4 and the end
     assert validated[-1] < validated[0]
     assert (tiny_base / "model.safetensors").read_bytes() == before
-    learnt = weights_of(config.output)
+    learnt = weights(config.output / "adapter")
     assert {weight.dtype for weight in learnt.values()} == {torch.bfloat16}
     assert all("language_model" in name and "lora_" in name for name in learnt)
     assert any(weight.abs().sum() > 0 for name, weight in learnt.items() if "lora_B" in name)
@@ -129,7 +116,7 @@ def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(conf
     assert settings["base_model_name_or_path"] == tiny_base.name
     assert {path.name for path in (config.output / "adapter").iterdir()} == {
         "adapter_config.json",
-        WEIGHTS,
+        "adapter_model.safetensors",
     }
     policy = load_transformers(str(tiny_base), adapter=config.output / "adapter", device="cpu")
     policy.close()
@@ -137,14 +124,14 @@ def test_the_stage_leaves_metrics_and_an_adapter_that_loads_beside_its_base(conf
 
 def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypatch):
     kept: list[Any] = []
-    put = adapter.add_adapter
+    put = small_adapter.add_adapter
 
     def noted(model: Any, *settings: Any) -> Any:
         before = {name: weight.clone() for name, weight in model.state_dict().items()}
         kept.extend((model, before))
         return put(model, *settings)
 
-    monkeypatch.setattr(adapter, "add_adapter", noted)
+    monkeypatch.setattr(small_adapter, "add_adapter", noted)
     adapter.run(config)
 
     model, before = kept
@@ -156,7 +143,7 @@ def test_the_base_is_unchanged_and_the_master_weights_are_saved(config, monkeypa
     trained = [w for w in model.parameters() if w.requires_grad]
     assert flat.dtype == torch.float32
     assert torch.equal(flat.bfloat16(), torch.cat([w.detach().ravel() for w in trained]))
-    assert sum(w.numel() for w in weights_of(config.output).values()) == len(flat)
+    assert sum(w.numel() for w in weights(config.output / "adapter").values()) == len(flat)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +165,10 @@ def test_an_adapter_trained_in_fp32_is_saved_in_bf16(config):
     adapter.run(changed(config, compute="fp32"))
 
     state = torch.load(config.output / "checkpoint" / "state.pt", weights_only=True)
-    saved = weights_of(config.output)
+    saved = weights(config.output / "adapter")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
     assert sum(w.numel() for w in saved.values()) == len(state["model"]["flat"])
-    assert rows(config.output)[-1]["loss"] < rows(config.output)[0]["loss"]
+    assert metrics_of(config.output)[-1]["loss"] < metrics_of(config.output)[0]["loss"]
 
 
 def test_steps_too_small_for_bf16_add_up_in_the_masters():
@@ -304,8 +291,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(config, tmp_path, 
     assert not (config.output / "adapter").exists()
     adapter.run(config, resume=config.output)
 
-    assert rows(config.output) == rows(whole.output)
-    ours, theirs = weights_of(config.output), weights_of(whole.output)
+    assert metrics_of(config.output) == metrics_of(whole.output)
+    ours, theirs = weights(config.output / "adapter"), weights(whole.output / "adapter")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -315,7 +302,7 @@ def test_a_run_may_begin_with_an_adapter(config, tmp_path):
 
     adapter.run(further)
 
-    assert rows(further.output)[0]["loss"] < rows(config.output)[0]["loss"] - 0.05
+    assert metrics_of(further.output)[0]["loss"] < metrics_of(config.output)[0]["loss"] - 0.05
 
 
 def test_errors_are_reported_before_anything_is_written(config, tmp_path):
@@ -366,7 +353,7 @@ def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
         output = tmp_path / name
         file = str(tmp_path / "adapter.toml")
         run_in_processes(repository, count, "sft", "adapter", file, "--set", f"output={output}")
-        return rows(output), output
+        return metrics_of(output), output
 
     alone, _ = train("one", 1)
     together, output = train("two", 2)
@@ -374,6 +361,6 @@ def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
     assert len(together) == len(alone) == 4
     for ours, theirs in zip(together, alone, strict=True):
         assert ours == pytest.approx(theirs, rel=2e-3)
-    one, two = weights_of(tmp_path / "one"), weights_of(output)
+    one, two = weights(tmp_path / "one" / "adapter"), weights(output / "adapter")
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[n].float(), two[n].float(), atol=0.01) for n in one)
