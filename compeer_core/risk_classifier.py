@@ -11,6 +11,7 @@ It finds hints that no listed phrase covers, and misses many. None means nothing
 
 import json
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -43,6 +44,11 @@ FEWEST_WORDS = 4
 """Shorter messages give no hint: "bye" alone says nothing."""
 LONGEST = 128
 """Tokens of a message that are read together; a longer one is read in pieces."""
+MOST_PIECES = 8
+"""Of a longer message only the first and last pieces are read, this many in total. 4,000 characters of English have
+nine; as many emoji have a hundred, which would take a CPU a minute."""
+PATIENCE_SECONDS = 2.0
+"""How long a message waits for the messages before it; then it gets no hint."""
 PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
@@ -195,7 +201,10 @@ def padded(rows: Sequence[int], prefix: int) -> tuple[Tensor, Tensor]:
 
 
 class RiskClassifier:
-    """Returns a hint of danger in an English message. Thread-safe."""
+    """Returns a hint of danger in an English message. Thread-safe.
+
+    It reads one message at a time, so that many senders occupy one core at most.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, file: Path = FILE) -> None:
         """Load the updates for a base that is already in memory.
@@ -223,10 +232,13 @@ class RiskClassifier:
         self._device = model.device
         self._net = net.to(self._device).eval().requires_grad_(False)
         self._tokenizer = tokenizer
+        self._lock = threading.Lock()
 
     def log_odds(self, text: str) -> tuple[float, RiskKind]:
         """Return the log odds of danger of the message's gravest piece, and its likeliest kind."""
         rows, prefix = pieces(self._tokenizer, text)
+        if len(rows) > MOST_PIECES:
+            rows = rows[: MOST_PIECES // 2] + rows[-(MOST_PIECES // 2) :]
         averaged, read = padded([len(row) for row in rows], prefix)
         ids = torch.tensor([row + [0] * (read.shape[1] - len(row)) for row in rows])
         with torch.inference_mode():
@@ -237,11 +249,20 @@ class RiskClassifier:
             return float(danger(logits)[gravest]), cast("RiskKind", kind)
 
     def __call__(self, text: str, language: str = "und") -> RiskSign | None:
-        """Return a hint, or None; None also for Chinese, which the base does not read, and for few words."""
+        """Return a hint, or None.
+
+        None also for Chinese, which the base does not read, for few words, and if other messages take too long.
+        """
+        text = text.encode("utf-8", "ignore").decode()  # tokenizers refuse lone surrogates
         if len(text.split()) < FEWEST_WORDS:
             return None
         letters = [character for character in text if character.isalpha()]
         if sum(letter.isascii() for letter in letters) <= len(letters) / 2:
             return None
-        odds, kind = self.log_odds(text)
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            return None
+        try:
+            odds, kind = self.log_odds(text)
+        finally:
+            self._lock.release()
         return RiskSign(kind, is_hint=True) if odds > self.threshold else None

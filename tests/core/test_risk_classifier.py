@@ -16,6 +16,7 @@ from compeer_core.errors import CheckpointError
 from compeer_core.risk_classifier import (
     KINDS,
     LONGEST,
+    MOST_PIECES,
     RiskClassifier,
     RiskNet,
     RiskShape,
@@ -124,6 +125,46 @@ def test_the_gravest_piece_of_a_long_message_counts(base, tokenizer, weights_fil
 
     assert len(rows) > 1 and max(map(len, rows)) == prefix + LONGEST
     assert classifier.log_odds(text)[0] == pytest.approx(max(odds), abs=1e-3)
+
+
+def test_of_a_very_long_message_the_beginning_and_the_end_are_read(
+    base, tokenizer, weights_file, monkeypatch
+):
+    classifier = RiskClassifier(base, tokenizer, weights_file())
+    shapes = []
+    lower = classifier._net.lower
+
+    def counted(ids):
+        shapes.append(ids.shape)
+        return lower(ids)
+
+    monkeypatch.setattr(classifier._net, "lower", counted)
+    half = MOST_PIECES // 2
+    rows, prefix = pieces(tokenizer, "I am here. " + "a😀" * 8_000 + " I am there.")
+    text = tokenizer.decode([token for row in rows for token in row[prefix:]])
+    ends = [tokenizer.decode(row[prefix:]) for row in (*rows[:half], *rows[-half:])]
+
+    assert len(rows) > 10 * MOST_PIECES
+    assert classifier.log_odds(text)[0] == pytest.approx(
+        max(classifier.log_odds(end)[0] for end in ends), abs=0.1
+    )
+    assert max(shape.numel() for shape in shapes) <= MOST_PIECES * (prefix + LONGEST)
+
+
+def test_a_message_waits_for_others_only_for_a_while(base, tokenizer, weights_file, monkeypatch):
+    monkeypatch.setattr("compeer_core.risk_classifier.PATIENCE_SECONDS", 0.01)
+    classifier = RiskClassifier(base, tokenizer, weights_file(-1e9))
+
+    assert classifier("They left me alone.", "en") is not None
+    with classifier._lock:
+        assert classifier("They left me alone.", "en") is None
+    assert classifier("They left me alone.", "en") is not None
+
+
+def test_lone_surrogates_are_ignored(base, tokenizer, weights_file):
+    classifier = RiskClassifier(base, tokenizer, weights_file(-1e9))
+
+    assert classifier("They left \ud800me alone.", "en") == classifier("They left me alone.", "en")
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # peft 0.21 still reads it
