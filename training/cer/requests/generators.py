@@ -189,10 +189,12 @@ class _Checkpoint:
 
     def __init__(self, settings: GeneratorSettings) -> None:
         from compeer_core.model_pool import shared_pool  # imports torch
+        from training.common.threads import use_all_threads
 
         self._settings = settings
         location = settings.where.location
         self._lease = shared_pool().lease(location, settings.adapter, None, settings.device)
+        use_all_threads(self._lease.chat)
 
     def write(self, prompts: Sequence[Prompt]) -> list[Written | CompeerError]:
         from compeer_core.backends.transformers_ import batch_generation as batches
