@@ -33,7 +33,7 @@ from training.common.processes import (
     process_rank,
     sum_over_processes,
 )
-from training.finetune.base_model import LoraShape, Weights, load_base, lora_config
+from training.finetune.base_model import LoraShape, Weights, check_base, load_base, lora_config
 from training.finetune.optimisation import (
     CHECKPOINT,
     Optimisers,
@@ -76,6 +76,8 @@ class AdapterConfig(Schedule):
     """Checkpoint to train the adapter on, a Qwen2.5-VL."""
     output: Path
     """Run directory, which receives `adapter`."""
+    start: Path | None = None
+    """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     faces: Path | None = None
     """Folder of the packed faces, for rows that show one."""
     lora: LoraShape = LoraShape()
@@ -97,18 +99,15 @@ class AdapterRun:
         limit: Maximum number of tokens of a row.
     """
 
-    def __init__(
-        self, config: AdapterConfig, *, start: Path | None = None, first_layer: int = 0
-    ) -> None:
+    def __init__(self, config: AdapterConfig, *, first_layer: int = 0) -> None:
         """Load the base and add the adapter; writes nothing.
 
         Args:
             config: Of the stage.
-            start: Adapter to start from; None starts from one that changes nothing.
             first_layer: The first layer with an adapter.
 
         Raises:
-            CheckpointError: The base or `start` cannot be loaded.
+            CheckpointError: The base or `config.start` cannot be loaded.
             ConfigError: The base has no such layer.
         """
         self._config = config
@@ -119,7 +118,7 @@ class AdapterRun:
         self.reader = SampleReader(config.base, self.model)
         language = self.model.model.language_model
         lora = _upper_lora(config.lora, first_layer, len(language.layers))
-        self._adapted = add_adapter(self.model, lora, config.base, start)
+        self._adapted = add_adapter(self.model, lora, config.base, config.start)
         self.limit = min(config.longest, language.config.max_position_embeddings)
 
     def open(self, resume: Path | None, state: Mapping[str, Tensor] | None = None) -> None:
@@ -277,12 +276,19 @@ def load_small_base(base: Path, precision: Weights) -> Qwen2_5_VLForConditionalG
     return model
 
 
-def check_shape(start: Path, lora: LoraShape) -> None:
-    """Check that `start` is an adapter of the shape `lora`.
+def check_folders(config: AdapterConfig) -> None:
+    """Check the base, and that `start` is an adapter of the shape `lora`.
 
     Raises:
-        ConfigError: It is not.
+        CheckpointError: The base is neither a folder nor a Hub ID.
+        ConfigError: `start` is no adapter, or of another shape.
     """
+    check_base(config.base)
+    if config.start is not None:
+        _check_shape(config.start, config.lora)
+
+
+def _check_shape(start: Path, lora: LoraShape) -> None:
     if not (start / "adapter_config.json").is_file():
         raise ConfigError(f"start: {start} holds no adapter_config.json")
     settings: Any = PeftConfig.from_pretrained(str(start))

@@ -43,7 +43,6 @@ from training.common.fingerprints import digest, fingerprint
 from training.common.processes import gather_from_processes, is_first
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.finetune.base_model import check_base
 from training.finetune.shared_prefix import (
     SharedPrefixRow,
     TokenisedSample,
@@ -54,6 +53,7 @@ from training.finetune.shared_prefix import (
 from training.finetune.small_adapter import (
     AdapterConfig,
     AdapterRun,
+    check_folders,
     own_rows,
     split_to_fit,
     steps_of,
@@ -93,7 +93,7 @@ class Config(AdapterConfig):
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts verdicts."""
-    check_base(config.base)
+    check_folders(config)
     cases = read_cases(config.records, "train", config.kind)
     validation_files = config.validation or config.records
     held_out = read_cases(validation_files, "valid", config.kind)

@@ -25,7 +25,7 @@ from compeer_core.reasoning import render
 from training.common.processes import sum_over_processes
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
-from training.finetune.base_model import LoraShape, check_base
+from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import (
     SharedPrefixRow,
     TokenisedSample,
@@ -35,7 +35,7 @@ from training.finetune.shared_prefix import (
 from training.finetune.small_adapter import (
     AdapterConfig,
     AdapterRun,
-    check_shape,
+    check_folders,
     own_rows,
     split_to_fit,
     steps_of,
@@ -49,8 +49,6 @@ _log = logging.getLogger(__name__)
 class Config(AdapterConfig):
     """`[sft adapter]`: rows, base and schedule. The valid split of `records` is held out."""
 
-    start: Path | None = None
-    """Adapter to start from, of the shape `lora`; None starts from one that changes nothing."""
     lora: LoraShape = LoraShape(rank=32, alpha=64)
     dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
@@ -60,9 +58,7 @@ class Config(AdapterConfig):
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Train to `config.steps`, or continue a run; Ctrl-C saves first; a dry run counts turns."""
-    check_base(config.base)
-    if config.start is not None:
-        check_shape(config.start, config.lora)
+    check_folders(config)
     dialogues = read_dialogues(config.records, "train")
     held_out = read_dialogues(config.records, "valid")
     _log.info(
@@ -75,7 +71,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             raise ConfigError(f"{files}: no turn of the {split} split that can be learnt")
     if dry_run:
         return
-    training = AdapterRun(config, start=config.start)
+    training = AdapterRun(config)
     training.open(resume)
     model = training.model
     builder = RowBuilder(training.reader, Pictures(None, config.faces), training.limit)

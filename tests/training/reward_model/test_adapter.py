@@ -154,6 +154,18 @@ def test_every_alternative_of_the_target_modules_is_limited_to_the_upper_layers(
     assert all("language_model.layers.1." in name for name in weights(config.output / "adapter"))
 
 
+def test_a_run_may_begin_with_an_adapter(config, tmp_path):
+    longer = changed(config, steps=8)
+    adapter.run(longer)
+    further = changed(config, output=tmp_path / "further", start=longer.output / "adapter")
+
+    adapter.run(further)
+
+    assert metrics_of(further.output)[0]["loss"] < metrics_of(longer.output)[0]["loss"] - 0.05
+    with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
+        adapter.run(changed(config, start=tmp_path), dry_run=True)
+
+
 def test_the_loss_decreases(config):
     adapter.run(changed(config, steps=12, first_layer=0, evaluate_every=12))
 
