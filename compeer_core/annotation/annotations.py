@@ -331,13 +331,15 @@ def write_annotations(path: Path, annotations: Iterable[Annotation]) -> int:
 
 
 def read_annotations(path: Path) -> Iterator[Annotation]:
-    """Yield the annotations of a .csv or .jsonl file.
+    """Yield the annotations of a .csv or .jsonl file, which may be gzipped (.gz).
 
     Raises:
         ConfigError: The file cannot be read, or a value is invalid: the sentence names file, row,
             column, the value and the allowed ones.
     """
-    read = read_csv if _is_csv(path) else read_jsonl
+    read = (
+        read_csv if _is_csv(path.with_suffix("") if path.suffix == ".gz" else path) else read_jsonl
+    )
     with opened(path) as file:
         yield from read(file, str(path))
 

@@ -273,7 +273,11 @@ class _Pipeline:
     def generate(self) -> None:
         config, path = self.config, self.path
 
+        stored = config.generation.stored
+
         def work() -> StepReport:
+            if stored is not None:
+                return generation.join_stored(path("cases"), stored, path("turns"))
             with self.askers("turns", config.writers, path("cases")) as askers:
                 return generation.generate(
                     path("cases"),
@@ -289,11 +293,11 @@ class _Pipeline:
             work,
             settings={
                 **_values(config.generation),
-                **self._asked(("policy",), config.writers),
+                **(self._asked(("policy",), config.writers) if stored is None else {}),
                 "seed": config.seed,
                 "faces": self._faces(),
             },
-            inputs=[path("cases")],
+            inputs=[path("cases"), *filter(None, [stored])],
             outputs=[path("turns")],
         )
 

@@ -10,7 +10,7 @@ Right steps outnumber wrong ones, so verdicts are weighted by `class_weights`. A
 adapter is saved if its mean AUROC on the valid split is the best so far, with the temperatures that
 calibrate it (`CALIBRATION`).
 
-    torchrun --nproc-per-node 2 -m training reward adapter training/configs/small/reward_adapter_unified.toml
+    torchrun --nproc-per-node 2 -m training reward adapter training/configs/small/reward_adapter.toml
 
 `--resume` continues a run from its last checkpoint, see `training.sft.adapter`.
 """

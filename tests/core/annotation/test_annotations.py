@@ -1,6 +1,7 @@
 """Annotations: files that give back what was written, and whose answer counts."""
 
 import csv
+import gzip
 import io
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -113,6 +114,14 @@ def test_json_lines_give_back_what_was_written(annotations):
     file.seek(0)
 
     assert list(read_jsonl(file, "f.jsonl")) == annotations
+
+
+def test_gzipped_annotations_can_be_read(tmp_path):
+    annotation = Annotation(item_id="a", annotator="b", steps=(True, None, False), date=NOON)
+    write_annotations(tmp_path / "a.jsonl", [annotation])
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+
+    assert list(read_annotations(tmp_path / "a.jsonl.gz")) == [annotation]
 
 
 @given(st.lists(ANNOTATIONS, min_size=1, max_size=4))

@@ -12,6 +12,7 @@ from compeer_core.config import load_toml
 from training.benchmark.random_checkpoints import SHAPES
 from training.cer.personality.rewriting import VARIANTS
 from training.finetune.base_model import freeze_image_encoder, lora_config
+from training.recipe import Config as RecipeConfig
 from training.reward_model.adapter import Config as AdapterConfig
 from training.reward_model.conversations import Kind
 from training.reward_model.train import Config
@@ -98,16 +99,17 @@ def test_the_nano_recipes_differ_in_what_they_compare_alone():
         assert others[name].kind == Kind.UNIFIED
 
 
-def test_the_small_recipes_differ_in_what_they_compare_alone():
-    unified, process, outcome = (
-        load_toml(CONFIGS / "small" / f"reward_adapter_{kind}.toml", AdapterConfig) for kind in Kind
-    )
+def test_the_small_recipe_trains_each_kind_of_judge_on_the_same_rows():
+    recipe = load_toml(CONFIGS / "small" / "judges.toml", RecipeConfig)
+    runs = [stage.set for stage in recipe.stage if stage.name == "reward adapter"]
+    default = load_toml(CONFIGS / "small" / "reward_adapter.toml", AdapterConfig)
 
-    assert (unified.kind, process.kind, outcome.kind) == tuple(Kind)
-    for config in (process, outcome):
-        assert config.output == Path(f"runs/small/reward_{config.kind}/seed0")
-        changes = {"kind": unified.kind, "output": unified.output}
-        assert config.model_copy(update=changes) == unified
+    assert default.kind == Kind.UNIFIED
+    assert default.output == Path("runs/small/reward_unified/seed0")
+    for kind, settings in zip(Kind, runs, strict=True):
+        changes = {"kind": kind, "output": f"runs/small/reward_{kind}/seed0"}
+        own = {f"{key}={value}" for key, value in changes.items() if kind != Kind.UNIFIED}
+        assert {*settings} == {"faces={data_dir}/faces", *own}
 
 
 def test_the_launchers_settings_are_read_by_the_library():

@@ -47,6 +47,7 @@ INCOMPLETE = "incomplete"
 UNREADABLE = "unreadable label"
 WRONG_LANGUAGE = "wrong language"
 REPEATED = "repeats the original reply"
+UNKNOWN_CASE = "unknown case"
 NO_TEXT = "the seeker's last turn has no text"
 
 _AHEAD = 256
@@ -68,6 +69,21 @@ class Settings(FrozenModel):
     """Accept a turn that lacks a part or has text outside its parts."""
     keep_unreadable: bool = False
     """Accept a turn with a label that is missing or not in its vocabulary."""
+    stored: Path | None = None
+    """File of `StoredTurn` rows that were generated earlier with these generators; no turn is requested."""
+
+
+class StoredTurn(FrozenModel):
+    """A generated turn without its case, so that it can be published without the corpus."""
+
+    case: str
+    """The case's id."""
+    author: str
+    sample: int = Field(ge=0)
+    seed: int
+    text: str
+    pictures: int = 0
+    """The number of pictures in the request."""
 
 
 class GeneratedTurn(FrozenModel):
@@ -92,6 +108,21 @@ class GeneratedTurn(FrozenModel):
     """The number of pictures in the request."""
     tries: int = 1
     """The number of requests until the text was accepted."""
+
+    @classmethod
+    def of(cls, case: Case, author: str, sample: int, text: str, **rest: int) -> Self:
+        """Return the turn of a completion; `rest` are `seed`, `pictures` and `tries`."""
+        reading = read(text)
+        return cls(
+            id=f"{case.id}/{author}/{sample}",
+            case=case,
+            author=author,
+            sample=sample,
+            text=text,
+            reply=reading.reply,
+            problems=tuple(map(str, reading.problems)),
+            **rest,
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -280,6 +311,41 @@ def _letters(text: str) -> str:
 # --- Parallel generators ----------------------------------------------------------------------
 
 
+def join_stored(source: Path, stored: Path, output: Path) -> StepReport:
+    """Write stored turns with their cases, in the order of the cases.
+
+    Args:
+        source: `Case` rows.
+        stored: `StoredTurn` rows; those of other cases are left out and counted.
+        output: Receives `GeneratedTurn` rows.
+
+    Raises:
+        ConfigError: A file is missing, or a line of it is no such row.
+    """
+    turns: dict[str, list[StoredTurn]] = {}
+    for turn in read_records(stored, StoredTurn):
+        turns.setdefault(turn.case, []).append(turn)
+    count = sum(map(len, turns.values()))
+
+    def joined() -> Iterator[GeneratedTurn]:
+        for case in read_records(source, Case):
+            for turn in turns.pop(case.id, ()):
+                yield GeneratedTurn.of(
+                    *(case, turn.author, turn.sample, turn.text),
+                    seed=turn.seed,
+                    pictures=turn.pictures,
+                )
+
+    written = write_rows(output, joined())
+    unknown = Counter(case.partition("/")[0] for case, of_case in turns.items() for _ in of_case)
+    return StepReport(
+        step="generation",
+        read=count,
+        written=written,
+        dropped={corpus: {UNKNOWN_CASE: n} for corpus, n in unknown.items()},
+    )
+
+
 class _Generating:
     """Merges the answers of all generators in the order of the cases, and counts."""
 
@@ -341,23 +407,17 @@ class _Generating:
         if answer.text is None:
             self._drop(want.case, answer.problem or "no answer")
             return None
-        reading = read(answer.text)
         names = [name for turn in want.case.history for name in turn.images]
         seen = self._seen(names) if self._authors[want.author].sees_images else 0
-        self.figures["complete" if reading.is_complete else INCOMPLETE] += 1
-        self.figures["pictures left out"] += len(names) - seen
-        return GeneratedTurn(
-            id=f"{want.case.id}/{want.author}/{want.sample}",
-            case=want.case,
-            author=want.author,
-            sample=want.sample,
+        turn = GeneratedTurn.of(
+            *(want.case, want.author, want.sample, answer.text),
             seed=want.seed,
-            text=answer.text,
-            reply=reading.reply,
-            problems=tuple(map(str, reading.problems)),
             pictures=seen,
             tries=answer.tries,
         )
+        self.figures["complete" if turn.is_complete else INCOMPLETE] += 1
+        self.figures["pictures left out"] += len(names) - seen
+        return turn
 
     def _seen(self, names: Sequence[str]) -> int:
         unreadable = self._pictures.unreadable if self._pictures else {}

@@ -33,13 +33,16 @@ from training.cer.steps.generation import (
     INCOMPLETE,
     NO_TEXT,
     REPEATED,
+    UNKNOWN_CASE,
     UNREADABLE,
     WRONG_LANGUAGE,
     Author,
     GeneratedTurn,
     Settings,
+    StoredTurn,
     TurnCheck,
     generate,
+    join_stored,
     questions,
     speaks_another,
     wanted,
@@ -275,6 +278,26 @@ def test_a_case_without_words_is_not_asked(tmp_path):
 def test_at_least_one_generator_is_required(tmp_path):
     with pytest.raises(ConfigError, match="no generator to write turns"):
         written(tmp_path, [case(1)], {})
+
+
+def test_stored_turns_are_joined_with_their_cases(tmp_path):
+    settings = Settings(samples_per_case=2, keep_incomplete=True)
+    cases = [case(1), case(2)]
+    turns, _ = written(tmp_path, cases, {"nano": Talker((CUT_SHORT, turn()))}, settings)
+    stored = [
+        StoredTurn(case=one.case.id, author="nano", sample=one.sample, seed=one.seed, text=one.text)
+        for one in turns
+    ]
+    other = stored[0].model_copy(update={"case": "esconv/lines/train/9#1"})
+    write_rows(tmp_path / "stored.jsonl", [other, *reversed(stored[:3])])
+
+    output = tmp_path / "again.jsonl"
+    report = join_stored(tmp_path / "cases.jsonl", tmp_path / "stored.jsonl", output)
+
+    joined = list(read_records(output, GeneratedTurn))
+    assert joined == [turns[1], turns[0], turns[2]]
+    assert (report.read, report.written) == (4, 3)
+    assert report.dropped == {"esconv": {UNKNOWN_CASE: 1}}
 
 
 # --- Several generators -----------------------------------------------------------------------
