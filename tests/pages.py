@@ -151,7 +151,7 @@ PARTS = SimpleNamespace(
         name: name
         for name in (
             "conversation", "inspector", "message", "alt", "error", "policy", "judge", "seed", "note",
-            "conversation_id",
+            "conversation_id", "conversations", "choices",
         )
     }
 )  # fmt: skip
@@ -169,7 +169,9 @@ class Visitor:
         self.conversation_id = "conversation-" + "x" * 16
         self.cookie = services.visitors.new_cookie() if cookie is None else cookie
         self.request: Any = SimpleNamespace(
-            cookies={COOKIE: self.cookie}, headers={"accept-language": language}
+            cookies={COOKIE: self.cookie},
+            headers={"accept-language": language},
+            session_hash=f"page-{id(self)}",
         )
         self.screen: dict[str, Any] = {}
         self.updates: list[dict[str, Any]] = []
@@ -216,6 +218,7 @@ class Visitor:
 
     def see(self, update: dict[Any, Any]) -> None:
         self.updates.append(update)
+        self.conversation_id = update.get("conversation_id", self.conversation_id)
         self.screen |= update
 
     @property
