@@ -212,6 +212,18 @@ class Visitor:
         arguments = (model, "recorded-judge", None, self.conversation_id, self.request)
         await self.watch(self.chat.ask_again(*arguments, pressed(index)))
 
+    async def save_edit(self, index: int, text: str) -> None:
+        """Edit a message in its place and watch until the reply has ended."""
+        event = gr.EventData(None, {"turn": index, "text": text})
+        arguments = ("scripted-nano", "recorded-judge", None, self.conversation_id, self.request)
+        await self.watch(self.chat.save_edit(*arguments, event))
+
+    async def load(self, choices: object = None) -> None:
+        """Load the page and watch until a running reply has ended."""
+        await self.watch(
+            self.chat.load("scripted-nano", choices, self.conversation_id, self.request)
+        )
+
     async def watch(self, updates: AsyncIterator[dict[Any, Any]]) -> None:
         async for update in updates:
             self.see(update)

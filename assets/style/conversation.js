@@ -21,7 +21,10 @@ element.addEventListener("click", (event) => {
   const { act, turn } = button.dataset;
   trigger(act, { turn: Number(turn ?? -1), reply: Number(button.dataset.reply ?? 0) });
   if (act === "switch_reply") focus = `[data-turn="${turn}"][data-way=${button.dataset.way}]:enabled, [data-turn="${turn}"][data-way]:enabled`;
-  if (act === "edit_turn") focus = ".edit textarea";
+  if (act === "edit_turn") {
+    focus = ".edit textarea";
+    pinned = false;
+  }
   if (act === "stop_edit") {
     edits.clear();
     focus = `[data-act=edit_turn][data-turn="${turn}"]`;
@@ -107,7 +110,9 @@ function settle() {
     const typed = edits.get(form.dataset.key);
     if (typed !== undefined) form.elements.text.value = typed;
   }
-  if (focus) element.querySelector(focus)?.focus({ preventScroll: true });
+  const focused = focus && element.querySelector(focus);
+  focused?.focus({ preventScroll: true });
+  focused?.closest(".edit")?.scrollIntoView({ block: "nearest" });
   focus = null;
   window.compeerChanged();
   const now = Number(log.dataset.turns);
