@@ -138,7 +138,7 @@ class Chat:
             text = check_message(text, bool(images))
             turn = _turn(text, images, risk)
             change = _sending(turn, self._services.store.now())
-            await self._store_message(key, change, turn, self.reply_request(model, judge, seed))
+            await self._store_message(key, change, turn, (model, judge, seed))
         except InputError as error:
             yield {parts.error: error_html(error, texts)} | self._help(key, texts)
             return
@@ -163,11 +163,11 @@ class Chat:
         key: SessionKey,
         change: Callable[[Session], Session],
         turn: Turn,
-        wanted: ReplyRequest,
+        settings: tuple[str, str, str | None],
     ) -> None:
-        """Store a message and begin the reply, unless no model may reply."""
+        """Store a message and begin the reply with these settings, unless no model may reply."""
         if turn.risk is None:
-            await self.begin(key, change, wanted)
+            await self.begin(key, change, self.reply_request(*settings))
         else:
             await self._services.chat_jobs.wait_for_stopped(key)
             self._services.chat_jobs.update(key, change)
@@ -270,7 +270,7 @@ class Chat:
             images = self._services.store.get(key).turn(index).message.images
             turn = _turn(check_message(text, bool(images)), images, risk)
             change = _editing(index, turn, self._services.store.now())
-            await self._store_message(key, change, turn, self.reply_request(model, judge, seed))
+            await self._store_message(key, change, turn, (model, judge, seed))
         except InputError as error:
             yield {parts.error: error_html(error, texts)} | self._help(key, texts)
             return

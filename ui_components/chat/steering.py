@@ -141,9 +141,15 @@ class Steering:
         """Make another reply the current one."""
         data = event_data(event)
         index, number = number_in(data, "turn"), number_in(data, "reply")
-        return self._changed(
-            conversation_id, request, lambda session: session.switched(index, number)
-        )
+
+        def change(session: Session) -> Session:
+            switched = session.switched(index, number)
+            # Switching again restores the earlier reply; an Undo that restores messages stays.
+            return (
+                replace(switched, undo=None) if session.undo and session.undo.back_to else switched
+            )
+
+        return self._changed(conversation_id, request, change)
 
     def compare(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
