@@ -1,6 +1,5 @@
 // Runs once for the conversation; gradio provides `element`, `trigger` and `watch`.
 const acts = ["ask_again", "edit_turn", "pick_turn", "use_starter", "clear_all", "undo_last", "stop_edit", "switch_reply"];
-const events = [...acts, "save_edit", "refresh"];
 const edits = new Map(); // what was typed into a message, by the turn's key
 let focus = null; // what to focus after the next update
 

@@ -1,5 +1,7 @@
 """The layout of Chat: conversation, message box and inspector, and their handlers."""
 
+from functools import partial
+
 import gradio as gr
 
 from ui_components.chat.conversation import build_conversation
@@ -137,12 +139,10 @@ def _wire_list(conversations: Conversations, parts: ChatParts) -> None:
     drawn = [parts.conversation, parts.inspector, listed]
     shown = [*drawn, parts.message, parts.error, conversation]
     # The page may leave a conversation whose reply is still being streamed.
-    for event, handler in (
-        (listed.open_conversation, conversations.open),
-        (listed.new_conversation, conversations.new),
-        (listed.restore_conversation, conversations.restore),
-    ):
-        on(event, handler, with_message, shown, streams=True, trigger_mode="multiple")
+    leaving = partial(on, inputs=with_message, outputs=shown, streams=True, trigger_mode="multiple")
+    leaving(listed.open_conversation, conversations.open)
+    leaving(listed.new_conversation, conversations.new)
+    leaving(listed.restore_conversation, conversations.restore)
     on(listed.rename_conversation, conversations.rename, [conversation], [listed])
     on(listed.delete_conversation, conversations.delete, [conversation], drawn)
     search = listed.search_conversations
