@@ -1,7 +1,7 @@
 // Runs once for the conversation; gradio provides `element`, `trigger` and `watch`.
 const acts = ["ask_again", "edit_turn", "pick_turn", "use_starter", "clear_all", "undo_last", "stop_edit", "switch_reply"];
 const edits = new Map(); // what was typed into a message, by the turn's key
-let focus = null; // what to focus after the next update
+let focus = []; // what to focus after the next update: the first that is there
 
 // Announce a reply once, when it is complete, not letter by letter.
 const live = document.createElement("div");
@@ -19,14 +19,14 @@ element.addEventListener("click", (event) => {
   if (!button || button.disabled || !acts.includes(button.dataset.act)) return;
   const { act, turn } = button.dataset;
   trigger(act, { turn: Number(turn ?? -1), reply: Number(button.dataset.reply ?? 0) });
-  if (act === "switch_reply") focus = `[data-turn="${turn}"][data-way=${button.dataset.way}]:enabled, [data-turn="${turn}"][data-way]:enabled`;
+  if (act === "switch_reply") focus = [`[data-turn="${turn}"][data-way=${button.dataset.way}]:enabled`, `[data-turn="${turn}"][data-way]:enabled`];
   if (act === "edit_turn") {
-    focus = ".edit textarea";
+    focus = [".edit textarea"];
     pinned = false;
   }
   if (act === "stop_edit") {
     edits.clear();
-    focus = `[data-act=edit_turn][data-turn="${turn}"]`;
+    focus = [`[data-act=edit_turn][data-turn="${turn}"]`];
   }
   if (button.dataset.show) {
     const target = document.getElementById(button.dataset.show);
@@ -109,10 +109,10 @@ function settle() {
     const typed = edits.get(form.dataset.key);
     if (typed !== undefined) form.elements.text.value = typed;
   }
-  const focused = focus && element.querySelector(focus);
+  const focused = focus.map((each) => element.querySelector(each)).find(Boolean);
   focused?.focus({ preventScroll: true });
   focused?.closest(".edit")?.scrollIntoView({ block: "nearest" });
-  focus = null;
+  focus = [];
   window.compeerChanged();
   const now = Number(log.dataset.turns);
   const isNew = now > turns;
