@@ -151,7 +151,7 @@ PARTS = SimpleNamespace(
         name: name
         for name in (
             "conversation", "inspector", "message", "alt", "error", "policy", "judge", "seed", "note",
-            "conversation_id",
+            "conversation_id", "conversations", "choices",
         )
     }
 )  # fmt: skip
@@ -169,7 +169,9 @@ class Visitor:
         self.conversation_id = "conversation-" + "x" * 16
         self.cookie = services.visitors.new_cookie() if cookie is None else cookie
         self.request: Any = SimpleNamespace(
-            cookies={COOKIE: self.cookie}, headers={"accept-language": language}
+            cookies={COOKIE: self.cookie},
+            headers={"accept-language": language},
+            session_hash=f"page-{id(self)}",
         )
         self.screen: dict[str, Any] = {}
         self.updates: list[dict[str, Any]] = []
@@ -210,12 +212,25 @@ class Visitor:
         arguments = (model, "recorded-judge", None, self.conversation_id, self.request)
         await self.watch(self.chat.ask_again(*arguments, pressed(index)))
 
+    async def save_edit(self, index: int, text: str) -> None:
+        """Edit a message in its place and watch until the reply has ended."""
+        event = gr.EventData(None, {"turn": index, "text": text})
+        arguments = ("scripted-nano", "recorded-judge", None, self.conversation_id, self.request)
+        await self.watch(self.chat.save_edit(*arguments, event))
+
+    async def load(self, choices: object = None) -> None:
+        """Load the page and watch until a running reply has ended."""
+        await self.watch(
+            self.chat.load("scripted-nano", choices, self.conversation_id, self.request)
+        )
+
     async def watch(self, updates: AsyncIterator[dict[Any, Any]]) -> None:
         async for update in updates:
             self.see(update)
 
     def see(self, update: dict[Any, Any]) -> None:
         self.updates.append(update)
+        self.conversation_id = update.get("conversation_id", self.conversation_id)
         self.screen |= update
 
     @property

@@ -17,7 +17,16 @@ from ui_components.shared.services import Services
 # Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
-OWN_PARTS = ["#top-bar", "#help-strip", "#note", "#conversation", "#error", "#inspector", "#foot"]
+OWN_PARTS = [
+    "#top-bar",
+    "#help-strip",
+    "#note",
+    "#conversations",
+    "#conversation",
+    "#error",
+    "#inspector",
+    "#foot",
+]
 SECRET = "The words that nobody may find again"
 
 
@@ -120,9 +129,10 @@ def test_a_reply_is_stopped_and_tried_again(page):
     expect(page.locator("#message .submit-button")).to_be_visible()
 
     page.get_by_role("button", name="Edit message 1").click()
-    expect(message(page)).to_have_value("Write for ever")
-    message(page).fill("Fail")
-    message(page).press("Enter")
+    editor = page.locator("#conversation .edit textarea")
+    expect(editor).to_have_value("Write for ever")
+    editor.fill("Fail")
+    editor.press("Enter")
     expect(page.locator("#conversation")).to_contain_text("Generation failed")
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("#conversation .turn")).to_have_attribute("data-outcome", "failed")
@@ -141,16 +151,16 @@ def test_another_reply_edit_clear_and_undo(page):
     expect(page.locator("#conversation .answer .words").nth(1)).to_have_text(SECOND_REPLY)
 
     page.get_by_role("button", name="Edit message 1").click()
-    expect(page.locator("#conversation .editing")).to_be_visible()
-    expect(message(page)).to_be_focused()
-    message(page).fill("one, changed")
-    message(page).press("Enter")
+    editor = page.locator("#conversation .edit textarea")
+    expect(editor).to_be_focused()
+    editor.fill("one, changed")
+    editor.press("Enter")
     expect(page.locator("#conversation .turn")).to_have_count(1)
     settled(page)
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#conversation .turn")).to_have_count(2)
 
-    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="Delete this conversation").click()
     expect(page.locator("#conversation .turn")).to_have_count(0)
     page.get_by_role("button", name="Undo").click()
     expect(page.locator("#conversation .turn")).to_have_count(2)
@@ -466,7 +476,14 @@ def test_everything_can_be_reached_by_keyboard(page):
                 "|| document.activeElement.id || document.activeElement.tagName).trim().slice(0, 40)"
             )
         )
-    for name in ("Skip to the conversation", "Clear", "Edit", "Regenerate", "Raw output"):
+    for name in (
+        "Skip to the conversation",
+        "New chat",
+        "Delete",
+        "Edit",
+        "Regenerate",
+        "Raw output",
+    ):
         assert any(name in text for text in reached), (name, reached)
 
 

@@ -105,7 +105,7 @@ def test_another_strategy_changes_the_reply_and_the_words_that_differ_are_marked
     expect(page.locator("#conversation .answer .words")).to_have_text(
         "Maybe you could talk to a friend first."
     )
-    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="Next reply").click()
     expect(page.locator("#conversation .answer .words")).to_have_text(
         "What makes it hardest for you?"
     )

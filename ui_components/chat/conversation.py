@@ -10,6 +10,7 @@ from compeer_core.reasoning import Part
 from compeer_core.safety import RiskState
 from ui_components.chat.inspector import picture_address
 from ui_components.chat.reply_words import status_line, steps_in_words, summary
+from ui_components.chat.starters import CHAT_STARTERS
 from ui_components.shared.help import RiskCard, risk_card, standing_card
 from ui_components.shared.models import Models
 from ui_components.shared.progress import Progress
@@ -52,7 +53,6 @@ def conversation_html(
         for index, turn in enumerate(session.turns)
     ]
     running = session.is_writing
-    editing = session.editing
     announced_key, announced = "", ""
     if session.turns and not running:
         announced_key, announced = _announced(session.turns[-1], texts)
@@ -63,8 +63,9 @@ def conversation_html(
         running=running,
         undo=_undo(session, texts),
         standing=None if turns and turns[-1]["risk"] else standing_card(texts, risk),
-        editing=editing,
-        editing_pictures=editing is not None and bool(session.turns[editing].message.images),
+        editing=None if running else session.editing,
+        starters=CHAT_STARTERS,
+        state=_state(session),
         hours=round(keep_seconds / 3600),
         announced_key=announced_key,
         announced=announced,
@@ -90,6 +91,8 @@ def _turn(
     seconds = now - progress.since if progress else 0.0
     return {
         "index": index,
+        "key": turn.key,
+        "pager": _pager(turn),
         "shown": session.shown == index,
         "last": is_last,
         "said": turn.message.text,
@@ -118,6 +121,29 @@ def _turn(
         else "",
         "steps_right": steps_right,
     }
+
+
+def _pager(turn: Turn) -> dict[str, int | None] | None:
+    """The place of the current reply among all, and the numbers of its neighbours."""
+    numbers = [reply.number for reply in turn.replies]
+    if len(numbers) < 2 or turn.progress is None:
+        return None
+    place = numbers.index(turn.progress.number)
+    return {
+        "place": place + 1,
+        "count": len(numbers),
+        "before": numbers[place - 1] if place else None,
+        "next": numbers[place + 1] if place + 1 < len(numbers) else None,
+    }
+
+
+def _state(session: Session) -> str:
+    """A text that changes when a person changes the conversation, not while a reply grows."""
+    last = session.turns[-1] if session.turns else None
+    reply = last.progress if last else None
+    numbers = [turn.progress.number if turn.progress else 0 for turn in session.turns]
+    keys = (last.key if last else "", reply.key if reply else "", session.undo is not None)
+    return f"{numbers} {keys} {session.is_writing} {session.editing}"
 
 
 def _risk_card(turn: Turn, texts: Texts) -> RiskCard | None:

@@ -87,7 +87,7 @@ class Steering:
             self._services.store.update(
                 key, lambda now: replace(now, compared=steered.origin.parent)
             )
-            async for update in self._chat.shown_while_written(key, texts):
+            async for update in self._chat.shown_while_written(key, request):
                 yield update
 
         return handler
@@ -99,7 +99,7 @@ class Steering:
             progress = session.turn(index).progress
             if progress is None or progress.number != origin.parent:
                 raise InputError("another reply is shown", code="turn_gone")
-            undo = way_back(session, index, "retried", now)
+            undo = way_back(session, index, now)
             return replace(session, undo=undo, editing=None)
 
         return change
@@ -130,7 +130,7 @@ class Steering:
         except InputError as error:
             yield self._chat.screen(key, texts, error_sentence(error, texts), "best_of")
             return
-        async for update in self._chat.shown_while_written(key, texts):
+        async for update in self._chat.shown_while_written(key, request):
             yield update
 
     # --- among existing replies ---
@@ -139,14 +139,15 @@ class Steering:
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
         """Make another reply the current one."""
-        data, now = event_data(event), self._services.store.now()
+        data = event_data(event)
         index, number = number_in(data, "turn"), number_in(data, "reply")
 
         def change(session: Session) -> Session:
             switched = session.switched(index, number)
-            if switched is session:
-                return session
-            return replace(switched, undo=way_back(session, index, "switched", now))
+            # Switching again restores the earlier reply; an Undo that restores messages stays.
+            return (
+                replace(switched, undo=None) if session.undo and session.undo.back_to else switched
+            )
 
         return self._changed(conversation_id, request, change)
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 from gradio.components import Component
@@ -20,6 +20,7 @@ def on(
     outputs: Sequence[Component],
     *,
     streams: bool = False,
+    trigger_mode: Literal["once", "multiple", "always_last"] | None = None,
 ) -> None:
     """Register a handler for an event.
 
@@ -31,6 +32,7 @@ def on(
         inputs: What it reads.
         outputs: What it may change.
         streams: It yields more than once, so it needs gradio's queue. It starts once its page listens.
+        trigger_mode: What happens to an event during an earlier one; None is gradio's default.
     """
     event(
         _once_heard(handler) if streams else handler,
@@ -40,6 +42,7 @@ def on(
         show_progress="hidden",
         api_visibility="private",
         concurrency_limit=None,
+        trigger_mode=trigger_mode,
     )
 
 

@@ -93,6 +93,11 @@ class Job:
                 self._watchers -= 1
             self.stop_unless_watched(self._grace_seconds)
 
+    def keep_running(self) -> None:
+        """Continue without watchers: the visitor reads another conversation meanwhile."""
+        with self._lock:
+            self._watchers += 1
+
     def stop_unless_watched(self, seconds: float = UNWATCHED_SECONDS) -> None:
         """Stop the job after some seconds unless it has a watcher then."""
         with self._lock:

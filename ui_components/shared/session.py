@@ -85,7 +85,7 @@ class Turn:
 class Undo:
     """What Undo restores."""
 
-    kind: Literal["cleared", "edited", "retried", "switched"]
+    kind: Literal["cleared", "edited", "retried"]
     turns: tuple[Turn, ...] = field(repr=False)
     """All turns as they were, if messages were removed."""
     number: int
@@ -106,7 +106,11 @@ class Session:
     editing: int | None = None
     """The message that is being edited."""
     draft: str = field(default="", repr=False)
-    """The text in the message box before editing began."""
+    """The unsent text in the message box."""
+    title: str = field(default="", repr=False)
+    """The name that the visitor gave the conversation; empty for none."""
+    written: float = 0.0
+    """When the last message was sent, on the store's clock."""
     compared: int = 0
     """The reply compared with the current one in the inspector; 0 for none."""
     undo: Undo | None = None
@@ -234,7 +238,7 @@ class Session:
         shown = replace(turn, progress=wanted.progress, aside=aside)
         turns = (*self.turns[:index], shown, *wanted.after)
         selected = None if index == len(turns) - 1 else index
-        return replace(self, turns=turns, selected=selected, compared=0, editing=None, draft="")
+        return replace(self, turns=turns, selected=selected, compared=0, editing=None)
 
     def turn(self, index: int) -> Turn:
         """Return the turn with that index.
@@ -256,8 +260,19 @@ class Session:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no message and nothing to undo."""
-        return self == Session()
+        """Whether there is no message, sent or unsent, and nothing to undo."""
+        return not (self.turns or self.draft or self.undo)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the visitor deleted it and can still restore it."""
+        return not self.turns and self.undo is not None and self.undo.kind == "cleared"
+
+    @property
+    def name(self) -> str:
+        """Its title, else the beginning of its first message; empty if that is a photo."""
+        turns = self.turns or (self.undo.turns if self.undo else ())
+        return self.title or (" ".join(turns[0].message.text.split()) if turns else "")
 
     def aged(self, now: float) -> "Session":
         """Return the session without an expired Undo."""
@@ -282,14 +297,12 @@ class Session:
             yield from every_turn(self.undo.turns)
 
 
-def way_back(
-    session: Session, index: int, kind: Literal["retried", "switched"], now: float
-) -> Undo | None:
+def way_back(session: Session, index: int, now: float) -> Undo | None:
     """Return an Undo that restores the current reply to a message, None if it has no text."""
     progress = session.turn(index).progress
     if progress is None or not progress.has_words:
         return None
-    return Undo(kind, (), index + 1, now + UNDO_SECONDS, back_to=progress.number)
+    return Undo("retried", (), index + 1, now + UNDO_SECONDS, back_to=progress.number)
 
 
 def every_turn(turns: tuple[Turn, ...]) -> Iterator[Turn]:

@@ -35,8 +35,7 @@ class Room:
 
 IN_ALL = Room(2000, 512 * MEGABYTE)
 OF_VISITOR = Room(16, 64 * MEGABYTE)
-"""A browser has one conversation and one comparison at a time; the rest are other tabs. Images are
-stored with at most 1024 pixels a side, so these are some hundred photos."""
+"""Images are stored with at most 1024 pixels a side, so these are some hundred photos."""
 OF_CROWD = Room(128, 128 * MEGABYTE)
 """For all callers of a network who share one share."""
 
@@ -174,6 +173,23 @@ class SessionStore(Generic[Value]):
         """Whether a visitor has any record."""
         with self._lock:
             return bool(visitor) and any(key.visitor == visitor for key in reversed(self._entries))
+
+    def records_of(self, visitor: str) -> dict[SessionKey, Value]:
+        """A visitor's records, least recently used first; reading them does not count as use."""
+        with self._lock:
+            now = self._clock()
+            return {
+                key: self._entries[key].value.aged(now)
+                for key in self.keys_of(visitor)
+                if now - self._entries[key].used <= self.keep_seconds
+            }
+
+    def has_room(self, key: SessionKey) -> bool:
+        """Whether a record can be stored without evicting another one of its visitor."""
+        with self._lock:
+            if key in self._entries or key.caller.is_of_the_crowd:
+                return True
+            return len(self.keys_of(key.visitor)) < self._of_visitor.sessions
 
     def keys_of(self, visitor: str) -> list[SessionKey]:
         """The keys of a visitor's records; none without a cookie."""

@@ -333,49 +333,51 @@ def test_only_the_last_message_can_have_another_reply(anna):
 def test_an_earlier_message_can_be_changed_and_what_came_after_is_cut(anna, tmp_path):
     asyncio.run(anna.send("one", [picture(tmp_path)]))
     asyncio.run(anna.send("two"))
-    anna.see(
-        anna.chat.edit(
-            {"text": "half a thought", "files": []}, anna.conversation_id, anna.request, pressed(0)
-        )
-    )
-    assert anna.screen["message"]["text"] == "one"
-    assert "You are editing message 1" in anna.screen["conversation"]
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    anna.see(anna.chat.edit(anna.conversation_id, anna.request, pressed(0)))
+    assert ">one</textarea>" in anna.screen["conversation"]
+    assert "Sending removes everything after this message" in anna.screen["conversation"]
 
-    asyncio.run(anna.send("one, but better"))
+    asyncio.run(anna.save_edit(0, "one, but better"))
 
     turns = anna.session.turns
     assert [turn.message.text for turn in turns] == ["one, but better"]
     assert len(turns[0].message.images) == 1  # the photo stays with its message
-    sent = next(update["message"] for update in anna.updates[::-1] if "conversation_id" in update)
-    assert sent.value["text"] == "half a thought"  # what was being typed comes back
+    assert anna.session.draft == "half a thought"  # the message box is left alone
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert [turn.message.text for turn in anna.session.turns] == ["one", "two"]
 
 
 def test_an_edit_can_be_cancelled(anna):
     asyncio.run(anna.send("one"))
-    anna.chat.edit({"text": "draft", "files": []}, anna.conversation_id, anna.request, pressed(0))
-    anna.see(anna.chat.stop_edit({"text": "one!", "files": []}, anna.conversation_id, anna.request))
+    anna.see(anna.chat.edit(anna.conversation_id, anna.request, pressed(0)))
+    assert "<textarea" in anna.screen["conversation"]
+    anna.see(anna.chat.stop_edit(anna.conversation_id, anna.request))
 
-    assert anna.screen["message"]["text"] == "draft"
+    assert "<textarea" not in anna.screen["conversation"]
     assert anna.session.editing is None
     asyncio.run(anna.send("two"))
     assert len(anna.session.turns) == 2
 
 
-def test_clearing_can_be_taken_back_until_the_next_message(anna):
+def test_a_deleted_conversation_can_be_restored_also_after_the_next_message(anna):
     asyncio.run(anna.send("one"))
     anna.see(anna.chat.clear(anna.conversation_id, anna.request))
-    assert "Conversation cleared." in anna.screen["conversation"]
+    assert "Conversation deleted." in anna.screen["conversation"]
     assert REPLY not in anna.screen["conversation"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert REPLY in anna.screen["conversation"]
 
     anna.chat.clear(anna.conversation_id, anna.request)
+    first = anna.conversation_id
     asyncio.run(anna.send("new"))
+    assert anna.conversation_id != first
+    assert "Deleted: “one”" in anna.screen["conversations"]
     anna.see(anna.chat.undo(anna.conversation_id, anna.request))
     assert "no longer be undone" in anna.error
     assert [turn.message.text for turn in anna.session.turns] == ["new"]
+    anna.see(anna.chat.undo(first, anna.request))
+    assert REPLY in anna.screen["conversation"]
 
 
 def test_clearing_while_a_reply_is_written_ends_it_and_the_next_message_is_taken(anna):
@@ -414,7 +416,7 @@ def test_a_second_message_waits_for_the_first_reply(anna):
 def test_a_page_that_comes_back_finds_its_conversation(anna):
     asyncio.run(anna.send("I lost my job."))
     again = Visitor(anna.services, cookie=anna.cookie)
-    asyncio.run(again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request)))
+    asyncio.run(again.load())
 
     assert REPLY in again.screen["conversation"]
     assert again.screen["conversation_id"] == anna.conversation_id
@@ -422,7 +424,7 @@ def test_a_page_that_comes_back_finds_its_conversation(anna):
 
 @pytest.mark.parametrize("claimed", [None, "", 5, "x", "../../etc/passwd", "x" * 100])
 def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
-    asyncio.run(anna.watch(anna.chat.load("scripted-nano", claimed, anna.request)))
+    asyncio.run(anna.watch(anna.chat.load("scripted-nano", None, claimed, anna.request)))
 
     assert len(anna.screen["conversation_id"]) >= 32
     assert anna.screen["conversation_id"] != claimed
@@ -435,9 +437,7 @@ def test_a_reply_survives_a_reload_and_stops_without_watchers(anna):
             await asyncio.sleep(0.01)
         job = anna.services.chat_jobs.job(anna.key)
         again = Visitor(anna.services, cookie=anna.cookie)
-        loading = asyncio.create_task(
-            again.watch(again.chat.load("scripted-nano", again.conversation_id, again.request))
-        )
+        loading = asyncio.create_task(again.load())
         while "conversation" not in again.screen or len(again.updates) < 3:
             await asyncio.sleep(0.01)
         sending.cancel()  # the first page is gone
@@ -455,7 +455,7 @@ def test_a_reply_survives_a_reload_and_stops_without_watchers(anna):
 def test_two_visitors_never_meet(services):
     anna, ben = Visitor(services), Visitor(services)
     asyncio.run(anna.send("Only Anna knows this"))
-    asyncio.run(ben.watch(ben.chat.load("scripted-nano", anna.conversation_id, ben.request)))
+    asyncio.run(ben.watch(ben.chat.load("scripted-nano", None, anna.conversation_id, ben.request)))
 
     assert "Only Anna knows this" not in str(ben.updates)
     asyncio.run(ben.send("Ben here"))
@@ -575,8 +575,8 @@ def test_the_card_cannot_be_bypassed(anna, asked):
         (steering.keep_step, {"turn": 0, "reply": 1, "part": "history"}),
     ):
         asyncio.run(anna.watch(handler(*order, gr.EventData(None, data))))
-    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
-    asyncio.run(anna.send("I will end my life tonight"))
+    anna.see(anna.chat.edit(anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.save_edit(0, "I will end my life tonight"))
 
     assert asked == []
     assert len(anna.session.turns) == 1
@@ -625,8 +625,8 @@ def test_clearing_editing_or_another_conversation_does_not_reset_the_state(anna,
     asyncio.run(anna.send("I am very tired"))
     assert asked == []
     assert anna.session.turns[0].risk_is_earlier
-    anna.see(anna.chat.edit(None, anna.conversation_id, anna.request, pressed(0)))
-    asyncio.run(anna.send("I am very tired today"))
+    anna.see(anna.chat.edit(anna.conversation_id, anna.request, pressed(0)))
+    asyncio.run(anna.save_edit(0, "I am very tired today"))
     assert REPLY in anna.screen["conversation"]  # the second message after the sign
 
 
