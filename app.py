@@ -72,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 votes,
                 language=flags.language,
                 gated=flags.gate,
+                demo_board=flags.demo_board,
                 risk_check=registry.risk_check(),
             )
         except StoreError as error:
@@ -236,6 +237,12 @@ def _flags() -> argparse.ArgumentParser:
         action="store_false",
         help="for researchers: show every reply as the model wrote it, also one that breaks the format, "
         "repeats itself, contains markup, is too long or says nothing (default: draw it again)",
+    )
+    add(
+        "--demo-board",
+        action="store_true",
+        help="for presentations: rank models from the first vote of one rater on, and say so on the "
+        "leaderboard (default: 20 votes by 5 raters)",
     )
     add("--api-only", action="store_true", help="serve the API without the page")
     add(

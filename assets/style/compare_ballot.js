@@ -13,6 +13,8 @@ const battleOf = (node) => node.closest(".ballot").dataset;
 element.addEventListener("click", (event) => {
   const choice = event.target.closest("[data-vote]");
   if (choice) return vote(choice);
+  const mark = event.target.closest("[data-mark]");
+  if (mark) return press(mark);
   const button = event.target.closest("[data-act]");
   if (!button) return;
   const { battle, revision } = battleOf(button);
@@ -86,7 +88,22 @@ function read(form) {
   return {
     tags: [...form.querySelectorAll("[name=tag]:checked")].map((tag) => tag.value),
     note: form.querySelector("[data-note]").value,
+    steps: [0, 1].map((side) => [0, 1, 2].map((step) => {
+      const mark = form.querySelector(`[data-step="${side}-${step}"][aria-pressed=true]`);
+      return mark ? mark.dataset.mark === "right" : null;
+    })),
   };
+}
+function remember(form) {
+  const { battle, revision } = battleOf(form);
+  drafts.set(battle, { revision, caret: form.querySelector("[data-note]").selectionEnd, ...read(form) });
+  form.querySelector("[data-saved]")?.remove();
+}
+function press(mark) {
+  const on = mark.getAttribute("aria-pressed") !== "true";
+  for (const each of mark.parentElement.querySelectorAll("[data-mark]"))
+    each.setAttribute("aria-pressed", String(on && each === mark));
+  remember(mark.closest("[data-why]"));
 }
 const dirty = (battle) => drafts.has(battle);
 const fresh = () => `${Date.now().toString(36)}${Math.random().toString(36).slice(2)}`;
@@ -101,29 +118,40 @@ function reveal(battle) {
 }
 element.addEventListener("input", (event) => {
   const form = event.target.closest("[data-why]");
-  if (!form) return;
-  const { battle, revision } = battleOf(form);
-  drafts.set(battle, { revision, caret: form.querySelector("[data-note]").selectionEnd, ...read(form) });
+  if (form) remember(form);
 });
+// A redraw folds the reasoning; the event of <details> does not bubble. A vote cast after reading it would be another
+// vote, so whoever opens it can no longer undo the first.
+const reading = new Set();
+const final = new Set();
+element.addEventListener("toggle", (event) => {
+  if (!event.target.matches("[data-rate]")) return;
+  const { battle } = battleOf(event.target);
+  if (!event.target.open) return reading.delete(battle);
+  reading.add(battle);
+  final.add(battle);
+  tick();
+}, { capture: true });
 
 // --- the countdown: ten seconds to undo the vote, then the names ---
 function tick() {
   for (const ballot of element.querySelectorAll('.ballot:not([data-state="open"])')) {
     const time = undoing.get(ballot.dataset.battle);
     if (!time) continue;
-    const left = Math.max(0, Math.ceil((time.until - performance.now()) / 1000));
+    const battle = ballot.dataset.battle;
+    const left = final.has(battle) ? 0 : Math.max(0, Math.ceil((time.until - performance.now()) / 1000));
     const count = ballot.querySelector("[data-countdown]");
     if (count) count.textContent = left ? `(${left})` : "";
     if (!left) ballot.querySelector("[data-undoing]")?.remove();
     const soon = ballot.querySelector("[data-soon]");
     if (!soon) continue;
     const at = document.activeElement;
-    const busy = dirty(ballot.dataset.battle) || (ballot.querySelector("[data-why]").contains(at) && at.dataset.keep !== "reveal");
+    const busy = dirty(battle) || reading.has(battle) || (ballot.querySelector("[data-why]").contains(at) && at.dataset.keep !== "reveal");
     const said = busy ? soon.dataset.wait : soon.dataset.text.replace("%s", left);
     if (soon.textContent !== said) soon.textContent = said;
     if (left || busy || time.revealed || !ballot.getClientRects().length) continue;
     time.revealed = true;
-    reveal(ballot.dataset.battle);
+    reveal(battle);
   }
 }
 setInterval(tick, 250);
@@ -155,10 +183,28 @@ function settle() {
     if (draft && form) {
       form.querySelector("[data-note]").value = draft.note;
       for (const tag of form.querySelectorAll("[name=tag]")) tag.checked = draft.tags.includes(tag.value);
+      for (const mark of form.querySelectorAll("[data-mark]")) {
+        const [side, step] = mark.dataset.step.split("-");
+        mark.setAttribute("aria-pressed", String(draft.steps[side][step] === (mark.dataset.mark === "right")));
+      }
     }
+    const rate = ballot.querySelector("[data-rate]");
+    if (rate && reading.has(battle)) rate.open = true;
   }
   allow();
   tick();
+}
+
+// When a new ballot appears, an empty message box hands the focus over, so that the keys vote.
+let welcomed = "";
+function welcome() {
+  const ballot = open();
+  if (!ballot || ballot.dataset.battle === welcomed || !navigator.userActivation?.hasBeenActive) return;
+  if (!ballot.getClientRects().length) return;
+  welcomed = ballot.dataset.battle;
+  const at = document.activeElement;
+  const isIdle = !at || at === document.body || at.matches("#compare-message *, #compare-talk *");
+  if (isIdle && !at?.value) ballot.querySelector(".choices").focus({ preventScroll: true });
 }
 
 // A redraw drops the focus; restore it, or move it to what follows a vote.
@@ -169,9 +215,11 @@ element.addEventListener("focusout", (event) => {
 });
 watch("value", () => {
   settle();
+  welcome();
   if (!focused || (document.activeElement && document.activeElement !== document.body)) return;
   const place = element.querySelector(`[data-keep="${focused}"]`)
-    ?? element.querySelector('[data-keep="reveal"]') ?? element.querySelector("[data-vote]:enabled");
+    ?? element.querySelector('[data-keep="reveal"]') ?? open()?.querySelector(".choices")
+    ?? [...element.querySelectorAll('[data-keep="revealed"]')].at(-1);
   place?.focus({ preventScroll: true });
   const caret = place?.matches?.("[data-note]") && drafts.get(battleOf(place).battle)?.caret;
   if (caret) place.setSelectionRange(caret, caret);

@@ -222,6 +222,15 @@ class Reveal:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How often a person and the judge gave the same of the four answers."""
+
+    agreed: int
+    compared: int
+    """Standing blind votes after which the person saw the verdict."""
+
+
+@dataclass(frozen=True)
 class Deletion:
     """What was deleted."""
 

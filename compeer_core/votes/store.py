@@ -29,6 +29,7 @@ from compeer_core.cer import CaseUtterance
 from compeer_core.images import Image
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.battles import (
+    Agreement,
     Battle,
     BattlePlan,
     Counts,
@@ -354,6 +355,21 @@ class VoteStore:
                 preference=Preference(latest.preference),
                 verdict=None if battle.verdict is None else Preference(battle.verdict),
             )
+
+    def agreement(self, voter: str) -> Agreement:
+        """Return how often a person and the judge agree, over the blind votes that were revealed."""
+        votes = standing_votes(None).where(
+            VoteRecord.voter_id == voter,
+            VoteRecord.revealed_at.is_not(None),
+            BattleRow.blind,
+            BattleRow.verdict.is_not(None),
+        )
+        with self.database.reading() as session:
+            same = [
+                revision.preference == battle.verdict
+                for revision, battle, _ in session.execute(votes)
+            ]
+        return Agreement(sum(same), len(same))
 
     def _checked(self, preference: Preference | str, details: BallotDetails) -> _Ballot:
         try:

@@ -1,5 +1,6 @@
 """Compare in a real Chromium with scripted models."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,13 @@ def settled(page: Page) -> None:
     """Wait until both sides have ended, and leave the message box."""
     expect(page.locator("#compare-ballot .ballot.is-open")).to_have_attribute("data-over", "yes")
     page.evaluate("document.activeElement.blur()")
+
+
+def picture(page: Page, name: str, *, full_page: bool = False) -> None:
+    """Take a screenshot, if the environment names a folder for them."""
+    folder = os.environ.get("COMPEER_TEST_PICTURES")
+    if folder:
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=full_page)
 
 
 def ballot(page: Page):
@@ -175,6 +183,74 @@ def test_the_keys_vote(page, services, key, said):
 
     expect(ballot(page)).to_contain_text(f"Your vote: {said}")
     expect(page.locator("#compare-error")).not_to_contain_text("voted")
+
+
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 800}, PHONE], ids=["desk", "phone"])
+def test_a_person_votes_by_keys_alone_and_reads_why(browser, address, services, size):
+    context = browser.new_context(locale="en-US", viewport=size, reduced_motion="reduce")
+    page = opened(context.new_page(), address)
+    send(page, "hello")
+    expect(page.locator("#compare-ballot .choices")).to_be_focused()
+    expect(page.locator("#compare-ballot .ballot.is-open")).to_have_attribute("data-over", "yes")
+    if size is PHONE:
+        page.locator('#compare-talk .switch [data-side="1"]').click()
+    page.wait_for_timeout(1600)
+    page.keyboard.press("2")
+    expect(ballot(page)).to_contain_text("Your vote: B is better.")
+    ballot(page).locator("[data-rate] summary").focus()
+    page.keyboard.press("Enter")
+    expect(ballot(page).locator("[data-act=undo]")).to_have_count(0)
+    if size is PHONE:
+        expect(page.locator('#compare-talk .side[data-side="1"] .favourite')).to_be_visible()
+    expect(page.locator('#compare-talk .side[data-side="1"]')).to_contain_text("your choice")
+    expect(page.locator('#compare-talk .side[data-side="0"]')).not_to_contain_text("your choice")
+
+    page.wait_for_timeout((UNDO_SECONDS + 1) * 1000)
+    expect(ballot(page).locator(".names")).to_have_count(0)  # the names wait for a reader
+    mark = ballot(page).locator("[data-step='0-1'][data-mark=wrong]")
+    mark.focus()
+    page.keyboard.press("Space")
+    expect(mark).to_have_attribute("aria-pressed", "true")
+    ballot(page).get_by_role("button", name="Save reasons").click()
+    expect(ballot(page)).to_contain_text("Reasons saved.")
+    expect(ballot(page).locator("[data-rate]")).to_have_attribute("open", "")
+    expect(mark).to_have_attribute("aria-pressed", "true")
+    picture(page, f"rated-{size['width']}")
+    assert violations(page, *OWN_PARTS) == []
+
+    reveal = ballot(page).get_by_role("button", name="Reveal the models")
+    reveal.focus()
+    page.keyboard.press("Enter")
+    expect(ballot(page).locator(".reveal")).to_be_focused()
+    expect(ballot(page).locator(".of-side")).to_have_count(6)
+    expect(ballot(page)).to_contain_text("you: wrong")
+    expect(ballot(page)).to_contain_text("The judge's probabilities")
+    expect(ballot(page).locator(".names .is-favourite")).to_contain_text("your choice")
+    page.wait_for_timeout(500)
+    picture(page, f"revealed-{size['width']}", full_page=True)
+    assert violations(page, *OWN_PARTS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+    key = page.locator("#compare-talk .talk").get_attribute("data-round")
+    page.get_by_role("button", name="Same message, new pair").click()
+    expect(page.locator("#compare-talk .talk")).not_to_have_attribute("data-round", key or "")
+    expect(page.locator("#compare-talk .asked")).to_contain_text("hello")
+    expect(page.locator("#compare-ballot .choices")).to_be_focused()
+    context.close()
+
+
+def test_a_draft_keeps_the_focus_when_a_ballot_appears(page):
+    box = page.locator("#compare-message textarea")
+    box.fill("Slowly, please.")
+    box.press("Enter")
+    expect(page.locator("#compare-ballot .choices")).to_be_focused()
+    box.focus()
+    page.keyboard.type("a draft")
+    settled_without_leaving = page.locator("#compare-ballot .ballot.is-open")
+    expect(settled_without_leaving).to_have_attribute("data-over", "yes")
+
+    expect(box).to_be_focused()
+    expect(box).to_have_value("a draft")
 
 
 def test_the_keys_can_be_switched_off(page):

@@ -215,8 +215,15 @@ def test_without_votes_there_is_the_way_to_compare(chromium, tmp_path_factory):
 
         expect(title(page)).to_have_text("Not enough votes to rank models: 0 of 20 needed.")
         assert page.locator("#results-board progress").get_attribute("value") == "0"
-        expect(page.locator("#results-board .plot")).to_contain_text("Scripted nano")
+        expect(page.locator("#results-board .plot").first).to_contain_text("Scripted nano")
         assert violations(page, *OWN_PARTS) == []
+        example = page.locator("#results-board .example")
+        expect(example.locator("h2").first).to_contain_text("Example")
+        expect(example).to_contain_text("These 120 votes are simulated")
+        expect(example.locator("[data-table=models] tbody tr")).to_have_count(3)
+        assert "Example model A" in example.locator(".sentence").inner_text()
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.get_by_role("link", name="Compare two models").click()
         expect(page.locator("#screen-compare-button")).to_have_attribute("aria-selected", "true")
         assert "screen=compare" in page.url

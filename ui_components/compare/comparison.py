@@ -8,14 +8,15 @@ reached only by cookie and conversation id.
 
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.images import Image
+from compeer_core.reasoning import STEPS, Part
 from compeer_core.safety import RiskKind
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.battles import Reveal, SidePlan, VoteReceipt
+from compeer_core.votes.battles import Reveal, SidePlan, Steps, VoteReceipt
 from ui_components.shared.progress import Progress
 
 LETTERS = "ABCD"
@@ -47,6 +48,11 @@ class Side:
         """The reply so far."""
         return self.reply or self.progress.reply
 
+    def texts(self, with_reasoning: bool) -> dict[Part, str]:
+        """The texts so far that a round shows, in the order in which they are generated."""
+        steps = STEPS if with_reasoning else ()
+        return {part: self.progress.parts[part].text for part in steps} | {Part.REPLY: self.words}
+
 
 @dataclass(frozen=True)
 class Ballot:
@@ -58,6 +64,8 @@ class Ballot:
     """The number of revisions, Undo included."""
     tags: tuple[str, ...] = ()
     note: str = field(default="", repr=False)
+    steps: Steps = (None, None)
+    """What the visitor says about the steps of each side."""
     undo_until: float = 0.0
     """On the store's clock."""
     reveal: Reveal | None = field(default=None, repr=False)
@@ -72,6 +80,8 @@ class Pair:
     battle: str
     sides: tuple[int, int]
     verdict: Preference | None = None
+    chances: Mapping[Preference, float] | None = None
+    """The judge's probability of each answer."""
     judged: bool = False
     """The judge has finished, possibly without a verdict."""
     ballot: Ballot = Ballot()
@@ -137,13 +147,52 @@ class Round:
         return random.Random(self.seed).choice(best)
 
     @property
-    def was_drawn(self) -> bool:
-        """Whether `goes_on` was drawn at random, since no reply was preferred."""
-        preferred = {Preference.FIRST, Preference.SECOND}
-        return self.chosen is None and not any(
-            pair.ballot.receipt and pair.ballot.receipt.preference in preferred
+    def answers(self) -> set[Preference]:
+        """The answers of the votes that stand."""
+        receipts = (pair.ballot.receipt for pair in self.pairs)
+        return {receipt.preference for receipt in receipts if receipt and receipt.preference}
+
+    @property
+    def favourites(self) -> frozenset[int]:
+        """The sides that the visitor preferred, or else those found good; empty before a vote."""
+        if self.answers & {Preference.FIRST, Preference.SECOND}:
+            best = replace(self, chosen=None).goes_on
+            return frozenset() if best is None else frozenset({best})
+        return frozenset(
+            number
             for pair in self.pairs
+            if pair.ballot.receipt and pair.ballot.receipt.preference is Preference.BOTH
+            for number in pair.sides
         )
+
+    def is_held(self, number: int) -> bool:
+        """Whether a side has ended but is shown as running, since its speed could reveal its model."""
+        side = self.sides[number]
+        return side.progress.outcome == "finished" and self._hides_speed
+
+    def visible(self, number: int) -> dict[Part, str]:
+        """The texts of a side that may be shown.
+
+        In a blind round all sides grow at the speed of the slowest, unless one was stopped or failed.
+        """
+        side = self.sides[number]
+        texts = side.texts(self.with_reasoning)
+        if not self._hides_speed or side.progress.outcome == "stopped":
+            return texts
+        left = min(
+            sum(map(len, running.texts(self.with_reasoning).values()))
+            for running in self.sides
+            if not running.is_over
+        )
+        for part, text in texts.items():
+            texts[part] = text[: max(left, 0)]
+            left -= len(text)
+        return texts
+
+    @property
+    def _hides_speed(self) -> bool:
+        has_failed = any(side.has_failed for side in self.sides)
+        return self.blind and not self.is_over and not has_failed
 
     def with_side(self, number: int, side: Side) -> "Round":
         """Return the round with one side replaced."""

@@ -10,7 +10,7 @@ counter tells the sides apart.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -24,7 +24,14 @@ from compeer_core.safety import RiskState
 from compeer_core.taxonomy import Preference
 from compeer_core.turn import SEEDS, TurnDone, TurnRecord
 from compeer_core.unifireward import Judge, ResponseVerdict
-from compeer_core.votes.battles import BattlePlan, SideResult, VoteReceipt, draw_sides
+from compeer_core.votes.battles import (
+    Agreement,
+    BattlePlan,
+    SideResult,
+    Steps,
+    VoteReceipt,
+    draw_sides,
+)
 from compeer_core.votes.store import VoteStore
 from ui_components.compare.comparison import Ballot, Comparison, Pair, Round, Side
 from ui_components.compare.identity import says_who_wrote_it
@@ -124,21 +131,24 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         return job
 
     def begin_again(self, key: SessionKey, request: RoundRequest, address: str | None) -> RoundJob:
-        """Replace the last round by a new draw for the same message.
+        """Replace the last round by a new draw for the same message, of other models if there are any.
+
+        Votes on the replaced round stay in the database.
 
         Raises:
-            InputError: As for `begin`; there is no round (``turn_gone``), or there is a vote on it
-                (``compare_voted``).
+            InputError: As for `begin`; there is no round (``turn_gone``), or it has a vote but the
+                names are not revealed (``compare_voted``).
             StoreError: The database failed; nothing changed.
         """
         with self._reserved(key):
             before = self.store.get(key)
             if before.last is None:
                 raise InputError("there is no round", code="turn_gone")
-            if before.last.has_vote:
+            if before.last.has_vote and before.last.active is not None:
                 raise InputError("there is a vote", code="compare_voted")
             earlier = replace(before, rounds=before.rounds[:-1])
-            job = self._registered(key, earlier, before.last.message, request, address)
+            drawn = {side.plan.model for side in before.last.sides}
+            job = self._registered(key, earlier, before.last.message, request, address, drawn)
         self._start(job, lambda: self._write(job))
         return job
 
@@ -149,9 +159,10 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         message: Utterance,
         request: RoundRequest,
         address: str | None,
+        drawn_before: Set[str] = frozenset(),
     ) -> RoundJob:
         dialogue = before.dialogue(message)
-        opened = self._opened(key, dialogue, request, address)
+        opened = self._opened(key, dialogue, request, address, drawn_before)
         try:
             stored = self.store.update(
                 key, lambda _: replace(before, rounds=(*before.rounds, opened))
@@ -167,13 +178,22 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         return job
 
     def _opened(
-        self, key: SessionKey, dialogue: Dialogue, request: RoundRequest, address: str | None
+        self,
+        key: SessionKey,
+        dialogue: Dialogue,
+        request: RoundRequest,
+        address: str | None,
+        drawn_before: Set[str],
     ) -> Round:
         """Draw the sides of a round about the last message and store them in the database."""
         message = dialogue.utterances[-1]
-        seed = secrets.randbelow(SEEDS)
-        drawn = draw_sides(request.models, seed)
-        plans = drawn[:BLIND_SIDES] if request.blind else drawn
+        while True:
+            seed = secrets.randbelow(SEEDS)
+            drawn = draw_sides(request.models, seed)
+            plans = drawn[:BLIND_SIDES] if request.blind else drawn
+            is_new = {plan.model for plan in plans} != drawn_before
+            if is_new or len(plans) == len(request.models):
+                break
         language = language_of(message.text)
         pairs = []
         for first, second in combinations(range(len(plans)), 2):
@@ -263,9 +283,15 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         self._store_receipt(key, battle, receipt)
 
     def explain(
-        self, key: SessionKey, battle: str, tags: Sequence[str], note: str, token: str
+        self,
+        key: SessionKey,
+        battle: str,
+        tags: Sequence[str],
+        note: str,
+        token: str,
+        steps: Steps = (None, None),
     ) -> None:
-        """Add reasons to a vote; see `VoteStore.revise` for what is refused.
+        """Add reasons and opinions of steps to a vote; see `VoteStore.revise` for what is refused.
 
         Raises:
             InputError: The names were shown (``compare_names_known``): the store would accept the
@@ -278,9 +304,15 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         if standing is None or standing.preference is None:
             raise VoteRefusedError("there is no vote", code="not_voted")
         receipt = self._votes.revise(
-            battle, key.visitor, standing.preference, tags=tags, note=note, token=f"why-{token}"
+            battle,
+            key.visitor,
+            standing.preference,
+            tags=tags,
+            note=note,
+            steps=steps if any(steps) else None,
+            token=f"why-{token}",
         )
-        self._store_receipt(key, battle, receipt, tags=tuple(tags), note=note)
+        self._store_receipt(key, battle, receipt, tags=tuple(tags), note=note, steps=steps)
 
     def undo(self, key: SessionKey, battle: str, revision: int) -> None:
         """Take a vote back; see `VoteStore.undo` for what is refused."""
@@ -321,6 +353,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         receipt: VoteReceipt | None,
         tags: tuple[str, ...] = (),
         note: str = "",
+        steps: Steps = (None, None),
     ) -> None:
         seconds = self._votes.limits.undo_seconds
         until = self.store.now() + seconds
@@ -335,6 +368,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
                 revision=receipt.number,
                 tags=tags,
                 note=note,
+                steps=steps,
                 undo_until=until,
                 reveal=ballot.reveal if stands else None,
             )
@@ -352,6 +386,10 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
             return comparison.with_pair(replace(pair, ballot=change(pair.ballot)))
 
         self.store.update(key, changed)
+
+    def agreement(self, visitor: str) -> Agreement:
+        """How often the visitor and the judge agree; see `VoteStore.agreement`."""
+        return self._votes.agreement(visitor)
 
     # --- in the threads of a job -----------------------------------------------------------------
 
@@ -408,6 +446,7 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
 
     def _judge_pair(self, job: RoundJob, pair: Pair, judge: Judge | None) -> None:
         """Ask the judge to compare two replies; the page shows its verdict after the vote."""
+        chances: Mapping[Preference, float] | None = None
         verdict: Preference | None = None
         located = self.store.get(job.key).locate(pair.battle)
         is_comparable = located is not None and not any(
@@ -416,7 +455,8 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         if judge is not None and is_comparable:
             first, second = (job.records[number] for number in pair.sides)
             try:
-                verdict = verdict_between(judge, job.dialogue, first, second)
+                chances = chances_between(judge, job.dialogue, first, second)
+                verdict = None if chances is None else max(chances, key=chances.__getitem__)
                 self._votes.record_verdict(pair.battle, judge.name, verdict)
             except CompeerError as error:
                 _log(error)
@@ -425,7 +465,9 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
             located = comparison.locate(pair.battle)
             if located is None:
                 return comparison
-            return comparison.with_pair(replace(located[1], verdict=verdict, judged=True))
+            return comparison.with_pair(
+                replace(located[1], verdict=verdict, chances=chances, judged=True)
+            )
 
         self.store.update(job.key, judged)
 
@@ -453,10 +495,10 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         self.store.update(job.key, changed)
 
 
-def verdict_between(
+def chances_between(
     judge: Judge, dialogue: Dialogue, first: TurnRecord, second: TurnRecord
-) -> Preference | None:
-    """Return the judge's preference between two replies, None if it gives none.
+) -> Mapping[Preference, float] | None:
+    """Return the judge's probability of each answer about two replies, None if it gives no verdict.
 
     Each turn is judged with the other's reply as its reference, in both orders, and the probabilities
     are averaged, so neither position nor whose reasoning is read matters. If a turn is incomplete, only
@@ -474,8 +516,7 @@ def verdict_between(
     of_first, of_second = (
         outcome.probabilities for outcome in outcomes if isinstance(outcome, ResponseVerdict)
     )
-    summed = {name: of_first[name] + of_second[name.swapped()] for name in Preference}
-    return max(summed, key=lambda name: summed[name])
+    return {name: (of_first[name] + of_second[name.swapped()]) / 2 for name in Preference}
 
 
 def _log(error: Exception) -> None:

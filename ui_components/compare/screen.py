@@ -17,8 +17,11 @@ from typing import Any
 
 import gradio as gr
 
+from compeer_core.cer import StepLabels
 from compeer_core.dialogue import Speaker, Utterance, check_message
 from compeer_core.errors import InputError, StoreError
+from compeer_core.reasoning import STEPS
+from compeer_core.votes.battles import Agreement, Steps
 from ui_components.chat.handlers import (
     error_line,
     message_box,
@@ -330,7 +333,12 @@ class Compare:
         tags = data.get("tags")
         named = [str(tag) for tag in tags] if isinstance(tags, list) else []
         self._jobs.explain(
-            key, text_in(data, "battle"), named, text_in(data, "note"), text_in(data, "token")
+            key,
+            text_in(data, "battle"),
+            named,
+            text_in(data, "note"),
+            text_in(data, "token"),
+            _steps_in(data),
         )
 
     # --- the message box ---
@@ -429,7 +437,7 @@ class Compare:
             # the comparison has changed, because the visitor may be writing a note in it.
             if comparison is not drawn_comparison:
                 drawn_comparison = comparison
-                update[parts.ballot] = self._ballot(comparison, texts)
+                update[parts.ballot] = self._ballot(key, comparison, texts)
             update = {part: html for part, html in update.items() if html != drawn.get(part)}
             drawn.update(update)
             last = comparison.last
@@ -448,7 +456,7 @@ class Compare:
         comparison = self._jobs.store.get(key)
         return {
             self._parts.talk: self._talk(key, comparison, texts),
-            self._parts.ballot: self._ballot(comparison, texts),
+            self._parts.ballot: self._ballot(key, comparison, texts),
         }
 
     def _talk(self, key: SessionKey, comparison: Comparison, texts: Texts) -> str:
@@ -461,9 +469,40 @@ class Compare:
             risk=self._services.risks.get(key),
         )
 
-    def _ballot(self, comparison: Comparison, texts: Texts) -> str:
+    def _ballot(self, key: SessionKey, comparison: Comparison, texts: Texts) -> str:
         now = self._jobs.store.now()
-        return ballot_html(comparison, texts, self._services.models, now=now)
+        return ballot_html(
+            comparison,
+            texts,
+            self._services.models,
+            now=now,
+            agreement=self._agreement(key, comparison),
+        )
+
+    def _agreement(self, key: SessionKey, comparison: Comparison) -> Agreement | None:
+        last = comparison.last
+        if last is None or not last.blind or all(pair.ballot.reveal is None for pair in last.pairs):
+            return None
+        try:
+            return self._jobs.agreement(key.visitor)
+        except StoreError as error:
+            logger.error("the agreement with the judge could not be read: %s", error)
+            return None
+
+
+def _steps_in(data: Mapping[str, Any]) -> Steps:
+    """Return what an event says about the steps of both sides; anything odd counts as no opinion."""
+    sent = data.get("steps")
+    sides = sent if isinstance(sent, list) and len(sent) == 2 else ((), ())
+
+    def of_side(side: Any) -> StepLabels | None:
+        if not isinstance(side, list) or len(side) != len(STEPS):
+            return None
+        first, second, third = (mark if isinstance(mark, bool) else None for mark in side)
+        labels = (first, second, third)
+        return None if labels == (None, None, None) else labels
+
+    return of_side(sides[0]), of_side(sides[1])
 
 
 def refusal_html(error: InputError | StoreError, texts: Texts) -> str:

@@ -5,14 +5,15 @@ browser. Whatever could tell the sides apart (names, scores, the judge's verdict
 read only from what the store has revealed after the vote.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from compeer_core.judgement import Reward, StepOutcome, StepVerdict
 from compeer_core.reasoning import LABELS, STEPS, Part, Unreadable
 from compeer_core.safety import RiskState
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.battles import Tag
+from compeer_core.votes.battles import Agreement, Tag
 from ui_components.chat.inspector import picture_address
+from ui_components.chat.reply_words import VERDICT_SIGNS, signed, verdict_kind
 from ui_components.chat.starters import STARTERS
 from ui_components.compare.comparison import LETTERS, Comparison, Pair, Round, Side
 from ui_components.shared.help import RiskCard, risk_card, standing_card
@@ -88,8 +89,10 @@ def _earlier(round_: Round, texts: Texts) -> dict[str, object]:
 def _round(round_: Round, texts: Texts, models: Models, now: float) -> dict[str, object]:
     goes_on = round_.goes_on
     has_failed = any(side.has_failed for side in round_.sides)
-    leaked = any(side.leaked for side in round_.sides)
-    again = ""
+    leaked = round_.blind and any(side.leaked for side in round_.sides)
+    again = replay = ""
+    if round_.is_over and round_.has_vote and round_.active is None:
+        replay = texts("compare.replay" if round_.blind else "compare.replay_named")
     if round_.is_over and not round_.has_vote and (has_failed or leaked):
         kind = (
             "leaked" if not has_failed else "failed" if round_.active is None else "partly_failed"
@@ -104,6 +107,7 @@ def _round(round_: Round, texts: Texts, models: Models, now: float) -> dict[str,
         "running": not round_.is_over,
         "notice": _language_notice(round_, texts, models),
         "draw_again": again,
+        "replay": replay,
         "sides": [
             _side(round_, number, texts, models, goes_on=goes_on, now=now)
             for number in range(len(round_.sides))
@@ -117,25 +121,33 @@ def _side(
 ) -> dict[str, object]:
     side = round_.sides[number]
     letter = LETTERS[number]
-    able = side.is_over and not side.has_failed
+    is_running = not side.is_over or round_.is_held(number)
+    able = not is_running and not side.has_failed
+    visible = round_.visible(number)
+    words = visible[Part.REPLY]
     return {
         "number": number,
         "letter": letter,
         "name": _title(models, side.plan.model) if round_.names_of(number) else "",
-        "running": not side.is_over,
-        "words": side.words,
-        "writing": side.progress.writing is Part.REPLY,
-        "state": "running" if not side.is_over else "failed" if side.has_failed else "done",
-        "status": _status(side, letter, texts, now),
-        "leaked": bool(side.leaked) and able,
-        "steps": _steps(side, texts) if round_.with_reasoning else [],
+        "running": is_running,
+        "words": words,
+        "writing": is_running,
+        "state": "running" if is_running else "failed" if side.has_failed else "done",
+        "status": _status(side, letter, texts, now, is_running=is_running, words=words),
+        "leaked": bool(side.leaked) and able and round_.blind,
+        "steps": _steps(side, texts, visible, is_running=is_running)
+        if round_.with_reasoning
+        else [],
+        "favourite": number in round_.favourites,
         "goes_on": goes_on == number,
         "can_go_on": able and goes_on is not None and goes_on != number,
-        "announced": f"{letter}. {side.words}" if able else "",
+        "announced": f"{letter}. {words}" if able else "",
     }
 
 
-def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
+def _status(
+    side: Side, letter: str, texts: Texts, now: float, *, is_running: bool, words: str
+) -> str:
     progress = side.progress
     if side.has_failed:
         if progress.is_withheld:
@@ -144,7 +156,7 @@ def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
             return texts(f"compare.failed_{progress.failure}")
         key = "stopped_early" if progress.outcome == "stopped" or not progress.failure else "failed"
         return texts(f"compare.{key}", side=letter)
-    if side.is_over:
+    if not is_running:
         return texts("compare.stopped") if progress.outcome == "stopped" else ""
     match progress.phase:
         case "waiting":
@@ -153,24 +165,30 @@ def _status(side: Side, letter: str, texts: Texts, now: float) -> str:
         case "loading":
             return texts("compare.loading", seconds=round(now - progress.since))
         case _:
-            return texts("compare.writing" if progress.reply else "compare.thinking")
+            return texts("compare.writing" if words else "compare.thinking")
 
 
-def _steps(side: Side, texts: Texts) -> list[dict[str, object]]:
+def _steps(
+    side: Side, texts: Texts, visible: Mapping[Part, str], *, is_running: bool
+) -> list[dict[str, object]]:
+    """Draw the steps as far as they may be shown, each with its labels once it is shown in full."""
     steps: list[dict[str, object]] = []
     for part in STEPS:
         now = side.progress.parts[part]
-        labels = [
-            (texts(f"inspector.{_NAMED.get(name, name)}"), _label(name, now.labels[name], texts))
-            for name in LABELS[part]
-            if name in now.labels
-        ]
+        labels = now.labels if len(visible[part]) == len(now.text) else {}
         steps.append(
             {
                 "name": texts(f"inspector.{part.value}"),
-                "text": now.text,
-                "labels": labels,
-                "missing": now.state == "missing",
+                "text": visible[part],
+                "labels": [
+                    (
+                        texts(f"inspector.{_NAMED.get(name, name)}"),
+                        _label(name, labels[name], texts),
+                    )
+                    for name in LABELS[part]
+                    if name in labels
+                ],
+                "missing": now.state == "missing" and not is_running,
             }
         )
     return steps
@@ -187,7 +205,12 @@ def _went_on(round_: Round, texts: Texts) -> str:
     number = round_.goes_on
     if number is None:
         return ""
-    kind = "chosen" if round_.chosen is not None else "drawn" if round_.was_drawn else "preferred"
+    if round_.chosen is not None:
+        kind = "chosen"
+    elif round_.answers & {Preference.FIRST, Preference.SECOND}:
+        kind = "preferred"
+    else:
+        kind = next(iter(round_.answers)).value if len(round_.answers) == 1 else "tied"
     return texts(f"compare.goes_on_{kind}", side=LETTERS[number])
 
 
@@ -218,7 +241,14 @@ def _title(models: Models, name: str) -> str:
 # --- the ballot ----------------------------------------------------------------------------------
 
 
-def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: float) -> str:
+def ballot_html(
+    comparison: Comparison,
+    texts: Texts,
+    models: Models,
+    *,
+    now: float,
+    agreement: Agreement | None = None,
+) -> str:
     """Draw the ballot; empty if there is nothing to vote on.
 
     Args:
@@ -226,6 +256,7 @@ def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: fl
         texts: The words.
         models: To name them, if the visitor may know.
         now: On the store's clock, for the time left to undo a vote.
+        agreement: How often the visitor and the judge agree.
     """
     last = comparison.last
     if last is None:
@@ -238,14 +269,26 @@ def ballot_html(comparison: Comparison, texts: Texts, models: Models, *, now: fl
         pairs=[_pair(last, pair, texts, models, now) for pair in shown],
         several=len(last.pairs) > 1,
         count=len(last.pairs),
+        agreement=_agreement(agreement, texts),
     )
+
+
+def _agreement(agreement: Agreement | None, texts: Texts) -> str:
+    if agreement is None or not agreement.compared:
+        return ""
+    key = "agreement_once" if agreement.compared == 1 else "agreement"
+    return texts(f"compare.{key}", agreed=agreement.agreed, compared=agreement.compared)
 
 
 def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -> dict[str, object]:
     ballot = pair.ballot
     left, right = (LETTERS[number] for number in pair.sides)
     sides = [round_.sides[number] for number in pair.sides]
-    waiting = [LETTERS[number] for number in pair.sides if not round_.sides[number].is_over]
+    waiting = [
+        LETTERS[number]
+        for number in pair.sides
+        if not round_.sides[number].is_over or round_.is_held(number)
+    ]
     receipt = ballot.receipt
     preference = receipt.preference if receipt else None
     return {
@@ -260,6 +303,7 @@ def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -
         "over": not waiting,
         "reason": _reason(waiting, texts),
         "can_stop": bool(waiting) and all(side.words.strip() for side in sides),
+        "blind": round_.blind,
         "choices": [
             {
                 "key": key,
@@ -281,7 +325,9 @@ def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -
             for tag in Tag
         ],
         "note": ballot.note,
-        "seen_names": ballot.seen_names,
+        "saved": bool(ballot.tags or ballot.note or any(ballot.steps)),
+        "seen_names": ballot.seen_names and round_.blind,
+        "reasoning": _reasoning(round_, pair, texts),
         "reveal": _reveal(round_, pair, texts, models) if ballot.reveal else None,
     }
 
@@ -324,13 +370,19 @@ def _reveal(round_: Round, pair: Pair, texts: Texts, models: Models) -> dict[str
                 "letter": letter,
                 "title": explained(title, texts),
                 "name": name if name != title else "",
+                "yours": revealed.preference in {answer, Preference.BOTH},
+                "judges": verdict in {answer, Preference.BOTH},
             }
-            for letter, name, title in zip((left, right), revealed.models, titles, strict=True)
+            for letter, name, title, answer in zip(
+                (left, right), revealed.models, titles, CHOICES[:2], strict=True
+            )
         ],
         "terms": terms_line(titles, texts),
         "verdict": _said(verdict, left, right, texts) if verdict else "",
         "verdict_note": _verdict_note(round_, pair, verdict, revealed.preference, texts),
         "agrees": None if verdict is None else verdict is revealed.preference,
+        "chances": _chances(pair, left, right, texts),
+        "explained": totals_explained(verdict, revealed.rewards, (left, right), texts),
         "rows": _rows(revealed.rewards, sides, texts),
     }
 
@@ -345,6 +397,90 @@ def _verdict_note(
     if any(round_.sides[number].progress.judge_failed for number in pair.sides):
         return texts("compare.judge_failed")
     return texts("compare.no_verdict" if pair.judged else "compare.judge_reads")
+
+
+def _chances(pair: Pair, left: str, right: str, texts: Texts) -> str:
+    """Name the judge's probability of each answer."""
+    if pair.chances is None:
+        return ""
+    answers = [
+        texts(
+            "compare.chance",
+            choice=_said(choice, left, right, texts),
+            percent=round(100 * pair.chances[choice]),
+        )
+        for choice in CHOICES
+    ]
+    return texts("compare.chances", answers=texts("compare.chance_apart").join(answers))
+
+
+def totals_explained(
+    verdict: Preference | None,
+    rewards: tuple[Reward | None, Reward | None],
+    letters: tuple[str, str],
+    texts: Texts,
+) -> str:
+    """Say why the verdict need not follow the totals, and whether it contradicts them here."""
+    totals = [reward.total if reward else None for reward in rewards]
+    if verdict is None or totals[0] is None or totals[1] is None:
+        return ""
+    sentences = [texts("compare.verdict_explained")]
+    if totals[0] != totals[1]:
+        higher = CHOICES[0] if totals[0] > totals[1] else CHOICES[1]
+        if verdict is higher.swapped():
+            sides = dict(zip(CHOICES, letters, strict=False))
+            sentences.append(
+                texts("compare.totals_differ", preferred=sides[verdict], higher=sides[higher])
+            )
+    return texts("compare.sentence_apart").join(sentences)
+
+
+def _reasoning(round_: Round, pair: Pair, texts: Texts) -> list[dict[str, object]]:
+    """Draw the steps of both sides, with the visitor's marks and, once revealed, the verdicts."""
+    ballot = pair.ballot
+    if ballot.receipt is None:
+        return []
+    drawn = [
+        _steps(side, texts, side.texts(with_reasoning=True), is_running=False)
+        for side in (round_.sides[number] for number in pair.sides)
+    ]
+    if not any(step["text"] or step["labels"] for steps in drawn for step in steps):
+        return []
+    return [
+        {
+            "name": drawn[0][place]["name"],
+            "sides": [
+                drawn[side][place]
+                | {
+                    "letter": LETTERS[number],
+                    "key": f"{side}-{place}",
+                    "mark": marks[place] if (marks := ballot.steps[side]) else None,
+                    "verdict": _step_verdict(
+                        round_.sides[number].progress.parts[part].verdict, texts
+                    )
+                    if ballot.reveal
+                    else None,
+                }
+                for side, number in enumerate(pair.sides)
+            ],
+        }
+        for place, part in enumerate(STEPS)
+    ]
+
+
+def _step_verdict(verdict: StepOutcome | None, texts: Texts) -> dict[str, str]:
+    """Draw the judge's verdict on a step, with its probability."""
+    if not isinstance(verdict, StepVerdict):
+        return {"kind": "unscored", "text": f"– {texts('inspector.not_scored')}"}
+    kind = verdict_kind(verdict)
+    sure = max(verdict.probability_correct, 1 - verdict.probability_correct)
+    detail = (
+        texts("inspector.unsure_detail", percent=round(100 * verdict.probability_correct))
+        if kind == "unsure"
+        else texts("inspector.sure", percent=round(100 * sure))
+    )
+    words = texts("compare.judged", verdict=texts(f"inspector.{kind}"), detail=detail)
+    return {"kind": kind, "text": f"{VERDICT_SIGNS[kind]} {words}"}
 
 
 def _rows(
@@ -372,7 +508,7 @@ def _rows(
         }
     )
     totals = [
-        texts("inspector.of_maximum", total=_signed(reward.total), maximum=reward.maximum)
+        texts("inspector.of_maximum", total=signed(reward.total), maximum=reward.maximum)
         if reward and reward.total is not None
         else texts("inspector.not_scored")
         for reward in rewards
@@ -398,13 +534,9 @@ def _points(
     if value is None:
         return {"text": texts("inspector.not_scored")}
     if isinstance(verdict, StepVerdict) and verdict.is_unsure:
-        return {"text": f"? {texts('inspector.unsure')} ({_signed(value)})"}
+        return {"text": f"? {texts('inspector.unsure')} ({signed(value)})"}
     good = value > 0
     return {
-        "text": f"{'✓' if good else '✗'} {_signed(value)}",
+        "text": f"{'✓' if good else '✗'} {signed(value)}",
         "good": good,
     }
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.0f}".replace("-", "−") if value else "0"

@@ -14,10 +14,17 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from compeer_core.errors import InputError
-from compeer_core.votes.leaderboard.board import Board, Filters, Settings, bradley_terry
+from compeer_core.votes.leaderboard.board import (
+    Board,
+    Filters,
+    Settings,
+    Status,
+    bradley_terry,
+)
 from compeer_core.votes.public import large_groups, public_rows
 from compeer_core.votes.rows import VoteRow
 from compeer_core.votes.store import VoteStore
+from ui_components.results.example import example_board
 from ui_components.server.admission_queue import QueueFullError
 
 SETTLED = timedelta(seconds=2)
@@ -29,6 +36,8 @@ KEEP_SECONDS = 120.0
 """How long votes are cached even if their stamp is unchanged (`VoteStore.stamp`)."""
 KEPT = 32
 MOST_WAITING = 16
+DEMO = Settings(min_votes=1, min_raters=1)
+"""Ranks from the first vote on, so that a presenter alone can show a board."""
 
 Made = TypeVar("Made")
 
@@ -51,6 +60,8 @@ class Standing:
 
     board: Board
     choices: Choices
+    example: Board | None = None
+    """The example, if there are too few votes or raters to rank models."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,9 @@ class Boards:
 
     def _current(self, filters: Filters) -> Standing:
         reading = self._read()
-        standing = Standing(self._board(reading, filters), reading.choices)
+        board = self._board(reading, filters)
+        too_few = board.status in {Status.NOT_ENOUGH_VOTES, Status.NOT_ENOUGH_RATERS}
+        standing = Standing(board, reading.choices, example_board() if too_few else None)
         with self._lock:
             _keep(self._latest, filters, standing)
         return standing

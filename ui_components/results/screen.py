@@ -108,7 +108,9 @@ class Results:
         self, standing: Standing, filters: Filters, texts: Texts, drawn: str
     ) -> dict[Any, Any]:
         update: dict[Any, Any] = {
-            self._parts.board: results_html(standing.board, texts, self._services.models)
+            self._parts.board: results_html(
+                standing.board, texts, self._services.models, standing.example
+            )
         }
         # Replacing the form loses the focus, so it is replaced only if its choices change.
         if drawn != form_key(standing.choices, texts):

@@ -3,6 +3,7 @@
 `results_html` draws a `Board` alone, so that it can be tested without a browser and without votes.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from compeer_core.votes.leaderboard.board import (
     LeftOut,
     ModelRow,
     Pair,
+    Settings,
     Status,
 )
 from compeer_core.votes.leaderboard.plot import PlotWords, to_svg
@@ -27,8 +29,9 @@ from ui_components.results.filters import VISITORS, write_filters
 from ui_components.shared.models import Models
 from ui_components.shared.templating import render
 from ui_components.shared.terms import explained, terms_line
-from ui_components.shared.texts import LANGUAGES, Texts, load_texts
+from ui_components.shared.texts import ASSETS, LANGUAGES, Texts, load_texts
 
+MEASURED = ASSETS / "results" / "reading_small.json"
 JSON_COMMAND = "{} --format json --output board.json"
 _SAID: Mapping[Preference, str] = MappingProxyType(
     {
@@ -152,13 +155,14 @@ def _select(
 # --- the board -----------------------------------------------------------------------------------
 
 
-def results_html(board: Board, texts: Texts, models: Models) -> str:
+def results_html(board: Board, texts: Texts, models: Models, example: Board | None = None) -> str:
     """Draw a board.
 
     Args:
         board: The board.
         texts: The words.
         models: For titles, and for the models to compare if there are no votes.
+        example: A board of simulated votes to draw below, marked as such.
     """
     named = titles(models)
     query = write_filters(board.filters)
@@ -167,11 +171,13 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
     return render(
         "results.html",
         t=texts,
-        ranked=board.status is Status.RANKED,
-        bare=not board.models,
+        board=_tables(board, texts, named, _plot(board, texts, models, text)),
         query=query,
         dated=dated,
         sentence=text,
+        demo=_demo(board, texts),
+        measured=_measured(texts, named) if example else "",
+        example=_example(example, texts) if example else None,
         advice=_advice(board, texts),
         have=board.comparing_raters
         if board.status is Status.NOT_ENOUGH_RATERS
@@ -182,17 +188,7 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
             votes=_count(texts, "vote", board.votes),
             raters=_count(texts, "rater", board.raters),
         ),
-        plot=_plot(board, texts, models, text),
-        models=[_model(row, texts, named) for row in board.models],
-        terms=terms_line([named(row.model) for row in board.models], texts),
-        never_lost=texts(
-            "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
-        )
-        if board.never_lost
-        else "",
-        matrix=_matrix(board, texts, named),
         judge=_judge(board, texts),
-        effects=_effects(board.effects, board.influence, texts),
         left_out=_left_out(board, texts),
         caption=texts(
             "results.caption",
@@ -205,6 +201,64 @@ def results_html(board: Board, texts: Texts, models: Models) -> str:
         whole_hash=board.vote_set,
         command=JSON_COMMAND.format(command(board)),
     )
+
+
+def _tables(board: Board, texts: Texts, named: Named, plot: str) -> dict[str, object]:
+    """Draw the parts of a board that the example has too."""
+    return {
+        "ranked": board.status is Status.RANKED,
+        "bare": not board.models,
+        "plot": plot,
+        "models": [_model(row, texts, named) for row in board.models],
+        "terms": terms_line([named(row.model) for row in board.models], texts),
+        "never_lost": texts(
+            "results.never_lost", models=texts.listed(list(map(named, board.never_lost)))
+        )
+        if board.never_lost
+        else "",
+        "matrix": _matrix(board, texts, named),
+        "effects": _effects(board.effects, board.influence, texts),
+    }
+
+
+def _example(board: Board, texts: Texts) -> dict[str, object]:
+    """Draw the board of simulated votes, with its models named as examples."""
+
+    def named(name: str) -> str:
+        return texts("results.example_model", name=name)
+
+    text = sentence(board, texts, named)
+    rows = [row.model_copy(update={"model": named(row.model)}) for row in board.models]
+    words = PlotWords(title=texts("results.example_plot"), axis=texts("results.plot_axis"))
+    plot = to_svg(board.model_copy(update={"models": tuple(rows)}), words, text)
+    return _tables(board, texts, named, plot) | {
+        "sentence": text,
+        "means": texts("results.example_means", votes=board.votes, models=len(rows)),
+    }
+
+
+def _measured(texts: Texts, named: Named) -> str:
+    """Name the blind comparison that a language model made of two shipped models."""
+    result = json.loads(MEASURED.read_text(encoding="utf-8"))
+    (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
+    model, against = result["model"].split(", ")
+    return texts(
+        "results.measured",
+        model=named(model),
+        against=named(against),
+        share=_percent(metric["value"] / 100, texts),
+        between=texts("results.between", low=round(metric["low"]), high=round(metric["high"])),
+        messages=metric["n"],
+    )
+
+
+def _demo(board: Board, texts: Texts) -> str:
+    """Say that a board ranks models from fewer votes than usual; empty if it does not."""
+    usual = Settings()
+    if board.settings.min_raters >= usual.min_raters or not board.votes:
+        return ""
+    key = "demo_one" if board.raters == 1 else "demo"
+    return texts(f"results.{key}", votes=usual.min_votes, raters=usual.min_raters)
 
 
 def sentence(board: Board, texts: Texts, named: Named) -> str:
@@ -277,7 +331,11 @@ def _model(row: ModelRow, texts: Texts, named: Named) -> dict[str, object]:
         if row.rank_low == row.rank_high
         else f"{row.rank_low}–{row.rank_high}",
         "score": "–" if score is None else f"{score.value:.0f}",
-        "scores": "" if score is None else f"{score.low:.0f}–{score.high:.0f}",
+        "scores": ""
+        if score is None
+        else "–"
+        if score.low == score.high
+        else f"{score.low:.0f}–{score.high:.0f}",
         "votes": row.votes,
         "raters": row.raters,
         "wins": row.wins,

@@ -13,7 +13,7 @@ from compeer_core.votes.store import VoteStore
 from ui_components.chat.jobs import ReplyJobs
 from ui_components.compare.comparison import Comparison
 from ui_components.compare.jobs import RoundJobs
-from ui_components.results.boards import Boards
+from ui_components.results.boards import DEMO, Boards
 from ui_components.server.deletions import Deletions, arrived
 from ui_components.server.metrics import Metrics
 from ui_components.server.uploads import Uploads
@@ -43,6 +43,8 @@ class Services:
     """How long generation continues after its page was closed, so that a reload finds it."""
     gated: bool = True
     """Whether a reply that has ended must pass the gate of `compeer_core.gate` to stay on the page."""
+    demo_board: bool = False
+    """Whether the leaderboard ranks models from the first vote on."""
     risk_check: RiskCheck = find_risk
     """Looks for signs of danger in every message of Chat, Compare and the API."""
     risks: RiskStates = field(init=False)
@@ -72,7 +74,7 @@ class Services:
             gated=self.gated,
         )
         object.__setattr__(self, "compare_jobs", compare_jobs)
-        object.__setattr__(self, "boards", Boards(self.votes))
+        object.__setattr__(self, "boards", Boards(self.votes, DEMO if self.demo_board else None))
 
     def texts(self, request: gr.Request | Request) -> Texts:
         """The texts in the visitor's language."""

@@ -123,8 +123,9 @@ class Settings(FrozenModel):
     shrinks the difference of two models that met 20 times by about 2 %."""
     min_votes: int = Field(default=20, ge=1)
     """Fewest comparing votes, ties included, for a ranking."""
-    min_raters: int = Field(default=FEW_CLUSTERS, ge=2)
-    """Fewest people with such a vote for a ranking: intervals come from how people differ."""
+    min_raters: int = Field(default=FEW_CLUSTERS, ge=1)
+    """Fewest people with such a vote for a ranking: intervals come from how people differ, so with one
+    person scores have none."""
 
 
 # --- Records -------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class ModelRow(FrozenModel):
     """The worst rank within the 95 % CI."""
     score: Estimate | None = None
     """In points around 1000, the mean of the ranked models. A model with 100 points more is preferred
-    in 64 % of votes, with 200 in 76 %, with 400 in 91 %."""
+    in 64 % of votes, with 200 in 76 %, with 400 in 91 %. Without an interval, both ends are the value."""
     votes: int
     raters: int
     wins: int
@@ -612,9 +613,18 @@ def _model_rows(counted: _Counted, resamples: Resamples, rated: _Rated) -> tuple
     standing: dict[int, dict[str, Any]] = {}
     if rated.status is Status.RANKED:
         strengths, draws = rated.sample.strengths[0], rated.resampled.strengths
-        limits = rank_intervals(strengths, draws, rated.raters)
+        limits = (
+            rank_intervals(strengths, draws, rated.raters)
+            if rated.raters > 1
+            else [(1, len(strengths))] * len(strengths)
+        )
         for place, (model, rank) in enumerate(zip(rated.models, ranks(strengths), strict=True)):
-            score = expanded_interval(float(strengths[place]), draws[:, place], rated.raters)
+            value = float(strengths[place])
+            score = (
+                expanded_interval(value, draws[:, place], rated.raters)
+                if rated.raters > 1
+                else Estimate(value=value, low=value, high=value)
+            )
             standing[int(model)] = {
                 "rank": int(rank),
                 "rank_low": limits[place][0],
@@ -688,7 +698,7 @@ def _headline(
 
 def _effects(counted: _Counted, resamples: Resamples, rated: _Rated) -> Effects:
     left = None
-    if rated.status in {Status.RANKED, Status.DISCONNECTED}:
+    if rated.status in {Status.RANKED, Status.DISCONNECTED} and rated.raters > 1:
         position = float(rated.sample.position[0])
         left = expanded_interval(position, rated.resampled.position, rated.raters).mapped(_chance)
     differing = counted.decided & (counted.longer >= 0) & (counted.longer < 2)

@@ -1,6 +1,7 @@
 """Compare without a browser: the handlers, their threads, and what the screen shows."""
 
 import asyncio
+import html
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,15 +15,16 @@ import pytest
 from sqlalchemy import select
 
 from compeer_core.backends.protocol import Message
-from compeer_core.backends.scripted import ScriptedBackend
+from compeer_core.backends.scripted import ScriptedBackend, ScriptedTurn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import CheckpointError, InputError, StoreError, VoteRefusedError
+from compeer_core.judgement import Reward
 from compeer_core.policy import Controls, Policy
 from compeer_core.taxonomy import Preference
 from compeer_core.turn import TurnDone, TurnRecord, draw_seed, take_turn
 from compeer_core.unifireward import PREFERENCES, Judge
-from compeer_core.votes.battles import Flag, SideStatus
-from compeer_core.votes.schema import BattleRow
+from compeer_core.votes.battles import Agreement, Flag, SideStatus
+from compeer_core.votes.schema import BattleRow, RevisionRow
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
 from tests.draws import Draws
 from tests.pages import (
@@ -36,8 +38,9 @@ from tests.pages import (
 )
 from ui_components.compare.comparison import Round
 from ui_components.compare.identity import says_who_wrote_it
-from ui_components.compare.jobs import verdict_between
+from ui_components.compare.jobs import chances_between
 from ui_components.compare.screen import Compare, refusal_html
+from ui_components.compare.view import totals_explained
 from ui_components.server.visitors import COOKIE
 from ui_components.shared.services import Services
 from ui_components.shared.session_store import SessionKey
@@ -659,7 +662,7 @@ def test_the_conversation_goes_on_from_the_preferred_reply(anna, services):
 def test_without_a_preference_a_reply_is_drawn_and_can_be_changed(anna):
     anna.send("hello")
     anna.vote("both")
-    assert "You preferred neither, so one was drawn at random" in anna.talk
+    assert "You found both good, so one was drawn at random" in anna.talk
     number = 1 - (anna.round.goes_on or 0)
     anna.act("choose_side", number=number)
 
@@ -685,6 +688,23 @@ def test_named_comparisons_show_the_names_and_do_not_count(tmp_path):
     (row,) = anna.services.votes.votes()
 
     assert not row.blind
+
+
+def test_a_named_comparison_speaks_of_no_hidden_names(tmp_path):
+    anna = Guest(make(tmp_path, tuple(MODELS)))
+    anna.send("who are you?", "named", ["maple-1", "cedar-2"])
+    aged(anna)
+    anna.vote("first")
+    assert "Show reasoning and verdicts" in anna.ballot
+    anna.reveal()
+    shown = anna.talk + anna.ballot
+
+    for leftover in ("Reveal the models", "names appear", "reveals its model", "new pair"):
+        assert leftover not in "".join(anna.screens)
+    assert "Same message, new replies" in shown
+    assert "blind votes" not in shown
+    anna.act("undo", battle=anna.battle, revision=1)
+    assert "already seen the names" not in anna.ballot
 
 
 def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
@@ -733,6 +753,154 @@ def test_the_reasoning_is_shown_only_on_request(anna, services):
     anna.send("hello")
 
     assert "The seeker lost a job" not in anna.talk
+
+
+def test_a_fast_side_is_shown_at_the_speed_of_the_slow_one(anna, services, monkeypatch):
+    turns: dict[str, ScriptedTurn | str] = {
+        "maple-1": ScriptedTurn(text=COMPLETE, delay_seconds=0.03, chunk_characters=4),
+        "cedar-2": SECOND,
+    }
+    monkeypatch.setattr(
+        services.models, "policy", lambda name: Policy(name, ScriptedBackend([turns[name]]))
+    )
+    lengths: list[list[int]] = []
+
+    def look() -> None:
+        talk = str(anna.screen.get("talk", ""))
+        slow, quick = (anna.round.sides[anna.left(name)] for name in turns)
+        shown = [html.unescape(text) for text in re.findall(r"data-reply>([^<]*)<", talk)]
+        if quick.is_over and not slow.is_over and talk.count('data-act="stop_side"') == 2:
+            assert talk.count('data-state="running"') == 2
+            assert "are still writing" in anna.ballot
+            lengths.append([len(text) for text in shown])
+
+    anna.send("hello", look=look)
+
+    assert [] in lengths  # neither is shown while one of them has nothing to show
+    both = [each for each in lengths if len(each) == 2]
+    assert both
+    assert all(first == second for first, second in both if max(first, second) < len(REPLY))
+    assert SECOND_REPLY in anna.talk
+
+
+def test_the_preferred_reply_is_marked_in_words(anna):
+    anna.send("hello")
+    anna.vote("second")
+    marked = re.findall(r'<article class="side [^"]*is-favourite" data-side="(\d)"', anna.talk)
+    assert marked == ["1"]
+    assert anna.talk.count("your choice") == 1
+    anna.act("undo", battle=anna.battle, revision=1)
+    assert "your choice" not in anna.talk
+    anna.vote("both")
+    assert anna.talk.count("your choice") == 2
+    anna.act("undo", battle=anna.battle, revision=3)
+    anna.vote("neither")
+    assert "your choice" not in anna.talk
+    assert "You accepted neither, so one was drawn" in anna.talk
+
+
+def test_the_reveal_shows_both_reasonings_and_the_verdicts(anna):
+    anna.send("hello")
+    assert "The seeker lost a job" not in anna.talk + anna.ballot
+    aged(anna)
+    anna.vote("first")
+    assert "judged" not in anna.ballot
+    anna.reveal()
+
+    assert anna.ballot.count('class="of-side"') == 6
+    assert anna.ballot.count("judged correct") == 4
+    assert anna.ballot.count("judged incorrect") == 2
+    assert "The judge&#39;s probabilities:" in anna.ballot
+    assert "A total scores the reasoning of one side" in anna.ballot
+    assert "point to different sides" not in anna.ballot  # the totals are equal
+    assert anna.ballot.count("the judge&#39;s choice") == 2
+    assert "This is your first vote that can be compared" in anna.ballot
+
+
+def test_a_verdict_against_the_totals_is_explained():
+    rewards = [
+        Reward(
+            steps=(1.0, 1.0, 1.0), response=None, format=1.0, total=total, maximum=4, unscorable=0
+        )
+        for total in (2.0, 4.0)
+    ]
+
+    def told(verdict: Preference) -> str:
+        return totals_explained(verdict, (rewards[0], rewards[1]), ("A", "B"), load_texts("en"))
+
+    assert "prefers the reply of A, but the reasoning of B has the higher total" in told(
+        Preference.FIRST
+    )
+    assert "point to different sides" not in told(Preference.SECOND)
+    assert "point to different sides" not in told(Preference.BOTH)
+
+
+def test_the_agreement_with_the_judge_counts_own_revealed_blind_votes(anna, services):
+    for preference in ("both", "first"):
+        anna.send("hello")
+        aged(anna)
+        anna.vote(preference)
+        assert "In all, you and the judge" not in anna.ballot
+        anna.reveal()
+        anna.see(anna.compare.clear(anna.conversation_id, anna.request))
+    anna.send("hello")
+    aged(anna)
+    anna.vote("both")
+    assert services.votes.agreement(anna.key.visitor) == Agreement(1, 2)
+    anna.reveal()
+
+    assert "you and the judge agree on 2 of 3 blind votes" in anna.ballot
+    assert services.votes.agreement("nobody") == Agreement(0, 0)
+
+
+def test_opinions_of_steps_are_stored_with_the_vote_and_it_still_counts(anna, services):
+    anna.send("hello")
+    aged(anna)
+    anna.vote("first")
+    assert anna.ballot.count("data-mark=") == 12
+    marks = [[True, None, False], [None, None, None]]
+    anna.act("explain", battle=anna.battle, tags=[], note="", token="t", steps=marks)
+    assert "Reasons saved." in anna.ballot
+    assert anna.ballot.count('aria-pressed="true"') == 2
+    anna.reveal()
+    assert "you: right" in anna.ballot
+    assert "you: wrong" in anna.ballot
+    assert "data-mark=" not in anna.ballot
+    with services.votes.database.reading() as session:
+        last = session.scalars(select(RevisionRow).order_by(RevisionRow.number.desc())).first()
+        assert last is not None
+        assert last.steps == [[True, None, False], None]
+    assert next(services.votes.votes()).flags == ()
+
+
+@pytest.mark.parametrize(
+    "steps", [None, "x", [[True]], [[1, 2, 3], {}], [[True] * 4, [True] * 3, []]]
+)
+def test_odd_opinions_of_steps_count_as_none(anna, services, steps):
+    anna.send("hello")
+    anna.vote("first")
+    anna.act("explain", battle=anna.battle, tags=[], note="", token="t", steps=steps)
+
+    assert anna.error == ""
+    assert anna.round.pairs[0].ballot.steps == (None, None)
+
+
+def test_a_message_is_replayed_with_a_new_pair_and_the_vote_stays(tmp_path):
+    anna = Guest(make(tmp_path, tuple(MODELS)))
+    for _ in range(4):
+        anna.send("hello")
+        drawn = {side.plan.model for side in anna.round.sides}
+        anna.vote("first")
+        anna.draw_again()
+        assert "This round already has a vote" in anna.error
+        anna.reveal()
+        assert "Same message, new pair" in anna.talk
+        anna.draw_again()
+        assert {side.plan.model for side in anna.round.sides} != drawn
+        assert anna.round.message.text == "hello"
+        anna.see(anna.compare.clear(anna.conversation_id, anna.request))
+
+    assert anna.services.votes.counts().votes == 4
 
 
 # --- risk signs -----------------------------------------------------------------------------------
@@ -843,5 +1011,11 @@ def test_the_verdict_does_not_depend_on_the_side(complete):
     one, other = (record_of(text) for text in texts)
     judge = Judge("fond", Fond())
 
-    assert verdict_between(judge, dialogue, other, one) is Preference.FIRST
-    assert verdict_between(judge, dialogue, one, other) is Preference.SECOND
+    preferred, other_way = (
+        chances_between(judge, dialogue, *pair) for pair in ((other, one), (one, other))
+    )
+    assert preferred is not None
+    assert other_way is not None
+    assert preferred[Preference.FIRST] > preferred[Preference.SECOND]
+    assert other_way == {name: pytest.approx(preferred[name.swapped()]) for name in Preference}
+    assert sum(preferred.values()) == pytest.approx(1)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,10 +33,11 @@ from compeer_core.votes.schema import BattleRow, RevisionRow, SideRow, VoteRecor
 from compeer_core.votes.store import VoteStore
 from tests.pages import write_models
 from tests.voting import Clock, hold_votes, vote
-from ui_components.results.boards import KEEP_SECONDS, LOOK_SECONDS, MOST_WAITING, Boards
+from ui_components.results.boards import DEMO, KEEP_SECONDS, LOOK_SECONDS, MOST_WAITING, Boards
+from ui_components.results.example import MODELS, VOTES, example_board
 from ui_components.results.filters import read_filters, write_filters
 from ui_components.results.screen import Results
-from ui_components.results.view import filters_html, results_html, sentence
+from ui_components.results.view import MEASURED, filters_html, results_html, sentence
 from ui_components.server.admission_queue import QueueFullError
 from ui_components.server.api import Program
 from ui_components.server.app import build_server
@@ -127,6 +129,80 @@ def test_filters_survive_the_way_through_an_address():
 def test_invalid_filters_are_refused(query):
     with pytest.raises(InputError):
         read_filters(query)
+
+
+# --- the example and the demo board --------------------------------------------------------------
+
+
+def test_a_board_without_votes_comes_with_a_marked_example(tmp_path):
+    services = services_in(tmp_path)
+    standing = services.boards.current(Filters()).result(60)
+    assert standing.board.votes == 0
+    assert standing.example is example_board()
+    for texts in (EN, ZH):
+        drawn = results_html(standing.board, texts, services.models, standing.example)
+        real, example = drawn.split('<section class="example"')
+        assert texts("results.example_means", votes=VOTES, models=len(MODELS)) in words(example)
+        assert texts("results.example") in words(example)
+        assert "data-state" not in example
+        assert texts("results.example_model", name="A") not in real.split("<svg")[0]
+        for entry in services.models.entries("policy"):
+            assert entry.name not in example
+    downloads = TestClient(build_server(services)).get("/results/board.json")
+    assert downloads.json()["votes"] == 0
+
+
+def test_the_example_board_is_ranked_and_the_same_everywhere():
+    board = example_board()
+    example_board.cache_clear()
+
+    assert board.status is Status.RANKED
+    assert [row.model for row in board.models] == list(MODELS)
+    assert example_board() == board
+
+
+def test_the_example_disappears_once_models_are_ranked(services):
+    standing = services.boards.current(Filters()).result(60)
+
+    assert standing.board.status is Status.RANKED
+    assert standing.example is None
+    assert 'class="example"' not in results_html(standing.board, EN, services.models, None)
+
+
+def test_the_measured_comparison_has_the_figures_of_its_result(tmp_path):
+    services = services_in(tmp_path)
+    drawn = words(results_html(board_of(services), EN, services.models, example_board()))
+    (metric,) = (
+        each
+        for each in json.loads(MEASURED.read_text(encoding="utf-8"))["metrics"]
+        if each["about"] == "pairwise"
+    )
+
+    assert f"the replies to {metric['n']} messages" in drawn
+    assert f"{round(metric['value'])} % of them (95 % CI {round(metric['low'])}" in drawn
+    assert "No people took part" in drawn
+
+
+def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
+    clock = Clock()
+    services = replace(services_in(tmp_path, clock), demo_board=True)
+    vote(services.votes, "presenter", "scripted-nano", "other")
+    clock.forward(seconds=10)
+    standing = services.boards.current(Filters()).result(60)
+    board = standing.board
+
+    assert board.status is Status.RANKED
+    assert standing.example is None
+    assert [(row.rank_low, row.rank_high) for row in board.models] == [(1, 2), (1, 2)]
+    assert board.effects.left_share is None
+    drawn = words(results_html(board, EN, services.models))
+    assert "Demo board: it ranks models although 20 votes by 5 raters would be needed." in drawn
+    assert "scores have no CI" in drawn
+    assert "--min-votes 1 --min-raters 1" in drawn
+    vote(services.votes, "guest", "scripted-nano", "other")
+    clock.forward(seconds=10)
+    rows = bradley_terry(services.votes.votes(), settings=DEMO).models
+    assert all(row.score.low < row.score.value < row.score.high for row in rows)
 
 
 # --- cached boards -------------------------------------------------------------------------------

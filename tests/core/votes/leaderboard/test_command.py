@@ -149,7 +149,7 @@ def test_a_store_gives_the_board_of_a_moment_again(store, url, clock, capsysbina
         (["board", "--as-of", "2026-11-21T12:00:00"], "is not a date with time and zone"),
         (["board", "--fits", "10"], "--fits: Input should be greater than or equal to 50, got 10"),
         (["board", "--ridge", "nan"], "--ridge: "),
-        (["board", "--min-raters", "1"], "--min-raters: "),
+        (["board", "--min-raters", "0"], "--min-raters: "),
         (["board", "--kind", "blnd"], "invalid choice"),
         (["board", "--as"], "unrecognized arguments"),
         (["board", "--votes", "none.jsonl"], "none.jsonl: cannot be read"),
