@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -344,7 +344,7 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
 
 async def watch(
     job: Job | None, draw: Callable[[bool], Update], heartbeat: Update
-) -> AsyncIterator[Update]:
+) -> AsyncGenerator[Update, None]:
     """Yield what a page must change until a job is over.
 
     Args:
