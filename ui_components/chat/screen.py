@@ -105,7 +105,7 @@ def _wire(page: gr.Blocks, chat: Chat, parts: ChatParts) -> None:
     on(talk.refresh, chat.refresh, [conversation], everything, streams=True)
     on(message.stop, chat.stop, [conversation], [])
     on(message.change, chat.attach, [message], [parts.alt])
-    on(message.input, chat.typed, [message, conversation], [], trigger_mode="always_last")
+    on(message.change, chat.typed, [message, conversation], [], trigger_mode="always_last")
     for picker in (parts.policy, parts.judge):
         on(picker.input, chat.remember, [parts.policy, parts.judge], [parts.choices])
     on(parts.policy.change, chat.choose_model, [parts.policy], [parts.note])
