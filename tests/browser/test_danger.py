@@ -55,7 +55,9 @@ def test_the_card_stands_beside_the_message_covers_nothing_and_lasts(page):
     expect(said).to_be_in_viewport()
     assert card.evaluate("card => getComputedStyle(card).position") == "static"
     assert not overlap(card, said)
-    assert not overlap(card, page.locator("#message"))
+    log = page.locator("#conversation .log")  # clips the card
+    assert log.evaluate("log => getComputedStyle(log).overflowY") == "auto"
+    assert not overlap(log, page.locator("#message"))
     expect(page.locator("#message textarea")).to_be_editable()
 
     # One denial does not end it; the visitor can fold the card, and it stays folded.
