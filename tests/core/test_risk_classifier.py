@@ -218,6 +218,7 @@ def shipped():
     return RiskClassifier(model, AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.timeout(600)  # reads 520 messages one by one
 def test_shipped_weights_reach_the_published_figures(shipped):
     """Every second English message of `fresh`, of which the card states 43 % and 4 %."""
     lines = (Path(__file__).parent / "risk_messages.jsonl").read_text(encoding="utf-8").splitlines()
