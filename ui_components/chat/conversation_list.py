@@ -48,7 +48,11 @@ def conversation_list_html(
         query: Only conversations that contain it are listed; empty lists all.
     """
     newest_first = sorted(records.items(), key=lambda record: -record[1].written)
-    stored = [record for record in newest_first if record[1].turns or record[1].draft]
+    stored = [
+        (key, session)
+        for key, session in newest_first
+        if not (session.is_deleted or session.is_empty)
+    ]
     rows = [
         {
             "id": key.conversation,
@@ -150,15 +154,21 @@ class Conversations:
     def delete(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Delete a conversation; it can be restored for a while."""
+        """Delete a conversation, which can be restored for a while, or an unsent draft for good."""
         wanted = self._key_in(event, request)
-        if wanted is not None and self._services.store.get(wanted).turns:
-            self._chat.delete(wanted)
-        elif wanted is not None:  # a draft
+        if wanted is None:
+            return self._listed(conversation_id, request)
+        session = self._services.store.get(wanted)
+        is_draft = not session.turns and not session.is_deleted
+        if is_draft:
             self._services.store.update(wanted, lambda _: Session())
+        else:
+            self._chat.delete(wanted)
         drawn = self._listed(conversation_id, request)
-        if wanted is not None and wanted.conversation == conversation_id:
+        if wanted.conversation == conversation_id:
             drawn |= self._chat.screen(wanted, self._services.texts(request))
+            if is_draft:
+                drawn[self._parts.message] = {"text": "", "files": []}
         return drawn
 
     def search(

@@ -144,6 +144,6 @@ def _wire_list(conversations: Conversations, parts: ChatParts) -> None:
     leaving(listed.new_conversation, conversations.new)
     leaving(listed.restore_conversation, conversations.restore)
     on(listed.rename_conversation, conversations.rename, [conversation], [listed])
-    on(listed.delete_conversation, conversations.delete, [conversation], drawn)
+    on(listed.delete_conversation, conversations.delete, [conversation], [*drawn, parts.message])
     search = listed.search_conversations
     on(search, conversations.search, [conversation], [listed], trigger_mode="always_last")

@@ -111,6 +111,29 @@ def test_a_deleted_conversation_is_offered_for_undo_and_comes_back_whole(anna):
     assert "Deleted" not in anna.screen["conversations"]
 
 
+def test_a_deleted_conversation_leaves_the_list_with_its_draft_and_stays_restorable(anna):
+    asyncio.run(anna.send("I lost my job"))
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    first = new(anna)
+    for _ in range(2):  # another tab still lists it
+        anna.see(conversations(anna).delete(anna.conversation_id, anna.request, named(first)))
+    assert "(0)" in anna.screen["conversations"]
+    open_(anna, first)
+    anna.see(anna.chat.undo(first, anna.request))
+
+    assert REPLY in anna.screen["conversation"]
+    assert anna.session.draft == "half a thought"
+
+
+def test_deleting_the_draft_on_the_screen_empties_the_message_box(anna):
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    event = named(anna.conversation_id)
+    anna.see(conversations(anna).delete(anna.conversation_id, anna.request, event))
+
+    assert anna.screen["message"]["text"] == ""
+    assert len(anna.services.store) == 0
+
+
 def test_a_deleted_conversation_is_gone_after_its_time(anna):
     asyncio.run(anna.send("I lost my job"))
     first = new(anna)
@@ -121,6 +144,7 @@ def test_a_deleted_conversation_is_gone_after_its_time(anna):
     asyncio.run(anna.load())
 
     assert "I lost my job" not in anna.screen["conversations"]
+    assert "(0)" in anna.screen["conversations"]
     store.sweep()
     assert len(store) == 0
 
