@@ -122,8 +122,16 @@ class Conversations:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Show an empty conversation. It is stored once something is written."""
-        wanted = self._services.key(request, conversation_of(None))
+        """Show an empty conversation. It is stored once something is written.
+
+        Without a cookie there is no list to return by, and the risk state belongs to the
+        conversation: the current one is emptied instead, and Undo restores it.
+        """
+        wanted = self._services.key(request, conversation_of(conversation_id))
+        if wanted.visitor:
+            wanted = self._services.key(request, conversation_of(None))
+        else:
+            self._chat.delete(wanted)
         async for update in self._shown(wanted, message, conversation_id, request):
             yield update
 

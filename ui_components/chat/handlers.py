@@ -125,7 +125,7 @@ class Chat:
         """Store a message, then stream the reply to it, or show where to get help."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
-        if self._services.store.get(key).is_deleted:  # it can still be restored
+        if key.visitor and self._services.store.get(key).is_deleted:  # it can still be restored
             self._services.store.update(key, lambda session: replace(session, draft=""))
             key = self._services.key(request, conversation_of(None))
         text = (message or {}).get("text") or ""

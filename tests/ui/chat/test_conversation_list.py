@@ -82,6 +82,22 @@ def test_nobody_opens_renames_or_deletes_the_conversation_of_another_visitor(ser
     assert len(anna.session.turns) == 1
 
 
+@pytest.mark.parametrize("way", ["new", "clear"])
+def test_without_a_cookie_another_conversation_does_not_reset_the_risk_state(services, way):
+    anna = Visitor(services, cookie="")
+    asyncio.run(anna.send("My husband hits me"))
+    if way == "new":
+        new(anna)
+        assert "My husband" not in anna.screen["conversation"]
+        assert "Undo" in anna.screen["conversation"]
+    else:
+        anna.see(anna.chat.clear(anna.conversation_id, anna.request))
+    asyncio.run(anna.send("I am very tired"))
+
+    assert anna.session.turns[-1].risk_is_earlier
+    assert REPLY not in anna.screen["conversation"]
+
+
 def test_a_conversation_is_renamed_and_keeps_its_name(anna):
     asyncio.run(anna.send("I lost my job"))
     rename = conversations(anna).rename
