@@ -159,3 +159,23 @@ def test_draft_and_model_survive_a_reload_and_a_second_tab_follows(page):
     send(tab, "From the second tab")
     page.bring_to_front()
     expect(page.locator("#conversation .said .words")).to_have_count(2)
+
+
+def test_two_tabs_that_search_do_not_refresh_each_other_without_end(page):
+    send(page, "I lost my job")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#conversation .turn")).to_have_count(0)
+    send(page, "My exam is near")
+    tab = opened(page.context.new_page(), page.url)
+    for each in (page, tab):
+        unfold(each)
+        each.get_by_role("searchbox").fill("exam")
+        expect(each.locator("#conversations .thread")).to_have_count(1)
+    send(page, "My exam is tomorrow")
+    page.wait_for_timeout(3000)
+    requests: list[str] = []
+    for each in (page, tab):
+        each.on("request", lambda request: requests.append(request.url))
+    page.wait_for_timeout(3000)
+
+    assert requests == []

@@ -5,6 +5,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -71,9 +72,11 @@ def conversation_list_html(
         for key, session in newest_first
         if session.is_deleted and key.conversation != current
     ]
+    names = [(key.conversation, _name(session, texts)) for key, session in stored]
     return render(
         "conversation_list.html",
         t=texts,
+        state=blake2b(ascii((names, deleted)).encode(), digest_size=8).hexdigest(),
         rows=rows,
         deleted=deleted,
         count=len(stored),
