@@ -199,6 +199,8 @@ class Conversations:
         parts, texts = self._parts, self._services.texts(request)
         before = self._services.key(request, conversation_of(conversation_id))
         self._chat.leave(before, request)
+        if message is not None:  # the event of the last key may not have arrived yet
+            self._chat.typed(message, conversation_id, request)
         files = (message or {}).get("files") or []
         draft = self._services.store.get(wanted).draft
         yield {

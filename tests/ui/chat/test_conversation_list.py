@@ -187,11 +187,14 @@ def test_one_conversation_too_many_is_refused_and_none_is_lost(anna):
         asyncio.run(anna.send(f"My husband hits me {number}"))  # gets no reply, so it is quick
         last = new(anna)
     asyncio.run(anna.send("One more"))
-    assert "16 conversations" in anna.error
+    assert "16 conversations, the most" in anna.error
     assert len(anna.services.store) == OF_VISITOR.sessions
     assert "My husband hits me 0" in anna.screen["conversations"]
 
-    anna.chat.delete(replace(anna.key, conversation=last))
+    deleted = replace(anna.key, conversation=last)
+    anna.chat.delete(deleted)
+    asyncio.run(anna.send("x" * 20_000))  # is refused, so the deleted one can still be restored
+    assert anna.services.store.get(deleted).is_deleted
     asyncio.run(anna.send("One more"))
     assert anna.session.turns[0].message.text == "One more"
 
@@ -230,6 +233,20 @@ def test_a_draft_survives_a_reload_and_each_conversation_has_its_own(anna):
     assert anna.session.draft == ""
     anna.chat.typed({"text": "half a thought, finished"}, anna.conversation_id, anna.request)
     assert anna.session.draft == ""  # a late event must not bring back what has been sent
+
+
+def test_what_was_typed_last_is_stored_when_another_conversation_is_opened(anna):
+    first = new(anna, {"text": "half a thought", "files": []})
+    assert anna.screen["message"].value["text"] == ""
+    assert "half a thought" in anna.screen["conversations"]
+    open_(anna, first)
+    assert anna.screen["message"].value["text"] == "half a thought"
+
+
+@pytest.mark.parametrize("claimed", [None, "", "x", "../../etc/passwd"])
+def test_a_draft_is_stored_only_for_a_conversation_that_a_page_shows(anna, claimed):
+    anna.chat.typed({"text": "half a thought"}, claimed, anna.request)
+    assert len(anna.services.store) == 0
 
 
 def test_the_models_survive_a_reload_and_unknown_ones_are_ignored(anna):
