@@ -150,6 +150,21 @@ def test_deleting_the_draft_on_the_screen_empties_the_message_box(anna):
     assert len(anna.services.store) == 0
 
 
+def test_delete_my_data_leaves_no_draft_and_no_undo(anna):
+    asyncio.run(anna.send("I lost my job"))
+    first = new(anna)
+    anna.chat.delete(replace(anna.key, conversation=first))
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    anna.services.forget(anna.key.visitor)
+    handler = conversations(anna).restore
+    arguments = (None, anna.conversation_id, anna.request, named(first))
+    asyncio.run(anna.watch(handler(*arguments)))
+    asyncio.run(anna.load())
+
+    assert len(anna.services.store) == 0
+    assert "I lost my job" not in str(anna.screen)
+
+
 def test_a_deleted_conversation_is_gone_after_its_time(anna):
     asyncio.run(anna.send("I lost my job"))
     first = new(anna)
