@@ -113,9 +113,14 @@ class Conversations:
         request: gr.Request,
         event: gr.EventData,
     ) -> AsyncIterator[Update]:
-        """Show another conversation and its draft, and continue to stream its reply."""
+        """Show another conversation and its draft, and continue to stream its reply.
+
+        A deleted one is restored: its Undo opens it.
+        """
         wanted = self._key_in(event, request)
         if wanted is not None:
+            if self._services.store.get(wanted).is_deleted:
+                self._chat.restore(wanted)
             async for update in self._shown(wanted, message, conversation_id, request):
                 yield update
 
@@ -137,20 +142,6 @@ class Conversations:
             self._chat.delete(wanted)
         async for update in self._shown(wanted, message, conversation_id, request):
             yield update
-
-    async def restore(
-        self,
-        message: Mapping[str, Any] | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Restore a deleted conversation and show it."""
-        wanted = self._key_in(event, request)
-        if wanted is not None:
-            self._chat.restore(wanted)
-            async for update in self._shown(wanted, message, conversation_id, request):
-                yield update
 
     def rename(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData

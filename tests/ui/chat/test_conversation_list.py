@@ -2,28 +2,16 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pytest
 
-from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, make_services, pressed
+from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, pressed
 from ui_components.chat.conversation_list import Conversations
 from ui_components.chat.steering import Steering
-from ui_components.shared.services import Services
 from ui_components.shared.session import UNDO_SECONDS
 from ui_components.shared.session_store import OF_VISITOR
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Services:
-    return make_services(tmp_path)
-
-
-@pytest.fixture
-def anna(services: Services) -> Visitor:
-    return Visitor(services)
 
 
 def conversations(visitor: Visitor) -> Conversations:
@@ -118,9 +106,7 @@ def test_a_deleted_conversation_is_offered_for_undo_and_comes_back_whole(anna):
     anna.see(conversations(anna).delete(anna.conversation_id, anna.request, named(first)))
     assert "Deleted: “I lost my job”" in anna.screen["conversations"]
     assert "(0)" in anna.screen["conversations"]
-    handler = conversations(anna).restore
-    arguments = (None, anna.conversation_id, anna.request, named(first))
-    asyncio.run(anna.watch(handler(*arguments)))
+    open_(anna, first)
 
     assert REPLY in anna.screen["conversation"]
     assert anna.conversation_id == first
@@ -135,7 +121,6 @@ def test_a_deleted_conversation_leaves_the_list_with_its_draft_and_stays_restora
         anna.see(conversations(anna).delete(anna.conversation_id, anna.request, named(first)))
     assert "(0)" in anna.screen["conversations"]
     open_(anna, first)
-    anna.see(anna.chat.undo(first, anna.request))
 
     assert REPLY in anna.screen["conversation"]
     assert anna.session.draft == "half a thought"
@@ -156,9 +141,7 @@ def test_delete_my_data_leaves_no_draft_and_no_undo(anna):
     anna.chat.delete(replace(anna.key, conversation=first))
     anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
     anna.services.forget(anna.key.visitor)
-    handler = conversations(anna).restore
-    arguments = (None, anna.conversation_id, anna.request, named(first))
-    asyncio.run(anna.watch(handler(*arguments)))
+    open_(anna, first)
     asyncio.run(anna.load())
 
     assert len(anna.services.store) == 0
