@@ -84,7 +84,8 @@ const refresh = () => {
   isStale = false;
   trigger("refresh");
 };
-const stateNow = () => (element.querySelector(".log")?.dataset.state ?? "") + (document.querySelector("#conversations .threads")?.textContent ?? "");
+// The list's state ignores its search: two tabs that search would refresh each other without end.
+const stateNow = () => [...document.querySelectorAll(":is(#conversation, #conversations) [data-state]")].map((part) => part.dataset.state).join(" ");
 window.compeerChanged = () => {
   const now = stateNow();
   if (state !== null && state !== now) tabs.postMessage(now);

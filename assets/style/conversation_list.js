@@ -1,5 +1,5 @@
 // Runs once for the list of conversations; gradio provides `element`, `trigger` and `watch`.
-const acts = ["open_conversation", "new_conversation", "delete_conversation", "restore_conversation"];
+const acts = ["open_conversation", "new_conversation", "delete_conversation"];
 const wide = matchMedia("(min-width: 1180px)"); // as in screen_chat.css
 let isOpen = wide.matches;
 let query = "";

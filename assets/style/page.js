@@ -83,6 +83,7 @@
         return;
       }
       if (!answer.ok) throw new Error(answer.status);
+      try { localStorage.removeItem("compeer-models"); } catch { /* the browser stores nothing */ }
       const sentence = gone.erased ? button.dataset.done : button.dataset.traces;
       said.textContent = sentence.replace("%b", gone.battles).replace("%v", gone.votes);
       setTimeout(() => location.reload(), gone.erased ? 2500 : 10000);

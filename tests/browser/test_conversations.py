@@ -3,47 +3,27 @@
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.axe import violations
-from tests.browser.conftest import opened
+from tests.browser.conftest import message, opened, send, settled, visit
 from tests.pages import REPLY
 
 # Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
-SIZES = [(1280, 800), (390, 844)]
+
+@pytest.fixture
+def page(browser: Browser, address: str, size: tuple[int, int]) -> Iterator[Page]:
+    clipboard = ["clipboard-read", "clipboard-write"]
+    with visit(browser, address, size, locale="en-US", permissions=clipboard) as page:
+        yield page
 
 
-@pytest.fixture(params=SIZES, ids=["desktop", "phone"])
-def page(request: pytest.FixtureRequest, browser: Browser, address: str) -> Iterator[Page]:
-    expect.set_options(timeout=30_000)
-    width, height = request.param
-    is_phone = width < 760
-    context = browser.new_context(
-        viewport={"width": width, "height": height},
-        is_mobile=is_phone,
-        has_touch=is_phone,
-        locale="en-US",
-        permissions=["clipboard-read", "clipboard-write"],
-    )
-    context.set_default_timeout(30_000)
-    yield opened(context.new_page(), address)
-    context.close()
-
-
-def box(page: Page) -> Locator:
-    return page.locator("#message textarea")
-
-
-def send(page: Page, text: str) -> None:
+def exchange(page: Page, text: str) -> None:
     """Send a message and wait for the reply."""
-    turns = page.locator("#conversation .turn")
-    number = turns.count()
-    box(page).fill(text)
-    box(page).press("Enter")
-    expect(turns).to_have_count(number + 1)
-    expect(page.locator("#conversation .log")).to_have_attribute("data-running", "no")
+    send(page, text)
+    settled(page)
 
 
 def unfold(page: Page) -> None:
@@ -76,9 +56,9 @@ def test_the_first_view_shows_pickers_starters_and_the_message_box(page):
 
     starters.last.click()
     expect(page.locator("#message .thumbnail-item")).to_have_count(1)
-    expect(box(page)).to_have_value("This is our kitchen table. Since my father died, his chair "
+    expect(message(page)).to_have_value("This is our kitchen table. Since my father died, his chair "
         "has stayed empty, and I cannot bring myself to sit there.")  # fmt: skip
-    box(page).press("Enter")
+    message(page).press("Enter")
     expect(page.locator("#conversation .said img")).to_have_attribute("alt", "A drawing of a table "
         "set for one, with an empty chair on the other side")  # fmt: skip
     expect(page.locator("#conversation .answer .words")).to_be_in_viewport()
@@ -86,10 +66,10 @@ def test_the_first_view_shows_pickers_starters_and_the_message_box(page):
 
 
 def test_conversations_are_opened_searched_renamed_deleted_and_restored(page):
-    send(page, "I lost my job")
+    exchange(page, "I lost my job")
     page.get_by_role("button", name="New chat").click()
     expect(page.locator("#conversation .turn")).to_have_count(0)
-    send(page, "My exam is near")
+    exchange(page, "My exam is near")
     unfold(page)
     rows = page.locator("#conversations .thread")
     expect(rows).to_have_count(2)
@@ -110,11 +90,11 @@ def test_conversations_are_opened_searched_renamed_deleted_and_restored(page):
     expect(rows).to_have_count(1)
     page.locator("#conversations").get_by_role("button", name="Undo").click()
     expect(page.locator("#conversation .said .words")).to_have_text("I lost my job")
-    expect(box(page)).to_be_focused()
+    expect(message(page)).to_be_focused()
 
 
 def test_replies_are_paged_and_copied_and_a_message_is_edited_in_its_bubble(page):
-    send(page, "one")
+    exchange(page, "one")
     page.get_by_role("button", name="Copy reply 1").click()
     expect(page.locator("main > .vh[aria-live=polite]")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == REPLY
@@ -125,7 +105,7 @@ def test_replies_are_paged_and_copied_and_a_message_is_edited_in_its_bubble(page
     expect(pager).to_contain_text("1/2")
     expect(pager.get_by_role("button", name="Next reply")).to_be_focused()
 
-    box(page).fill("half a thought")
+    message(page).fill("half a thought")
     page.get_by_role("button", name="Edit message 1").click()
     editor = page.get_by_role("textbox", name="Edit message 1")
     expect(editor).to_be_focused()
@@ -138,24 +118,44 @@ def test_replies_are_paged_and_copied_and_a_message_is_edited_in_its_bubble(page
     editor.press("Enter")
     expect(page.locator("#conversation .said .words")).to_have_text("one, changed")
     expect(page.locator("#conversation .answer .words")).to_be_in_viewport()
-    expect(box(page)).to_have_value("half a thought")
+    expect(message(page)).to_have_value("half a thought")
     assert is_whole_in_view(page, "#message")
 
 
 def test_draft_and_model_survive_a_reload_and_a_second_tab_follows(page):
     page.locator("#policy input").click()
     page.get_by_role("option", name="other").click()
-    box(page).press_sequentially("half a thought")
+    message(page).press_sequentially("half a thought")
     page.wait_for_timeout(1500)
     page.reload()
-    expect(box(page)).to_have_value("half a thought")
+    expect(message(page)).to_have_value("half a thought")
     expect(page.locator("#policy input")).to_have_value("other")
 
     tab = opened(page.context.new_page(), page.url)
-    send(page, "From the first tab")
+    exchange(page, "From the first tab")
     tab.bring_to_front()
     expect(tab.locator("#conversation .said .words")).to_have_text("From the first tab")
     expect(tab.locator("#conversation .log")).to_have_attribute("data-running", "no")
-    send(tab, "From the second tab")
+    exchange(tab, "From the second tab")
     page.bring_to_front()
     expect(page.locator("#conversation .said .words")).to_have_count(2)
+
+
+def test_two_tabs_that_search_do_not_refresh_each_other_without_end(page):
+    exchange(page, "I lost my job")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#conversation .turn")).to_have_count(0)
+    exchange(page, "My exam is near")
+    tab = opened(page.context.new_page(), page.url)
+    for each in (page, tab):
+        unfold(each)
+        each.get_by_role("searchbox").fill("exam")
+        expect(each.locator("#conversations .thread")).to_have_count(1)
+    exchange(page, "My exam is tomorrow")
+    page.wait_for_timeout(3000)
+    requests: list[str] = []
+    for each in (page, tab):
+        each.on("request", lambda request: requests.append(request.url))
+    page.wait_for_timeout(3000)
+
+    assert requests == []

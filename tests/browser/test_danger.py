@@ -1,33 +1,24 @@
 """Danger in a real Chromium: the card in place of replies, what stays of it, and the SOS button."""
 
+from collections.abc import Iterator
+
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.axe import violations
-from tests.browser.conftest import opened
+from tests.browser.conftest import opened, visit
 from tests.pages import REPLY
 
 # Gradio uses deprecated pandas features.
 pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' is deprecated")
 
-SIZES = [(1280, 800), (390, 844)]
 SCREENS = ["chat", "compare", "results", "annotate", "tour"]
 
 
-@pytest.fixture(params=SIZES, ids=["desktop", "phone"])
-def page(request: pytest.FixtureRequest, browser: Browser, address: str):
-    expect.set_options(timeout=30_000)
-    width, height = request.param
-    is_phone = width < 760
-    context = browser.new_context(
-        viewport={"width": width, "height": height},
-        is_mobile=is_phone,
-        has_touch=is_phone,
-        locale="en-GB",
-    )
-    context.set_default_timeout(30_000)
-    yield opened(context.new_page(), address)
-    context.close()
+@pytest.fixture
+def page(browser: Browser, address: str, size: tuple[int, int]) -> Iterator[Page]:
+    with visit(browser, address, size, locale="en-GB") as page:
+        yield page
 
 
 def send(page: Page, text: str, box: str = "#message") -> None:

@@ -51,6 +51,22 @@ def test_beside_another_program_that_reads_the_page_says_that_traces_are_left(
     services.votes.database.erased.result(30)
 
 
+def test_the_draft_and_the_remembered_models_are_deleted_too(page: Page) -> None:
+    box = page.locator("#message textarea")
+    page.locator("#policy input").click()
+    page.get_by_role("option", name="other").click()
+    with page.expect_response("**/run/predict"):
+        box.fill("half a thought")
+    page.wait_for_function("localStorage.getItem('compeer-models') !== null")
+    page.wait_for_timeout(1000)  # the last event
+    with page.expect_navigation():
+        press(page)
+
+    expect(page.locator("#conversation .empty")).to_be_visible()
+    expect(page.locator("#policy input")).to_have_value("Scripted nano")
+    expect(box).to_have_value("")
+
+
 def test_where_the_database_fails_the_page_says_what_is_left(
     page: Page, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +76,7 @@ def test_where_the_database_fails_the_page_says_what_is_left(
     monkeypatch.setattr(services.votes, "delete_voter", fail)
     press(page)
 
-    expect(page.get_by_text("Your conversation is deleted. Your votes")).to_be_visible()
+    expect(page.get_by_text("Your conversations are deleted. Your votes")).to_be_visible()
 
 
 def test_where_nobody_answers_the_page_says_that_nothing_was_deleted(page: Page) -> None:

@@ -11,6 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.axe import violations
+from tests.browser.conftest import message, opened, send, settled
 from tests.pages import REPLY, SECOND_REPLY, eventually
 from ui_components.shared.services import Services
 
@@ -33,24 +34,6 @@ SECRET = "The words that nobody may find again"
 @pytest.fixture(autouse=True)
 def _patient() -> None:
     expect.set_options(timeout=30_000)
-
-
-def message(page: Page):
-    return page.locator("#message textarea")
-
-
-def send(page: Page, text: str) -> None:
-    """Type a message, press Enter, and wait until it is in the conversation."""
-    turns = page.locator("#conversation .turn")
-    number = turns.count()
-    message(page).fill(text)
-    message(page).press("Enter")
-    expect(turns).to_have_count(number + 1)
-
-
-def settled(page: Page) -> None:
-    """Wait until no reply is being generated."""
-    expect(page.locator("#conversation .log")).to_have_attribute("data-running", "no")
 
 
 def attach(page: Page, *paths: Path) -> None:
@@ -291,8 +274,6 @@ def test_a_reload_keeps_the_conversation_and_a_reply_goes_on(page):
 
 
 def test_closing_the_page_ends_the_reply(browser: Browser, address, services: Services):
-    from tests.browser.conftest import opened
-
     context = browser.new_context(locale="en-US")
     page = opened(context.new_page(), address)
     send(page, "Write for ever")
@@ -321,8 +302,6 @@ def test_two_visitors_never_meet_and_wait_in_line(page, another, services: Servi
 def test_nothing_that_was_typed_is_in_the_browsers_storage_and_nothing_leaves_the_machine(
     chromium, address
 ):
-    from tests.browser.conftest import opened
-
     requested: list[str] = []
     chromium.on("request", lambda request: requested.append(request.url))
     page = opened(chromium, address)
@@ -385,8 +364,6 @@ def test_a_message_in_danger_shows_a_card_in_place_of_a_reply(page):
 
 
 def test_the_page_speaks_chinese_to_a_chinese_browser_and_can_be_switched(browser, address):
-    from tests.browser.conftest import opened
-
     context = browser.new_context(locale="zh-CN")
     context.set_default_timeout(30_000)
     page = opened(context.new_page(), address)
@@ -411,8 +388,6 @@ def test_the_page_speaks_chinese_to_a_chinese_browser_and_can_be_switched(browse
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_reaches_the_inspector(browser, address):
-    from tests.browser.conftest import opened
-
     context = browser.new_context(
         viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True, locale="en-US"
     )
@@ -429,8 +404,6 @@ def test_a_phone_needs_no_sideways_scrolling_and_reaches_the_inspector(browser, 
 
 
 def test_our_own_parts_have_no_accessibility_violations(browser, address):
-    from tests.browser.conftest import opened
-
     context = browser.new_context(locale="en-US", reduced_motion="reduce")
     context.set_default_timeout(30_000)
     page = opened(context.new_page(), address)

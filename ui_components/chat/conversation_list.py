@@ -5,6 +5,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -48,7 +49,11 @@ def conversation_list_html(
         query: Only conversations that contain it are listed; empty lists all.
     """
     newest_first = sorted(records.items(), key=lambda record: -record[1].written)
-    stored = [record for record in newest_first if record[1].turns or record[1].draft]
+    stored = [
+        (key, session)
+        for key, session in newest_first
+        if not (session.is_deleted or session.is_empty)
+    ]
     rows = [
         {
             "id": key.conversation,
@@ -67,9 +72,11 @@ def conversation_list_html(
         for key, session in newest_first
         if session.is_deleted and key.conversation != current
     ]
+    names = [(key.conversation, _name(session, texts)) for key, session in stored]
     return render(
         "conversation_list.html",
         t=texts,
+        state=blake2b(ascii((names, deleted)).encode(), digest_size=8).hexdigest(),
         rows=rows,
         deleted=deleted,
         count=len(stored),
@@ -106,9 +113,14 @@ class Conversations:
         request: gr.Request,
         event: gr.EventData,
     ) -> AsyncIterator[Update]:
-        """Show another conversation and its draft, and continue to stream its reply."""
+        """Show another conversation and its draft, and continue to stream its reply.
+
+        A deleted one is restored: its Undo opens it.
+        """
         wanted = self._key_in(event, request)
         if wanted is not None:
+            if self._services.store.get(wanted).is_deleted:
+                self._chat.restore(wanted)
             async for update in self._shown(wanted, message, conversation_id, request):
                 yield update
 
@@ -118,24 +130,18 @@ class Conversations:
         conversation_id: str | None,
         request: gr.Request,
     ) -> AsyncIterator[Update]:
-        """Show an empty conversation. It is stored once something is written."""
-        wanted = self._services.key(request, conversation_of(None))
+        """Show an empty conversation. It is stored once something is written.
+
+        Without a cookie there is no list to return by, and the risk state belongs to the
+        conversation: the current one is emptied instead, and Undo restores it.
+        """
+        wanted = self._services.key(request, conversation_of(conversation_id))
+        if wanted.visitor:
+            wanted = self._services.key(request, conversation_of(None))
+        else:
+            self._chat.delete(wanted)
         async for update in self._shown(wanted, message, conversation_id, request):
             yield update
-
-    async def restore(
-        self,
-        message: Mapping[str, Any] | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Restore a deleted conversation and show it."""
-        wanted = self._key_in(event, request)
-        if wanted is not None:
-            self._chat.restore(wanted)
-            async for update in self._shown(wanted, message, conversation_id, request):
-                yield update
 
     def rename(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
@@ -150,15 +156,21 @@ class Conversations:
     def delete(
         self, conversation_id: str | None, request: gr.Request, event: gr.EventData
     ) -> Update:
-        """Delete a conversation; it can be restored for a while."""
+        """Delete a conversation, which can be restored for a while, or an unsent draft for good."""
         wanted = self._key_in(event, request)
-        if wanted is not None and self._services.store.get(wanted).turns:
-            self._chat.delete(wanted)
-        elif wanted is not None:  # a draft
+        if wanted is None:
+            return self._listed(conversation_id, request)
+        session = self._services.store.get(wanted)
+        is_draft = not session.turns and not session.is_deleted
+        if is_draft:
             self._services.store.update(wanted, lambda _: Session())
+        else:
+            self._chat.delete(wanted)
         drawn = self._listed(conversation_id, request)
-        if wanted is not None and wanted.conversation == conversation_id:
+        if wanted.conversation == conversation_id:
             drawn |= self._chat.screen(wanted, self._services.texts(request))
+            if is_draft:
+                drawn[self._parts.message] = {"text": "", "files": []}
         return drawn
 
     def search(
@@ -178,6 +190,8 @@ class Conversations:
         parts, texts = self._parts, self._services.texts(request)
         before = self._services.key(request, conversation_of(conversation_id))
         self._chat.leave(before, request)
+        if message is not None:  # the event of the last key may not have arrived yet
+            self._chat.typed(message, conversation_id, request)
         files = (message or {}).get("files") or []
         draft = self._services.store.get(wanted).draft
         yield {

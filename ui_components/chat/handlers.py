@@ -125,7 +125,7 @@ class Chat:
         """Store a message, then stream the reply to it, or show where to get help."""
         texts, parts = self._services.texts(request), self._parts
         key = self._services.key(request, conversation_of(conversation_id))
-        if self._services.store.get(key).is_deleted:  # it can still be restored
+        if key.visitor and self._services.store.get(key).is_deleted:  # it can still be restored
             self._services.store.update(key, lambda session: replace(session, draft=""))
             key = self._services.key(request, conversation_of(None))
         text = (message or {}).get("text") or ""
@@ -133,9 +133,9 @@ class Chat:
         uploads, owner = self._services.uploads, self._services.owner(request)
         risk = await asyncio.to_thread(self._services.risks.assess, key, text)
         try:
-            self.make_room(key)
             images = await uploads.read(files, owner, alt or "")
             text = check_message(text, bool(images))
+            self.make_room(key)
             turn = _turn(text, images, risk)
             change = _sending(turn, self._services.store.now())
             await self._store_message(key, change, turn, (model, judge, seed))
@@ -182,11 +182,12 @@ class Chat:
         key = self._services.key(request, conversation_of(conversation_id))
         text = ((message or {}).get("text") or "")[:MAX_DRAFT]
         store = self._services.store
-        if conversation_id and (text or store.get(key).draft) and store.has_room(key):
+        is_shown = key.conversation == conversation_id  # not before the page has loaded
+        if is_shown and (text or store.get(key).draft) and store.has_room(key):
             store.update(key, lambda session: _drafted(session, text))
 
     def make_room(self, key: SessionKey) -> None:
-        """Make room for a conversation without evicting another one that has messages.
+        """Make room for a conversation; only a deleted one, whose Undo is lost, gives way.
 
         Raises:
             InputError: The visitor has as many as are stored (code ``too_many_conversations``).

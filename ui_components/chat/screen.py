@@ -142,8 +142,7 @@ def _wire_list(conversations: Conversations, parts: ChatParts) -> None:
     leaving = partial(on, inputs=with_message, outputs=shown, streams=True, trigger_mode="multiple")
     leaving(listed.open_conversation, conversations.open)
     leaving(listed.new_conversation, conversations.new)
-    leaving(listed.restore_conversation, conversations.restore)
     on(listed.rename_conversation, conversations.rename, [conversation], [listed])
-    on(listed.delete_conversation, conversations.delete, [conversation], drawn)
+    on(listed.delete_conversation, conversations.delete, [conversation], [*drawn, parts.message])
     search = listed.search_conversations
     on(search, conversations.search, [conversation], [listed], trigger_mode="always_last")

@@ -31,16 +31,6 @@ from ui_components.shared.services import Services
 from ui_components.shared.texts import LANGUAGES, load_texts
 
 
-@pytest.fixture
-def services(tmp_path: Path) -> Services:
-    return make_services(tmp_path)
-
-
-@pytest.fixture
-def anna(services: Services) -> Visitor:
-    return Visitor(services)
-
-
 def picture(folder: Path, name: str = "photo.png", size: tuple[int, int] = (60, 40)) -> Path:
     path = folder / "upload" / name
     path.parent.mkdir(exist_ok=True)

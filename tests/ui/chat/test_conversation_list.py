@@ -2,28 +2,16 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 import pytest
 
-from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, make_services, pressed
+from tests.pages import REPLY, SECOND_REPLY, Visitor, eventually, pressed
 from ui_components.chat.conversation_list import Conversations
 from ui_components.chat.steering import Steering
-from ui_components.shared.services import Services
 from ui_components.shared.session import UNDO_SECONDS
 from ui_components.shared.session_store import OF_VISITOR
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Services:
-    return make_services(tmp_path)
-
-
-@pytest.fixture
-def anna(services: Services) -> Visitor:
-    return Visitor(services)
 
 
 def conversations(visitor: Visitor) -> Conversations:
@@ -82,6 +70,22 @@ def test_nobody_opens_renames_or_deletes_the_conversation_of_another_visitor(ser
     assert len(anna.session.turns) == 1
 
 
+@pytest.mark.parametrize("way", ["new", "clear"])
+def test_without_a_cookie_another_conversation_does_not_reset_the_risk_state(services, way):
+    anna = Visitor(services, cookie="")
+    asyncio.run(anna.send("My husband hits me"))
+    if way == "new":
+        new(anna)
+        assert "My husband" not in anna.screen["conversation"]
+        assert "Undo" in anna.screen["conversation"]
+    else:
+        anna.see(anna.chat.clear(anna.conversation_id, anna.request))
+    asyncio.run(anna.send("I am very tired"))
+
+    assert anna.session.turns[-1].risk_is_earlier
+    assert REPLY not in anna.screen["conversation"]
+
+
 def test_a_conversation_is_renamed_and_keeps_its_name(anna):
     asyncio.run(anna.send("I lost my job"))
     rename = conversations(anna).rename
@@ -102,13 +106,46 @@ def test_a_deleted_conversation_is_offered_for_undo_and_comes_back_whole(anna):
     anna.see(conversations(anna).delete(anna.conversation_id, anna.request, named(first)))
     assert "Deleted: “I lost my job”" in anna.screen["conversations"]
     assert "(0)" in anna.screen["conversations"]
-    handler = conversations(anna).restore
-    arguments = (None, anna.conversation_id, anna.request, named(first))
-    asyncio.run(anna.watch(handler(*arguments)))
+    open_(anna, first)
 
     assert REPLY in anna.screen["conversation"]
     assert anna.conversation_id == first
     assert "Deleted" not in anna.screen["conversations"]
+
+
+def test_a_deleted_conversation_leaves_the_list_with_its_draft_and_stays_restorable(anna):
+    asyncio.run(anna.send("I lost my job"))
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    first = new(anna)
+    for _ in range(2):  # another tab still lists it
+        anna.see(conversations(anna).delete(anna.conversation_id, anna.request, named(first)))
+    assert "(0)" in anna.screen["conversations"]
+    open_(anna, first)
+
+    assert REPLY in anna.screen["conversation"]
+    assert anna.session.draft == "half a thought"
+
+
+def test_deleting_the_draft_on_the_screen_empties_the_message_box(anna):
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    event = named(anna.conversation_id)
+    anna.see(conversations(anna).delete(anna.conversation_id, anna.request, event))
+
+    assert anna.screen["message"]["text"] == ""
+    assert len(anna.services.store) == 0
+
+
+def test_delete_my_data_leaves_no_draft_and_no_undo(anna):
+    asyncio.run(anna.send("I lost my job"))
+    first = new(anna)
+    anna.chat.delete(replace(anna.key, conversation=first))
+    anna.chat.typed({"text": "half a thought"}, anna.conversation_id, anna.request)
+    anna.services.forget(anna.key.visitor)
+    open_(anna, first)
+    asyncio.run(anna.load())
+
+    assert len(anna.services.store) == 0
+    assert "I lost my job" not in str(anna.screen)
 
 
 def test_a_deleted_conversation_is_gone_after_its_time(anna):
@@ -121,6 +158,7 @@ def test_a_deleted_conversation_is_gone_after_its_time(anna):
     asyncio.run(anna.load())
 
     assert "I lost my job" not in anna.screen["conversations"]
+    assert "(0)" in anna.screen["conversations"]
     store.sweep()
     assert len(store) == 0
 
@@ -147,11 +185,14 @@ def test_one_conversation_too_many_is_refused_and_none_is_lost(anna):
         asyncio.run(anna.send(f"My husband hits me {number}"))  # gets no reply, so it is quick
         last = new(anna)
     asyncio.run(anna.send("One more"))
-    assert "16 conversations" in anna.error
+    assert "16 conversations, the most" in anna.error
     assert len(anna.services.store) == OF_VISITOR.sessions
     assert "My husband hits me 0" in anna.screen["conversations"]
 
-    anna.chat.delete(replace(anna.key, conversation=last))
+    deleted = replace(anna.key, conversation=last)
+    anna.chat.delete(deleted)
+    asyncio.run(anna.send("x" * 20_000))  # is refused, so the deleted one can still be restored
+    assert anna.services.store.get(deleted).is_deleted
     asyncio.run(anna.send("One more"))
     assert anna.session.turns[0].message.text == "One more"
 
@@ -190,6 +231,20 @@ def test_a_draft_survives_a_reload_and_each_conversation_has_its_own(anna):
     assert anna.session.draft == ""
     anna.chat.typed({"text": "half a thought, finished"}, anna.conversation_id, anna.request)
     assert anna.session.draft == ""  # a late event must not bring back what has been sent
+
+
+def test_what_was_typed_last_is_stored_when_another_conversation_is_opened(anna):
+    first = new(anna, {"text": "half a thought", "files": []})
+    assert anna.screen["message"].value["text"] == ""
+    assert "half a thought" in anna.screen["conversations"]
+    open_(anna, first)
+    assert anna.screen["message"].value["text"] == "half a thought"
+
+
+@pytest.mark.parametrize("claimed", [None, "", "x", "../../etc/passwd"])
+def test_a_draft_is_stored_only_for_a_conversation_that_a_page_shows(anna, claimed):
+    anna.chat.typed({"text": "half a thought"}, claimed, anna.request)
+    assert len(anna.services.store) == 0
 
 
 def test_the_models_survive_a_reload_and_unknown_ones_are_ignored(anna):

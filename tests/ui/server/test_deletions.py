@@ -131,7 +131,7 @@ def test_beside_a_long_reader_the_page_says_that_traces_are_left_and_they_go_lat
 
 @pytest.mark.parametrize(
     ("language", "sentence"),
-    [("en", "Your conversation is deleted. Your votes"), ("zh", "你的对话已删除，但你的投票")],
+    [("en", "Your conversations are deleted. Your votes"), ("zh", "你的对话已删除，但你的投票")],
 )
 def test_if_the_database_fails_the_page_says_what_was_deleted(world, language, sentence):
     @event.listens_for(world.services.votes.database._engine, "connect")
