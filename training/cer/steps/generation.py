@@ -34,7 +34,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.policy import Style
 from compeer_core.prompts import LANGUAGES, policy_messages
 from compeer_core.reasoning import read
-from compeer_core.row_files import write_rows
+from compeer_core.row_files import json_lines, parse_row, write_rows
 from training.cer.corpora.reading import text_key
 from training.cer.records import StepReport
 from training.cer.requests.asking import Answer, Asker, Counts, Question
@@ -70,7 +70,8 @@ class Settings(FrozenModel):
     keep_unreadable: bool = False
     """Accept a turn with a label that is missing or not in its vocabulary."""
     stored: Path | None = None
-    """File of `StoredTurn` rows that were generated earlier with these generators; no turn is requested."""
+    """File of `StoredTurn` rows, relative to the current directory. They were generated earlier with these
+    settings and generators; no turn is requested."""
 
 
 class StoredTurn(FrozenModel):
@@ -110,8 +111,18 @@ class GeneratedTurn(FrozenModel):
     """The number of requests until the text was accepted."""
 
     @classmethod
-    def of(cls, case: Case, author: str, sample: int, text: str, **rest: int) -> Self:
-        """Return the turn of a completion; `rest` are `seed`, `pictures` and `tries`."""
+    def of(
+        cls,
+        case: Case,
+        author: str,
+        sample: int,
+        text: str,
+        *,
+        seed: int,
+        pictures: int,
+        tries: int = 1,
+    ) -> Self:
+        """Return the turn of a completion; for the arguments see the fields."""
         reading = read(text)
         return cls(
             id=f"{case.id}/{author}/{sample}",
@@ -121,7 +132,9 @@ class GeneratedTurn(FrozenModel):
             text=text,
             reply=reading.reply,
             problems=tuple(map(str, reading.problems)),
-            **rest,
+            seed=seed,
+            pictures=pictures,
+            tries=tries,
         )
 
     @property
@@ -320,18 +333,33 @@ def join_stored(source: Path, stored: Path, output: Path) -> StepReport:
         output: Receives `GeneratedTurn` rows.
 
     Raises:
-        ConfigError: A file is missing, or a line of it is no such row.
+        ConfigError: A file is missing, a line of it is no such row, a turn is stored twice, or no turn
+            belongs to one of the cases. Nothing is written then.
     """
     turns: dict[str, list[StoredTurn]] = {}
-    for turn in read_records(stored, StoredTurn):
+    ids: set[tuple[str, str, int]] = set()
+    for where, line in json_lines(stored):
+        turn = parse_row(StoredTurn, where, line)
+        if (turn_id := (turn.case, turn.author, turn.sample)) in ids:
+            raise ConfigError(
+                f"{where}: sample {turn.sample} of {turn.author} for {turn.case} is stored twice; delete one"
+            )
+        ids.add(turn_id)
         turns.setdefault(turn.case, []).append(turn)
-    count = sum(map(len, turns.values()))
+    if not any(case.id in turns for case in read_records(source, Case)):
+        raise ConfigError(
+            f"{stored}: none of the {len(ids)} turns belongs to a case of this run; use the corpora and the seed of "
+            "the run that generated them, or remove `generation.stored`"
+        )
 
     def joined() -> Iterator[GeneratedTurn]:
         for case in read_records(source, Case):
             for turn in turns.pop(case.id, ()):
                 yield GeneratedTurn.of(
-                    *(case, turn.author, turn.sample, turn.text),
+                    case,
+                    turn.author,
+                    turn.sample,
+                    turn.text,
                     seed=turn.seed,
                     pictures=turn.pictures,
                 )
@@ -340,7 +368,7 @@ def join_stored(source: Path, stored: Path, output: Path) -> StepReport:
     unknown = Counter(case.partition("/")[0] for case, of_case in turns.items() for _ in of_case)
     return StepReport(
         step="generation",
-        read=count,
+        read=len(ids),
         written=written,
         dropped={corpus: {UNKNOWN_CASE: n} for corpus, n in unknown.items()},
     )
@@ -410,7 +438,10 @@ class _Generating:
         names = [name for turn in want.case.history for name in turn.images]
         seen = self._seen(names) if self._authors[want.author].sees_images else 0
         turn = GeneratedTurn.of(
-            *(want.case, want.author, want.sample, answer.text),
+            want.case,
+            want.author,
+            want.sample,
+            answer.text,
             seed=want.seed,
             pictures=seen,
             tries=answer.tries,

@@ -1,5 +1,6 @@
 """Turns written by models: what they read, which are usable, and that a restart changes nothing."""
 
+import gzip
 import json
 import pickle
 import tracemalloc
@@ -298,6 +299,39 @@ def test_stored_turns_are_joined_with_their_cases(tmp_path):
     assert joined == [turns[1], turns[0], turns[2]]
     assert (report.read, report.written) == (4, 3)
     assert report.dropped == {"esconv": {UNKNOWN_CASE: 1}}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "none of the 0 turns"),
+        (b'{"case":"a/9#1","author":"n","sample":0,"seed":1,"text":"t"}\n', "none of the 1 turns"),
+        (b'{"case":"a/9#1","author":"n","sample":0,"seed":1,"text":"t"}\n' * 2, "line 2: .* twice"),
+        (b'{"case":"a/9#1"}\n', "line 1: author: .* StoredTurn"),
+        (b"no row", "line 1: Invalid JSON"),
+    ],
+)
+def test_stored_turns_of_another_file_are_refused_and_nothing_is_written(
+    tmp_path, content, problem
+):
+    write_rows(tmp_path / "cases.jsonl", [case(1)])
+    stored, output = tmp_path / "stored.jsonl.gz", tmp_path / "turns.jsonl"
+    stored.write_bytes(gzip.compress(content))
+
+    with pytest.raises(ConfigError, match=problem):
+        join_stored(tmp_path / "cases.jsonl", stored, output)
+    assert not output.exists()
+
+
+def test_stored_turns_in_a_broken_or_missing_file_are_reported(tmp_path):
+    write_rows(tmp_path / "cases.jsonl", [case(1)])
+    stored, output = tmp_path / "stored.jsonl.gz", tmp_path / "turns.jsonl"
+    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz: cannot be read: No such file"):
+        join_stored(tmp_path / "cases.jsonl", stored, output)
+    stored.write_bytes(gzip.compress(b"{}\n" * 99)[:-9])
+    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz"):
+        join_stored(tmp_path / "cases.jsonl", stored, output)
+    assert not output.exists()
 
 
 # --- Several generators -----------------------------------------------------------------------

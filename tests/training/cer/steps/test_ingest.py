@@ -265,7 +265,6 @@ def test_a_file_without_dialogues_is_reported(tmp_path):
 _MEASURED = """
 import json, re, sys, time
 from pathlib import Path
-from typing import Any
 from training.cer.steps.ingest import CorpusFile, collect
 files = [CorpusFile(loader=loader, path=path) for loader, path in json.loads(sys.argv[1])]
 started = time.process_time()
