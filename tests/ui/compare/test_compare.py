@@ -277,12 +277,26 @@ def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
 
     (row,) = services.votes.votes()
     assert row.preference is Preference.NEITHER
-    anna.reveal()
-    anna.act("undo", battle=anna.battle, revision=3)
-    assert "You have already seen the names" in anna.ballot
-    assert "Maple" not in anna.ballot + anna.talk
+
+
+def test_a_vote_is_final_once_the_names_are_shown(anna, services):
+    anna.send("hello")
+    aged(anna)
     anna.vote("first")
-    assert "does not count: you had seen the names" in anna.ballot
+    anna.reveal()
+    assert 'data-act="undo"' not in anna.ballot
+    battle = anna.battle
+    anna.act("undo", battle=battle, revision=1)
+    assert "The names were revealed" in anna.error
+    assert "Maple the First" in anna.ballot
+    anna.see(anna.compare.clear(anna.conversation_id, anna.request))
+    anna.act("undo", battle=battle, revision=1)
+    assert "The names were revealed" in anna.error
+    anna.act("explain", battle=battle, tags=[], note="late", token="t")
+    assert "no longer exists" in anna.error
+
+    (row,) = services.votes.votes()
+    assert (row.preference, row.flags) == (Preference.FIRST, ())
 
 
 def test_reasons_come_after_the_vote_and_before_the_names(anna, services):
@@ -704,7 +718,7 @@ def test_a_named_comparison_speaks_of_no_hidden_names(tmp_path):
     assert "Same message, new replies" in shown
     assert "blind votes" not in shown
     anna.act("undo", battle=anna.battle, revision=1)
-    assert "already seen the names" not in anna.ballot
+    assert 'data-state="open"' in anna.ballot
 
 
 def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
