@@ -208,7 +208,7 @@ def _went_on(round_: Round, texts: Texts) -> str:
     if round_.chosen is not None:
         kind = "chosen"
     elif round_.answers & {Preference.FIRST, Preference.SECOND}:
-        kind = "preferred"
+        kind = "preferred" if len(round_.favourites) == 1 else "tied"
     else:
         kind = next(iter(round_.answers)).value if len(round_.answers) == 1 else "tied"
     return texts(f"compare.goes_on_{kind}", side=LETTERS[number])

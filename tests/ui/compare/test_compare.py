@@ -813,6 +813,22 @@ def test_the_preferred_reply_is_marked_in_words(anna):
     assert "You accepted neither, so one was drawn" in anna.talk
 
 
+def test_no_single_reply_is_marked_after_votes_in_a_circle(tmp_path):
+    anna = Guest(make(tmp_path, tuple(MODELS)))
+    anna.send("hello", "named", list(MODELS))
+    sides = [pair.sides for pair in anna.round.pairs]
+    assert sides == [(0, 1), (0, 2), (1, 2)]
+    for preference in ("first", "second", "first"):  # 0 beats 1, 2 beats 0, 1 beats 2
+        active = anna.round.active
+        assert active is not None
+        anna.vote(preference, battle=active.battle)
+        anna.act("reveal", battle=active.battle)
+
+    assert anna.round.favourites == {0, 1, 2}
+    assert "You preferred none more often than the others, so one was drawn" in anna.talk
+    assert "the reply you preferred" not in anna.talk
+
+
 def test_the_reveal_shows_both_reasonings_and_the_verdicts(anna):
     anna.send("hello")
     assert "The seeker lost a job" not in anna.talk + anna.ballot
