@@ -903,6 +903,20 @@ def test_opinions_of_steps_are_stored_with_the_vote_and_it_still_counts(anna, se
     assert next(services.votes.votes()).flags == ()
 
 
+def test_a_step_that_a_model_left_out_cannot_be_rated(services, monkeypatch):
+    services = replace(services, gated=False)
+    anna = Guest(services)
+    play(monkeypatch, services, "That sounds hard. What happened then?")
+    anna.send("hello")
+    aged(anna)
+    anna.vote("first")
+
+    place = anna.left("cedar-2")
+    assert anna.ballot.count("data-mark=") == 6
+    assert f'data-step="{place}-' not in anna.ballot
+    assert anna.ballot.count(f'data-step="{1 - place}-') == 6
+
+
 @pytest.mark.parametrize(
     "steps", [None, "x", [[True]], [[1, 2, 3], {}], [[True] * 4, [True] * 3, []]]
 )
