@@ -255,9 +255,10 @@ def _measured(texts: Texts, named: Named) -> str:
 def _demo(board: Board, texts: Texts) -> str:
     """Say that a board ranks models from fewer votes than usual; empty if it does not."""
     usual = Settings()
-    if board.settings.min_raters >= usual.min_raters or not board.votes:
+    is_enough = board.comparing >= usual.min_votes and board.comparing_raters >= usual.min_raters
+    if board.status is not Status.RANKED or is_enough:
         return ""
-    key = "demo_one" if board.raters == 1 else "demo"
+    key = "demo_one" if board.comparing_raters == 1 else "demo"
     return texts(f"results.{key}", votes=usual.min_votes, raters=usual.min_raters)
 
 

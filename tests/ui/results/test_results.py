@@ -205,6 +205,27 @@ def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
     assert all(row.score.low < row.score.value < row.score.high for row in rows)
 
 
+def test_the_demo_note_tells_who_ranks_and_ends_with_enough_votes(tmp_path):
+    clock = Clock()
+    services = replace(services_in(tmp_path, clock), demo_board=True)
+
+    def drawn() -> str:
+        clock.forward(seconds=10)
+        votes = services.votes.votes()
+        board = bradley_terry(votes, settings=DEMO, as_of=services.votes.now())
+        return words(results_html(board, EN, services.models))
+
+    for preference in (Preference.FIRST, Preference.SECOND):
+        vote(services.votes, "presenter", "scripted-nano", "other", preference)
+    vote(services.votes, "guest", "scripted-nano", "other", Preference.NEITHER)
+    alone = drawn()
+    assert "scores have no CI" in alone
+    assert "leaving one out" not in alone  # without the only rater nothing is left
+    for number in range(20):
+        vote(services.votes, f"guest-{number % 5}", "scripted-nano", "other")
+    assert "Demo board" not in drawn()
+
+
 # --- cached boards -------------------------------------------------------------------------------
 
 
