@@ -172,15 +172,13 @@ def test_the_example_disappears_once_models_are_ranked(services):
 def test_the_measured_comparison_has_the_figures_of_its_result(tmp_path):
     services = services_in(tmp_path)
     drawn = words(results_html(board_of(services), EN, services.models, example_board()))
-    (metric,) = (
-        each
-        for each in json.loads(MEASURED.read_text(encoding="utf-8"))["metrics"]
-        if each["about"] == "pairwise"
-    )
+    result = json.loads(MEASURED.read_text(encoding="utf-8"))
+    (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
 
     assert f"the replies to {metric['n']} messages" in drawn
     assert f"{round(metric['value'])} % of them (95 % CI {round(metric['low'])}" in drawn
     assert "No people took part" in drawn
+    assert result["command"] in drawn
 
 
 def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
