@@ -115,7 +115,8 @@ class VoteRefusedError(InputError):
 
     Its ``code`` is ``battle_unknown``, ``battle_not_yours``, ``battle_not_finished``,
     ``battle_failed``, ``battle_closed``, ``battle_expired``, ``already_voted``, ``not_voted``,
-    ``undo_too_late``, ``preference_unknown``, ``tag_unknown``, ``note_too_long`` or ``forgotten``.
+    ``undo_too_late``, ``undo_revealed``, ``preference_unknown``, ``tag_unknown``, ``note_too_long`` or
+    ``forgotten``.
     """
 
 

@@ -317,8 +317,11 @@ class VoteStore:
     def undo(self, battle_id: str, voter: str, token: str = "") -> VoteReceipt:
         """Withdraw a vote within `Limits.undo_seconds`.
 
+        A blind vote is final once the names were shown: withdrawing only those that turned out badly for a
+        favourite would bias the leaderboard.
+
         Raises:
-            VoteRefusedError: As for `cast`, and ``not_voted`` or ``undo_too_late``.
+            VoteRefusedError: As for `cast`, and ``not_voted``, ``undo_too_late`` or ``undo_revealed``.
             StoreError: The database failed, and the vote stands.
         """
         return self._add(battle_id, voter, _Ballot(None, token=_token(token)), replaces=True)
@@ -473,6 +476,8 @@ class VoteStore:
             raise refused("not_voted", "there is no vote for this battle")
         if ballot.preference is None:
             assert latest is not None
+            if battle.blind and latest.vote.revealed_at is not None:
+                raise refused("undo_revealed", "the names were shown, so the vote is final")
             if (now - latest.at).total_seconds() > self.limits.undo_seconds:
                 raise refused(
                     "undo_too_late",

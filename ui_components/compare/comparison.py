@@ -135,6 +135,11 @@ class Round:
             return None
         if self.chosen is not None:
             return self.chosen
+        return random.Random(self.seed).choice(self._most_wins)
+
+    @property
+    def _most_wins(self) -> list[int]:
+        """The sides that won most often, of those that did not fail."""
         wins = [0] * len(self.sides)
         for pair in self.pairs:
             preference = pair.ballot.receipt and pair.ballot.receipt.preference
@@ -143,8 +148,7 @@ class Round:
             elif preference is Preference.SECOND:
                 wins[pair.sides[1]] += 1
         able = [n for n, side in enumerate(self.sides) if not side.has_failed]
-        best = [n for n in able if wins[n] == max(wins[each] for each in able)]
-        return random.Random(self.seed).choice(best)
+        return [n for n in able if wins[n] == max(wins[each] for each in able)]
 
     @property
     def answers(self) -> set[Preference]:
@@ -154,10 +158,9 @@ class Round:
 
     @property
     def favourites(self) -> frozenset[int]:
-        """The sides that the visitor preferred, or else those found good; empty before a vote."""
+        """The sides that the visitor preferred most often, or else those found good; empty before a vote."""
         if self.answers & {Preference.FIRST, Preference.SECOND}:
-            best = replace(self, chosen=None).goes_on
-            return frozenset() if best is None else frozenset({best})
+            return frozenset(self._most_wins)
         return frozenset(
             number
             for pair in self.pairs

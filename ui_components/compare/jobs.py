@@ -295,7 +295,8 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
 
         Raises:
             InputError: The names were shown (``compare_names_known``): the store would accept the
-                reasons, but the vote would no longer count.
+                reasons, but the vote would no longer count. After Clear it is unknown whether they were
+                (``battle_unknown``).
         """
         located = self.store.get(key).locate(battle)
         if located is not None and located[1].ballot.seen_names:
@@ -303,6 +304,8 @@ class RoundJobs(JobRunner[Comparison, RoundJob]):
         standing = self._votes.standing(battle, key.visitor)
         if standing is None or standing.preference is None:
             raise VoteRefusedError("there is no vote", code="not_voted")
+        if located is None:
+            raise VoteRefusedError("the comparison was cleared", code="battle_unknown")
         receipt = self._votes.revise(
             battle,
             key.visitor,

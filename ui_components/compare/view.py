@@ -208,7 +208,7 @@ def _went_on(round_: Round, texts: Texts) -> str:
     if round_.chosen is not None:
         kind = "chosen"
     elif round_.answers & {Preference.FIRST, Preference.SECOND}:
-        kind = "preferred"
+        kind = "preferred" if len(round_.favourites) == 1 else "tied"
     else:
         kind = next(iter(round_.answers)).value if len(round_.answers) == 1 else "tied"
     return texts(f"compare.goes_on_{kind}", side=LETTERS[number])
@@ -291,6 +291,7 @@ def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -
     ]
     receipt = ballot.receipt
     preference = receipt.preference if receipt else None
+    can_undo = receipt is not None and not (round_.blind and ballot.seen_names)
     return {
         "battle": pair.battle,
         "number": round_.pairs.index(pair) + 1,
@@ -315,7 +316,7 @@ def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -
         ],
         "said": _said(preference, left, right, texts) if preference else "",
         "counts": _counts(round_, pair, texts),
-        "undo_seconds": max(0.0, round(ballot.undo_until - now, 1)) if receipt else 0.0,
+        "undo_seconds": max(0.0, round(ballot.undo_until - now, 1)) if can_undo else 0.0,
         "tags": [
             {
                 "value": tag.value,
@@ -326,7 +327,6 @@ def _pair(round_: Round, pair: Pair, texts: Texts, models: Models, now: float) -
         ],
         "note": ballot.note,
         "saved": bool(ballot.tags or ballot.note or any(ballot.steps)),
-        "seen_names": ballot.seen_names and round_.blind,
         "reasoning": _reasoning(round_, pair, texts),
         "reveal": _reveal(round_, pair, texts, models) if ballot.reveal else None,
     }

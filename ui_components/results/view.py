@@ -6,7 +6,9 @@
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC
+from functools import cache
 from types import MappingProxyType
+from typing import Any
 
 from compeer_core.stats import Estimate
 from compeer_core.taxonomy import Preference
@@ -239,7 +241,7 @@ def _example(board: Board, texts: Texts) -> dict[str, object]:
 
 def _measured(texts: Texts, named: Named) -> str:
     """Name the blind comparison that a language model made of two shipped models."""
-    result = json.loads(MEASURED.read_text(encoding="utf-8"))
+    result = _measured_result()
     (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
     model, against = result["model"].split(", ")
     return texts(
@@ -249,15 +251,22 @@ def _measured(texts: Texts, named: Named) -> str:
         share=_percent(metric["value"] / 100, texts),
         between=texts("results.between", low=round(metric["low"]), high=round(metric["high"])),
         messages=metric["n"],
+        command=result["command"],
     )
+
+
+@cache
+def _measured_result() -> Any:
+    return json.loads(MEASURED.read_text(encoding="utf-8"))
 
 
 def _demo(board: Board, texts: Texts) -> str:
     """Say that a board ranks models from fewer votes than usual; empty if it does not."""
     usual = Settings()
-    if board.settings.min_raters >= usual.min_raters or not board.votes:
+    is_enough = board.comparing >= usual.min_votes and board.comparing_raters >= usual.min_raters
+    if board.status is not Status.RANKED or is_enough:
         return ""
-    key = "demo_one" if board.raters == 1 else "demo"
+    key = "demo_one" if board.comparing_raters == 1 else "demo"
     return texts(f"results.{key}", votes=usual.min_votes, raters=usual.min_raters)
 
 

@@ -274,7 +274,7 @@ class Board(FrozenModel):
     effects: Effects
     judge: JudgeAgreement
     influence: Influence | None
-    """None if nothing is ranked."""
+    """None if nothing is ranked, or from one person's votes only."""
     votes: int
     """Counted votes."""
     raters: int
@@ -585,7 +585,7 @@ def _needed(status: Status, settings: Settings) -> int | None:
 
 
 def _influence(rated: _Rated, settings: Settings) -> Influence | None:
-    if rated.status is not Status.RANKED:
+    if rated.status is not Status.RANKED or rated.raters < 2:
         return None
     most = np.argsort(-rated.votes.sum(axis=1), kind="stable")[:_MOST_LEFT_OUT]
     without = fit(

@@ -473,9 +473,19 @@ def test_who_knows_the_names_is_flagged(store):
 
     assert store.revise(battle, "ann", "second").flags == (Flag.AFTER_REVEAL,)
 
-    store.undo(battle, "ann")
-    assert refusal(store.reveal, battle, "ann").code == "not_voted"
-    assert not store.cast(battle, "ann", "second").counted
+
+def test_a_blind_vote_is_final_once_the_names_were_shown(store):
+    blind, named = fought(store), fought(store, blind=False)
+    for battle in (blind, named):
+        store.cast(battle, "ann", "first")
+        store.reveal(battle, "ann")
+
+    assert refusal(store.undo, blind, "ann").code == "undo_revealed"
+    assert store.standing(blind, "ann").counted
+
+    store.undo(named, "ann")
+    assert refusal(store.reveal, named, "ann").code == "not_voted"
+    assert store.cast(named, "ann", "second").flags == (Flag.AFTER_REVEAL,)
 
 
 # --- doubts -------------------------------------------------------------------------------------

@@ -277,12 +277,26 @@ def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
 
     (row,) = services.votes.votes()
     assert row.preference is Preference.NEITHER
-    anna.reveal()
-    anna.act("undo", battle=anna.battle, revision=3)
-    assert "You have already seen the names" in anna.ballot
-    assert "Maple" not in anna.ballot + anna.talk
+
+
+def test_a_vote_is_final_once_the_names_are_shown(anna, services):
+    anna.send("hello")
+    aged(anna)
     anna.vote("first")
-    assert "does not count: you had seen the names" in anna.ballot
+    anna.reveal()
+    assert 'data-act="undo"' not in anna.ballot
+    battle = anna.battle
+    anna.act("undo", battle=battle, revision=1)
+    assert "The names were revealed" in anna.error
+    assert "Maple the First" in anna.ballot
+    anna.see(anna.compare.clear(anna.conversation_id, anna.request))
+    anna.act("undo", battle=battle, revision=1)
+    assert "The names were revealed" in anna.error
+    anna.act("explain", battle=battle, tags=[], note="late", token="t")
+    assert "no longer exists" in anna.error
+
+    (row,) = services.votes.votes()
+    assert (row.preference, row.flags) == (Preference.FIRST, ())
 
 
 def test_reasons_come_after_the_vote_and_before_the_names(anna, services):
@@ -704,7 +718,7 @@ def test_a_named_comparison_speaks_of_no_hidden_names(tmp_path):
     assert "Same message, new replies" in shown
     assert "blind votes" not in shown
     anna.act("undo", battle=anna.battle, revision=1)
-    assert "already seen the names" not in anna.ballot
+    assert 'data-state="open"' in anna.ballot
 
 
 def test_if_one_of_three_fails_the_others_are_voted_on(tmp_path):
@@ -799,6 +813,22 @@ def test_the_preferred_reply_is_marked_in_words(anna):
     assert "You accepted neither, so one was drawn" in anna.talk
 
 
+def test_no_single_reply_is_marked_after_votes_in_a_circle(tmp_path):
+    anna = Guest(make(tmp_path, tuple(MODELS)))
+    anna.send("hello", "named", list(MODELS))
+    sides = [pair.sides for pair in anna.round.pairs]
+    assert sides == [(0, 1), (0, 2), (1, 2)]
+    for preference in ("first", "second", "first"):  # 0 beats 1, 2 beats 0, 1 beats 2
+        active = anna.round.active
+        assert active is not None
+        anna.vote(preference, battle=active.battle)
+        anna.act("reveal", battle=active.battle)
+
+    assert anna.round.favourites == {0, 1, 2}
+    assert "You preferred none more often than the others, so one was drawn" in anna.talk
+    assert "the reply you preferred" not in anna.talk
+
+
 def test_the_reveal_shows_both_reasonings_and_the_verdicts(anna):
     anna.send("hello")
     assert "The seeker lost a job" not in anna.talk + anna.ballot
@@ -871,6 +901,20 @@ def test_opinions_of_steps_are_stored_with_the_vote_and_it_still_counts(anna, se
         assert last is not None
         assert last.steps == [[True, None, False], None]
     assert next(services.votes.votes()).flags == ()
+
+
+def test_a_step_that_a_model_left_out_cannot_be_rated(services, monkeypatch):
+    services = replace(services, gated=False)
+    anna = Guest(services)
+    play(monkeypatch, services, "That sounds hard. What happened then?")
+    anna.send("hello")
+    aged(anna)
+    anna.vote("first")
+
+    place = anna.left("cedar-2")
+    assert anna.ballot.count("data-mark=") == 6
+    assert f'data-step="{place}-' not in anna.ballot
+    assert anna.ballot.count(f'data-step="{1 - place}-') == 6
 
 
 @pytest.mark.parametrize(

@@ -172,15 +172,13 @@ def test_the_example_disappears_once_models_are_ranked(services):
 def test_the_measured_comparison_has_the_figures_of_its_result(tmp_path):
     services = services_in(tmp_path)
     drawn = words(results_html(board_of(services), EN, services.models, example_board()))
-    (metric,) = (
-        each
-        for each in json.loads(MEASURED.read_text(encoding="utf-8"))["metrics"]
-        if each["about"] == "pairwise"
-    )
+    result = json.loads(MEASURED.read_text(encoding="utf-8"))
+    (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
 
     assert f"the replies to {metric['n']} messages" in drawn
     assert f"{round(metric['value'])} % of them (95 % CI {round(metric['low'])}" in drawn
     assert "No people took part" in drawn
+    assert result["command"] in drawn
 
 
 def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
@@ -203,6 +201,27 @@ def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
     clock.forward(seconds=10)
     rows = bradley_terry(services.votes.votes(), settings=DEMO).models
     assert all(row.score.low < row.score.value < row.score.high for row in rows)
+
+
+def test_the_demo_note_tells_who_ranks_and_ends_with_enough_votes(tmp_path):
+    clock = Clock()
+    services = replace(services_in(tmp_path, clock), demo_board=True)
+
+    def drawn() -> str:
+        clock.forward(seconds=10)
+        votes = services.votes.votes()
+        board = bradley_terry(votes, settings=DEMO, as_of=services.votes.now())
+        return words(results_html(board, EN, services.models))
+
+    for preference in (Preference.FIRST, Preference.SECOND):
+        vote(services.votes, "presenter", "scripted-nano", "other", preference)
+    vote(services.votes, "guest", "scripted-nano", "other", Preference.NEITHER)
+    alone = drawn()
+    assert "scores have no CI" in alone
+    assert "leaving one out" not in alone  # without the only rater nothing is left
+    for number in range(20):
+        vote(services.votes, f"guest-{number % 5}", "scripted-nano", "other")
+    assert "Demo board" not in drawn()
 
 
 # --- cached boards -------------------------------------------------------------------------------
