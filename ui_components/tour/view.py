@@ -241,6 +241,10 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
     sensitivity = {part: figures[f"judge_found_{part}"] for part in STEPS}
     a_guess = all(figure.low is None or figure.low <= 50 for figure in order.values())
     first = order[Part.HISTORY]
+    counts = [figure.n for figure in order.values()]
+    turns = dict.fromkeys(
+        f"{n:,}" for n in (min(counts), max(counts))
+    )  # one number if they are equal
     judges = [
         recording.judged.judge
         for recording in tour.recordings.values()
@@ -249,7 +253,7 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
     return {
         "a_guess": a_guess,
         "words": texts("tour.judge_guess") if a_guess else texts("tour.judge_better"),
-        "caption": texts("tour.judge_table", model=first.model, n=f"{first.n:,}"),
+        "caption": texts("tour.judge_table", model=first.model, n="–".join(turns)),
         "labels": first.labels,
         "file": first.file,
         "card": judges[0].card if judges else "",
