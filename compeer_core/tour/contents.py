@@ -14,11 +14,11 @@ from compeer_core.tour.recordings import Recording, load_recordings
 
 @dataclass(frozen=True)
 class Tally:
-    """Verdicts of a person and the judge on the same steps."""
+    """Verdicts of the reader and the judge on the same steps."""
 
     steps: int
     wrong: int
-    """Steps that the person calls incorrect."""
+    """Steps that the reader calls incorrect."""
     noticed: int
     """How many of those the judge also calls incorrect."""
     false_alarms: int
@@ -64,13 +64,13 @@ class Tour:
         return recording
 
     def opinion(self, recording: Recording, part: Part) -> Opinion | None:
-        """Return a person's comment on a recorded step."""
+        """Return the reader's comment on a recorded step."""
         note = self.notes.get((recording.case, recording.stage))
         steps: Iterable[Opinion] = note.steps if note else ()
         return next((opinion for opinion in steps if opinion.part == part), None)
 
     def tally(self, stage: str) -> Tally:
-        """Compare the judge's verdicts with a person's over the cases of a stage."""
+        """Compare the judge's verdicts with the reader's over the cases of a stage."""
         both = [
             (opinion.right, judged.correct)
             for case in self.plan.cases

@@ -92,7 +92,7 @@ class Plan(FrozenModel):
 
 
 class Opinion(FrozenModel):
-    """A person's comment on one step."""
+    """A reader's comment on one step."""
 
     part: Part
     right: bool
@@ -100,7 +100,7 @@ class Opinion(FrozenModel):
 
 
 class Note(FrozenModel):
-    """A person's comment on one recorded turn."""
+    """A reader's comment on one recorded turn."""
 
     case: str
     stage: str

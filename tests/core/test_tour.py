@@ -75,7 +75,7 @@ def test_every_note_is_about_the_words_that_are_recorded():
     assert stale == [], "read the new recordings, and write new notes"
 
 
-def test_a_person_has_looked_at_every_step_that_is_shown():
+def test_every_step_that_is_shown_has_been_read():
     tour = load_tour()
     shown = tour.plan.shown
     for case in tour.plan.cases:
@@ -106,7 +106,7 @@ def test_tally_counts_by_hand():
         recordings = {("job", "sft"): recording.model_copy(update={"judged": judged})}
         return replace(tour, plan=plan, recordings=recordings)
 
-    # A person calls history and emotion wrong, and strategy right.
+    # The reader calls history and emotion wrong, and strategy right.
     assert judged_as(True, True, True).tally("sft") == Tally(3, 2, 0, 0)
     assert judged_as(False, True, True).tally("sft") == Tally(3, 2, 1, 0)
     assert judged_as(False, False, False).tally("sft") == Tally(3, 2, 2, 1)

@@ -113,7 +113,7 @@ def _step(
         "title": texts(f"inspector.{part}"),
         "text": step.text,
         "labels": _labels(step, part, texts),
-        "person": _person(opinion, texts),
+        "reader": _reader(opinion, texts),
         "judge": _verdict(judged, texts),
         "outcome": _outcome(opinion, judged, texts),
     }
@@ -138,11 +138,11 @@ def _labels(step: Any, part: Part, texts: Texts) -> list[dict[str, str]]:
     return labels
 
 
-def _person(opinion: Opinion | None, texts: Texts) -> dict[str, str] | None:
+def _reader(opinion: Opinion | None, texts: Texts) -> dict[str, str] | None:
     if opinion is None:
         return None
     kind = "right" if opinion.right else "wrong"
-    words = texts("tour.person_right") if opinion.right else texts("tour.person_wrong")
+    words = texts("tour.reader_right") if opinion.right else texts("tour.reader_wrong")
     return {
         "kind": kind,
         "sign": _sign(opinion.right),
@@ -191,7 +191,7 @@ def _sign(right: bool) -> str:
 
 
 def _close_up(tour: Tour, texts: Texts) -> dict[str, Any] | None:
-    """The incorrect step that is explained; None if no person has marked it incorrect."""
+    """The incorrect step that is explained; None if the reader has not marked it incorrect."""
     chosen = tour.plan.close_up
     case = tour.plan.case(chosen.case)
     recording = tour.recordings.get((chosen.case, chosen.stage))

@@ -103,7 +103,7 @@ def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
     return with_recording(tour, "friend", "sft", judged=changed)
 
 
-def test_the_wrong_step_stands_beside_what_a_person_and_the_judge_say(tour):
+def test_the_wrong_step_stands_beside_what_the_reader_and_the_judge_say(tour):
     missed = with_verdict(tour, correct=True, probability=0.78)
     seen = words(step(3, missed))
     counted = missed.tally("sft")
