@@ -23,6 +23,7 @@ name = "qwen-judge"
 kind = "judge"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 temperatures = { steps = 1.4, replies = 1.2 }    # calibration of its probabilities
+findings = true                                  # it was trained with the findings of compeer_core.findings
 verdicts = "parsed"                              # parse its text; the default is "logprobs"
 sampling = { max_new_tokens = 300 }              # budget of that text
 ```
@@ -195,6 +196,8 @@ class ModelEntry(FrozenModel):
     """How the verdicts of a judge behind an endpoint are read."""
     temperatures: VerdictTemperatures = VerdictTemperatures()
     """For a judge: the temperatures of its verdicts on steps and replies, fitted on a validation split."""
+    findings: bool = False
+    """For a judge: its questions about steps contain what a rule finds in them, as in its training."""
     risk_check: Path | None = None
     """For a checkpoint of a policy: weights of a learned check for signs of danger on it
     (`compeer_core.risk_classifier`)."""
@@ -222,6 +225,8 @@ class ModelEntry(FrozenModel):
             raise ValueError("verdicts is only for a judge behind an endpoint (openai:URL#MODEL)")
         if self.kind != "judge" and "temperatures" in self.model_fields_set:
             raise ValueError("temperatures is only for a judge; a policy has sampling.temperature")
+        if self.kind != "judge" and self.findings:
+            raise ValueError("findings is only for a judge")
         return self
 
     @classmethod
@@ -505,6 +510,7 @@ class Registry:
             language,
             reply_scorer=None if other is None else self._scorer(other, language),
             temperatures=Temperatures(**entry.temperatures.model_dump()),
+            findings=entry.findings,
         )
 
     def _scorer(self, entry: ModelEntry, language: str) -> LabelScorer:

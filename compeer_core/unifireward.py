@@ -27,6 +27,7 @@ from compeer_core.backends.protocol import (
 )
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CompeerError, InputError
+from compeer_core.findings import StepFindings
 from compeer_core.judgement import (
     NO_REFERENCE,
     NOT_COMPLETE,
@@ -123,15 +124,20 @@ __all__ = [
 # --- the questions -----------------------------------------------------------------------------
 
 
-def ask_about_step(step: Step, language: str = "en", reserved: Sequence[str] = ()) -> Question:
+def ask_about_step(
+    step: Step, language: str = "en", reserved: Sequence[str] = (), findings: str = ""
+) -> Question:
     """Return the question whether a step is right, answered by one of `VERDICTS`.
 
     Args:
         step: One step of a turn's reasoning; its text is neutralised here.
         language: Of the question, one of `compeer_core.prompts.LANGUAGES`.
         reserved: The judge's special tokens, see `compeer_core.prompts.neutralise`.
+        findings: A line for the judge below the step, see `compeer_core.findings`.
     """
     quoted = neutralise(render_step(step), reserved)
+    if findings:
+        quoted += f"\n{findings}"
     return Question(step_question(part_of(step), quoted, language), VERDICTS)
 
 
@@ -170,8 +176,11 @@ class Judge:
         vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
         reply_scorer: LabelScorer | None = None,
         temperatures: Temperatures = Temperatures(),
+        findings: bool = False,
     ) -> None:
         """Use one model for everything, or one for the steps and one for the reply.
+
+        With `findings`, questions about steps contain what a rule finds (`compeer_core.findings`).
 
         Raises:
             ConfigError: A verdict word is more than one token for a model, so its probability
@@ -188,6 +197,7 @@ class Judge:
         self.language = language
         self.vocabulary = vocabulary
         self.temperatures = temperatures
+        self._findings = findings
 
     @property
     def is_unified(self) -> bool:
@@ -242,10 +252,11 @@ class Judge:
         stop: threading.Event | None,
     ) -> list[Judgement]:
         """Judge in batches; turns that a batch leaves unanswered are judged one by one."""
+        findings = self.findings(dialogue)
         questions_of = {
             number: questions
             for number, (turn, reference) in enumerate(pairs)
-            if (questions := self._questions(turn, reference)) is not None
+            if (questions := self._questions(turn, reference, findings)) is not None
         }
         if self.reply_scorer is None:
             candidates = {
@@ -313,7 +324,7 @@ class Judge:
         )
 
     def _questions(
-        self, turn: Turn, reference: str | None
+        self, turn: Turn, reference: str | None, findings: StepFindings | None
     ) -> tuple[tuple[Question, ...], tuple[Question, ...]] | None:
         """Return the questions about the steps and the reply; None if there are none."""
         steps: tuple[Question, ...] = ()
@@ -325,13 +336,18 @@ class Judge:
             if not reading.is_complete:
                 return None
             reply = reading.turn.reply
-            steps = tuple(self.step_question(step) for step in reading.turn.reasoning)
+            steps = tuple(self.step_question(step, findings) for step in reading.turn.reasoning)
         replies = () if reference is None else self.reply_questions(reply, reference)
         return (steps, replies) if steps or replies else None
 
-    def step_question(self, step: Step) -> Question:
+    def findings(self, dialogue: Dialogue) -> StepFindings | None:
+        """Return what finds the words of steps in a conversation; None if this judge is not told."""
+        return StepFindings(dialogue, self.language) if self._findings else None
+
+    def step_question(self, step: Step, findings: StepFindings | None) -> Question:
         """Return the question whether a step is right."""
-        return ask_about_step(step, self.language, self.scorer.reserved)
+        found = findings.of(step) if findings else ""
+        return ask_about_step(step, self.language, self.scorer.reserved, found)
 
     def reply_questions(self, reply: str, reference: str) -> tuple[Question, Question]:
         """Return the question which of two replies is better, the reply first and then second."""
@@ -435,6 +451,7 @@ class JudgeSession:
     ) -> None:
         self._judge = judge
         self._answered: list[Part] = []
+        self._findings = judge.findings(dialogue)
         self._on_steps = _Conversation(judge, judge.scorer, dialogue, stop)
         self._on_reply = self._on_steps
         if judge.reply_scorer is not None:
@@ -454,7 +471,7 @@ class JudgeSession:
         expected = STEPS[len(self._answered)] if len(self._answered) < len(STEPS) else None
         if part is not expected:
             return Unscorable(f"the {part.value} step is out of order")
-        question = self._judge.step_question(step)
+        question = self._judge.step_question(step, self._findings)
         given = conversation.ask(question)
         outcome = given if isinstance(given, Unscorable) else _step_outcome(given)
         if not self._judge.is_unified:

@@ -62,6 +62,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.cer.flawed",
             "convert the shipped flawed variants to judged CER rows",
         ),
+        "cer contrast": Stage(
+            "training.cer.contrast",
+            "convert the shipped opposite versions of judged steps to CER rows",
+        ),
         "cer sanity": Stage(
             "training.cer.sanity", "pair fitting replies with rule-made corruptions"
         ),

@@ -301,6 +301,31 @@ def step_question(part: Part, step_text: str, language: str = "en") -> str:
     )
 
 
+def findings_line(
+    tenths: Sequence[int], unsaid: Sequence[str], said: int, not_said: int, language: str = "en"
+) -> str:
+    """Return the line about what a rule found in a step; see `compeer_core.findings`.
+
+    Args:
+        tenths: Of the step's words: in the seeker's last message, in earlier ones, only the supporter's, nobody's.
+        unsaid: Words that nobody said, in lower case, without punctuation.
+        said: Number of quotations that are in the conversation.
+        not_said: Number of the others.
+        language: One of `LANGUAGES`.
+    """
+    last, earlier, supporter, nobody = tenths
+    return fill(
+        load_prompt("judge_findings", language),
+        last=last,
+        earlier=earlier,
+        supporter=supporter,
+        nobody=nobody,
+        unsaid=f" ({', '.join(unsaid)})" if unsaid else "",
+        said=said,
+        not_said=not_said,
+    )
+
+
 def reply_question(first: str, second: str, language: str = "en") -> str:
     """Return the question which reply is better, answered by First, Second, Both or Neither.
 

@@ -516,6 +516,18 @@ def test_the_temperatures_of_a_judge_are_those_of_the_list(tmp_path: Path) -> No
         entry(name="calm", kind="judge", temperatures={"steps": 0})
 
 
+def test_only_a_judge_gets_findings(tmp_path: Path) -> None:
+    script = tmp_path / "judge.json"
+    script.write_text('{"answers": ["True"]}', encoding="utf-8")
+    listed = entry(name="told", kind="judge", source=f"scripted:{script}", findings=True)
+
+    judge = Registry([listed]).judge("told")
+
+    assert judge is not None and judge.findings(Dialogue(())) is not None
+    with pytest.raises(ValidationError, match="findings is only for a judge"):
+        entry(findings=True)
+
+
 # --- flags ---------------------------------------------------------------------------------------
 
 

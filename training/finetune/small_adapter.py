@@ -104,7 +104,7 @@ class AdapterRun:
 
         Args:
             config: Of the stage.
-            first_layer: The first layer with an adapter.
+            first_layer: The first layer whose adapter is trained; below, it stays as it starts.
 
         Raises:
             CheckpointError: The base or `config.start` cannot be loaded.
@@ -116,10 +116,10 @@ class AdapterRun:
         precision = config.compute or fastest_precision(config.device_type)
         self.model = load_small_base(config.base, precision)
         self.reader = SampleReader(config.base, self.model)
-        language = self.model.model.language_model
-        lora = _upper_lora(config.lora, first_layer, len(language.layers))
-        self._adapted = add_adapter(self.model, lora, config.base, config.start)
-        self.limit = min(config.longest, language.config.max_position_embeddings)
+        self._adapted = add_adapter(self.model, config.lora, config.base, config.start)
+        _freeze_below(self.model, first_layer)
+        positions = self.model.model.language_model.config.max_position_embeddings
+        self.limit = min(config.longest, positions)
 
     def open(self, resume: Path | None, state: Mapping[str, Tensor] | None = None) -> None:
         """Open the run directory, and load the last checkpoint of a run that is resumed.
@@ -241,15 +241,13 @@ class Masters(nn.Module):
             weight.copy_(part.view_as(weight))
 
 
-def _upper_lora(lora: LoraShape, first_layer: int, layers: int) -> LoraShape:
-    """Return the shape of an adapter that leaves the layers below `first_layer` alone."""
-    if first_layer >= layers:
-        raise ConfigError(f"first_layer: {first_layer}, but the base has {layers} layers")
-    if not first_layer:
-        return lora
-    numbers = "|".join(map(str, range(first_layer, layers)))
-    pattern = rf"(?=.*language_model\.layers\.({numbers})\.)(?:{lora.target_modules})"
-    return lora.model_copy(update={"target_modules": pattern})
+def _freeze_below(model: Qwen2_5_VLForConditionalGeneration, first_layer: int) -> None:
+    """Freeze the adapter in the layers below `first_layer`."""
+    layers = model.model.language_model.layers
+    if first_layer >= len(layers):
+        raise ConfigError(f"first_layer: {first_layer}, but the base has {len(layers)} layers")
+    for layer in layers[:first_layer]:
+        layer.requires_grad_(False)
 
 
 def fastest_precision(device: str) -> Weights:

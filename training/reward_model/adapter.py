@@ -3,8 +3,9 @@
 Learns the same conversations as `training.reward_model.train`, without trl and several times faster on a
 CPU. All conversations about one history are one row (`shared_prefix`), so there is no padding and the
 history is read once. Logits are computed only where a verdict is predicted. Only the layers from
-`first_layer` on have an adapter: the states that enter them never change, so they are computed once and
-stored (`LowerStates`). Judges and seeds share the stored states of rows that are equal.
+`first_layer` on are trained: the states that enter them never change, so they are computed once and
+stored (`LowerStates`). Judges and seeds share the stored states of rows that are equal. With `start`, a judge
+begins with the adapter of the policy, which can already read a conversation and the output grammar.
 
 Right steps outnumber wrong ones, so verdicts are weighted by `class_weights`. At each evaluation the
 adapter is saved if its mean AUROC on the valid split is the best so far, with the temperatures that
@@ -80,8 +81,10 @@ class Config(AdapterConfig):
     """Files whose valid split chooses the adapter and its temperatures; empty uses `records`."""
     kind: Kind = Kind.UNIFIED
     """`unified` (UnifiReward), `process` (PRM) or `outcome` (ORM)."""
+    findings: bool = False
+    """Tell the judge what a rule finds in a step (`compeer_core.findings`); set the same in models.toml."""
     first_layer: int = Field(default=0, ge=0)
-    """The first layer with an adapter; the layers below are computed once per row. 0 trains all layers."""
+    """The first layer to train; the layers below are computed once per row. 0 trains all layers."""
     states: Path | None = None
     """Folder of the stored states, 2 bytes per number; None is `states` in the run directory. Several
     runs may share it, one after the other or at once."""
@@ -120,11 +123,16 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         config.states or training.directory.path / "states",
         training.model,
         config.first_layer,
-        digest([fingerprint(config.base), config.first_layer]),
+        digest([*map(fingerprint, filter(None, (config.base, config.start))), config.first_layer]),
     )
     judge = _Judge(training.model, lower, config.first_layer, token_of)
     builder = RowBuilder(
-        training.reader, Pictures(None, config.faces), config.kind, token_of, training.limit
+        training.reader,
+        Pictures(None, config.faces),
+        config.kind,
+        token_of,
+        training.limit,
+        findings=config.findings,
     )
     validation = [
         row
@@ -246,8 +254,11 @@ class RowBuilder:
         kind: Kind,
         token_of: Mapping[str, int],
         longest: int,
+        *,
+        findings: bool = False,
     ) -> None:
         self.too_long = 0
+        self._findings = findings
         self._reader = reader
         self._pictures = pictures
         self._kind = kind
@@ -264,7 +275,7 @@ class RowBuilder:
         tokenised: list[_Tokenised] = []
         for record in case:
             for messages, asked in zip(
-                conversations(record, self._kind, shown),
+                conversations(record, self._kind, shown, findings=self._findings),
                 questions(record, self._kind),
                 strict=True,
             ):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, CerRecord
+from compeer_core.findings import StepFindings
 from compeer_core.images import Image
 from compeer_core.prompts import judge_messages
 from compeer_core.reasoning import STEPS, Part, part_of, read
@@ -51,6 +52,7 @@ def conversations(
     kind: Kind,
     pictures: Sequence[Sequence[Image]] | None = None,
     language: str = "en",
+    findings: bool = False,
 ) -> Iterator[tuple[Message, ...]]:
     """Yield the training conversations of a row; none if it has no verdict of this kind.
 
@@ -59,17 +61,23 @@ def conversations(
         kind: The reward model that is trained.
         pictures: The opened pictures of each utterance of the history.
         language: Of the questions, whatever that of the row: a judge is prompted in one language.
+        findings: Whether questions about steps contain what a rule finds (`compeer_core.findings`).
     """
     opening = judge_messages(record.case.dialogue(pictures), language)
-    for asked in questions(record, kind, language):
+    for asked in questions(record, kind, language, findings):
         yield _conversation(opening, asked)
 
 
-def questions(record: CerRecord, kind: Kind, language: str = "en") -> Iterator[Sequence[Answered]]:
+def questions(
+    record: CerRecord, kind: Kind, language: str = "en", findings: bool = False
+) -> Iterator[Sequence[Answered]]:
     """Yield the questions of each training conversation of a row; see `conversations`."""
     reply = _about_the_reply(record, language)
+    finder = StepFindings(record.case.dialogue(), language) if findings else None
     steps = [
-        about for candidate in record.candidates if (about := _about_the_steps(candidate, language))
+        about
+        for candidate in record.candidates
+        if (about := _about_the_steps(candidate, language, finder))
     ]
     match kind:
         case Kind.OUTCOME:
@@ -88,7 +96,9 @@ def questions(record: CerRecord, kind: Kind, language: str = "en") -> Iterator[S
                 yield [reply]
 
 
-def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
+def _about_the_steps(
+    candidate: Candidate, language: str, findings: StepFindings | None
+) -> list[Answered]:
     """Return the step questions of a turn with their verdicts, up to the first missing verdict."""
     if candidate.steps is None or candidate.turn is None:
         return []
@@ -99,7 +109,8 @@ def _about_the_steps(candidate: Candidate, language: str) -> list[Answered]:
     for step, is_right in zip(reading.turn.reasoning, candidate.steps, strict=True):
         if is_right is None:
             break
-        question = ask_about_step(step, language).text
+        found = findings.of(step) if findings else ""
+        question = ask_about_step(step, language, findings=found).text
         answered.append(Answered(part_of(step), question, VERDICTS[0 if is_right else 1]))
     return answered
 

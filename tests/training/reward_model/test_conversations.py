@@ -107,21 +107,24 @@ def flat(messages: Sequence[Message]):
     return flattened
 
 
-def test_unifireward_is_taught_the_conversation_that_it_will_have():
+@pytest.mark.parametrize("findings", [False, True])
+def test_unifireward_is_taught_the_conversation_that_it_will_have(findings):
     scorer = Recorder("True", "False", "True", "First", "Second")
     turn = parse(TURN)
-    with Judge("recorder", scorer).open(CASE.dialogue(PICTURES)) as session:
+    judge = Judge("recorder", scorer, findings=findings)
+    with judge.open(CASE.dialogue(PICTURES)) as session:
         for step in turn.reasoning:
             session.step(part_of(step), step)
         session.reply(turn.reply, ORIGINAL.reply)
 
-    [taught] = conversations(record(), Kind.UNIFIED, PICTURES)
+    [taught] = conversations(record(), Kind.UNIFIED, PICTURES, findings=findings)
 
     # 0 system, 1 history and step 1, 2 True, 3 step 2, 4 False, 5 step 3, 6 True, 7 replies, 8 First
     assert [message.role for message in taught] == ["system", *["user", "assistant"] * 4]
     assert [taught[place].text for place in (2, 4, 6, 8)] == ["True", "False", "True", "First"]
     for question, end in enumerate((2, 4, 6, 8)):
         assert flat(taught[:end]) == flat(scorer.seen[question])
+    assert ("Quotations: 0 said" in taught[3].text) == findings
 
 
 def test_a_prm_and_an_orm_are_taught_the_conversations_that_they_will_have():
