@@ -143,8 +143,8 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         }
         judge.close()
     if learnt:
-        words = WordBaseline(learnt)
-        rated[words.name] = {"test": list(rate(words, test, pictures))}
+        for words in (WordBaseline(learnt), WordBaseline(learnt, findings=True)):
+            rated[words.name] = {"test": list(rate(words, test, pictures))}
     for name, reason in pictures.unreadable.items():
         _log.warning("judged without the unreadable image %s: %s", name, reason)
     report(config, rated)

@@ -1,7 +1,8 @@
 """A judge that sees words alone: TF-IDF and logistic regression, trained on labelled rows.
 
 It reads a step without its conversation, and two replies without theirs. A reward model that is not
-better has learnt at most the style of mistakes.
+better has learnt at most the style of mistakes. With findings it also reads what a rule finds in a step
+(`compeer_core.findings`): a reward model that gets them too should use the conversation for more.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 
 from compeer_core.cer import CerRecord
 from compeer_core.dialogue import Dialogue
+from compeer_core.findings import StepFindings
 from compeer_core.judgement import (
     NO_REFERENCE,
     Judgement,
@@ -32,19 +34,20 @@ UNTRAINED = Unscorable("the baseline has no labels of two kinds for this questio
 class WordBaseline:
     """The baseline with the interface of a judge."""
 
-    name = "TF-IDF"
-
-    def __init__(self, records: Sequence[CerRecord]) -> None:
+    def __init__(self, records: Sequence[CerRecord], *, findings: bool = False) -> None:
         """Train one classifier per step and one for the reply.
 
         Args:
             records: Labelled rows of the train split.
+            findings: Append the findings to the text of a step.
         """
+        self.name = "TF-IDF with findings" if findings else "TF-IDF"
+        self._findings = findings
         texts: dict[Part, list[str]] = {part: [] for part in Part}
         labels: dict[Part, list[str]] = {part: [] for part in Part}
         for record in records:
             judged = judged_turn(record)
-            for part, text in _step_texts(judged.turn).items():
+            for part, text in self._step_texts(judged.turn, record.case.dialogue()).items():
                 if (label := judged.steps[STEPS.index(part)]) is not None:
                     texts[part].append(text)
                     labels[part].append(str(label))
@@ -63,11 +66,11 @@ class WordBaseline:
     def judge(
         self, dialogue: Dialogue, turns: Sequence[Turn], references: Sequence[str | None]
     ) -> list[Judgement]:
-        """Judge turns as `compeer_core.unifireward.Judge.judge` does; the dialogue is not read."""
-        del dialogue
-        return [self._judge_one(str(t), r) for t, r in zip(turns, references, strict=True)]
+        """Judge turns as `compeer_core.unifireward.Judge.judge` does; only findings read the dialogue."""
+        pairs = zip(turns, references, strict=True)
+        return [self._judge_one(dialogue, str(turn), reference) for turn, reference in pairs]
 
-    def _judge_one(self, turn: str, reference: str | None) -> Judgement:
+    def _judge_one(self, dialogue: Dialogue, turn: str, reference: str | None) -> Judgement:
         reading = read(turn)
         reply = reading.turn.reply if reading.is_complete else turn
         response: ReplyOutcome = NO_REFERENCE
@@ -75,8 +78,20 @@ class WordBaseline:
             response = self._preference(_pair(reply, reference))
         if not reading.is_complete:
             return Judgement(None, response, is_complete=None)
-        steps = tuple(self._verdict(part, text) for part, text in _step_texts(turn).items())
+        texts = self._step_texts(turn, dialogue)
+        steps = tuple(self._verdict(part, text) for part, text in texts.items())
         return Judgement(steps, response, is_complete=True)
+
+    def _step_texts(self, turn: str, dialogue: Dialogue) -> dict[Part, str]:
+        reading = read(turn)
+        if not reading.is_complete:
+            return {}
+        texts = {part_of(step): render_step(step) for step in reading.turn.reasoning}
+        if self._findings:
+            of = StepFindings(dialogue).of
+            for step in reading.turn.reasoning:
+                texts[part_of(step)] += f"\n{of(step)}"
+        return texts
 
     def _verdict(self, part: Part, text: str) -> StepOutcome:
         if part not in self._classifiers:
@@ -96,13 +111,6 @@ class WordBaseline:
         return dict(
             zip(classifier.classes_, classifier.predict_proba([text])[0].tolist(), strict=True)
         )
-
-
-def _step_texts(turn: str) -> dict[Part, str]:
-    reading = read(turn)
-    if not reading.is_complete:
-        return {}
-    return {part_of(step): render_step(step) for step in reading.turn.reasoning}
 
 
 def _pair(reply: str, reference: str) -> str:

@@ -47,6 +47,27 @@ def test_without_telling_words_it_stays_at_the_prior():
     assert rated.step_probabilities[1] == pytest.approx(0.5, abs=0.05)
 
 
+def test_only_findings_tell_a_word_that_the_conversation_contains_from_one_that_nobody_said():
+    def row(number: int):
+        """Right if the step names the seeker's pet; all pets are named equally often."""
+        said, named = (("dog", "cat")[number // n % 2] for n in (1, 2))
+        row = labelled(2 * number + (said != named), telling=False)
+        seeker = row.case.history[-1].model_copy(update={"text": f"My {said} is gone."})
+        turn = str(row.first.turn).replace("Low today.", f"Low for the {named}.")
+        return row.model_copy(
+            update={
+                "case": row.case.model_copy(update={"history": (seeker,)}),
+                "first": row.first.model_copy(update={"turn": turn}),
+            }
+        )
+
+    rows = [row(n) for n in range(40)]
+    for findings, chance in ((False, True), (True, False)):
+        right, wrong = rate(WordBaseline(rows, findings=findings), [row(40), row(41)], Pictures())
+        difference = right.step_probabilities[1] - wrong.step_probabilities[1]
+        assert (abs(difference) < 0.1) == chance and (difference > 0.3) != chance
+
+
 def test_bare_replies_are_judged_alone():
     baseline = WordBaseline([labelled(n) for n in range(40)])
     bare = record(42).model_copy(
