@@ -152,7 +152,7 @@ def test_figures_are_those_of_the_results():
     assert all(isinstance(one, PaperFigure) for one in tour.paper.values())
     assert not set(tour.figures) & set(tour.paper)
     # a file that compares several: the model is the one whose number it is
-    assert tour.figures["judge_order_history"].model == "unifireward-nano"
+    assert tour.figures["judge_order_history"].model == "unifireward-small"
 
 
 @pytest.mark.parametrize(

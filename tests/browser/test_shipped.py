@@ -15,8 +15,8 @@ from ui_components.shared.models import Models
 from ui_components.shared.services import Services
 
 CHECKPOINTS = (
-    app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json",
-    app.MODELS.parent / "checkpoints" / "unifireward-nano" / "config.json",
+    app.MODELS.parent / "checkpoints" / "compeer-small" / "adapter_config.json",
+    app.MODELS.parent / "checkpoints" / "unifireward-small" / "adapter_config.json",
 )
 
 if all(map(Path.is_file, CHECKPOINTS)):
