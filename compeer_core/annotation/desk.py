@@ -279,7 +279,8 @@ class Desk:
                 the same order, one of them with a turn. It is hidden from annotators.
             pictures: Opens a picture of a history by its name; without it pictures are not shown.
             batch: The name of the batch that they belong to.
-            readings: Answers of language models by item, hidden from annotators.
+            readings: Answers of language models by item, hidden from annotators. One person's answer is
+                enough for such an item, until the owner wants two.
         """
         batch = storable(batch).strip()
         count = 0
@@ -291,6 +292,7 @@ class Desk:
                     continue
                 known.add(item.id)
                 count += 1
+                read = [each.model_dump(mode="json") for each in readings.get(item.id, ())]
                 session.add(
                     ItemRow(
                         id=item.id,
@@ -298,9 +300,8 @@ class Desk:
                         item=item.model_dump(mode="json"),
                         record=None if record is None else record.model_dump(mode="json"),
                         batch=batch,
-                        readings=[each.model_dump(mode="json") for each in readings[item.id]]
-                        if item.id in readings
-                        else None,
+                        people=1 if read else 2,
+                        readings=read or None,
                     )
                 )
                 names = {name for each in item.history for name in each.images}

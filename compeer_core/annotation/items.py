@@ -144,7 +144,9 @@ def add_items(
         drawn,
         None if pictures is None else _opener(pictures),
         batch=batch or (CHECK if read_by is not None else ""),
-        readings={item: [each.annotation for each in of_item] for item, of_item in readings.items()},
+        readings={
+            item: [each.annotation for each in of_item] for item, of_item in readings.items()
+        },
     )
     file.left_out[KNOWN] += len(drawn) - count
     return Added(count, {why: number for why, number in sorted(file.left_out.items()) if number})

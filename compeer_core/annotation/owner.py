@@ -164,7 +164,9 @@ class DeskOwner:
         batch = storable(batch)
         with self._database.writing() as session:
             ids = list(
-                session.scalars(select(ItemRow.id).filter_by(batch=batch).order_by(ItemRow.position))
+                session.scalars(
+                    select(ItemRow.id).filter_by(batch=batch).order_by(ItemRow.position)
+                )
             )
             if not ids:
                 raise InputError("there is no such batch", "batch_unknown")

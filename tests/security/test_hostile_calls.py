@@ -47,6 +47,7 @@ POSTS = (
     "/gradio_api/call/leaderboard", "/gradio_api/queue/join", "/gradio_api/run/predict",
     "/gradio_api/cancel", "/gradio_api/upload", "/forget", "/desk/login", "/desk/view",
     "/desk/draft", "/desk/answer", "/desk/hold", "/desk/leave", "/desk/undo", "/desk/logout",
+    "/desk/owner/person", "/desk/owner/assign", "/desk/owner/import",
 )  # fmt: skip
 QUERIES = (
     "as_of",

@@ -18,7 +18,9 @@ RIGHT = (True, True, True)
 def item(number):
     said = CaseUtterance(speaker=Speaker.SEEKER, text=f"I failed {number}.")
     steps = tuple(f"{part}." for part in STEPS)
-    return AnnotationItem(id=f"i{number}", language="en", history=(said,), steps=steps, replies=None)
+    return AnnotationItem(
+        id=f"i{number}", language="en", history=(said,), steps=steps, replies=None
+    )
 
 
 @pytest.fixture

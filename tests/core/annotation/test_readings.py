@@ -9,7 +9,7 @@ from compeer_core.annotation.annotations import Annotation
 from compeer_core.annotation.desk import Desk
 from compeer_core.annotation.items import CHECK, add_items
 from compeer_core.annotation.owner import DeskOwner
-from compeer_core.annotation.readings import draw, reader_agreement, read_readings
+from compeer_core.annotation.readings import draw, read_readings, reader_agreement
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import Part
 from compeer_core.taxonomy import Preference
@@ -67,7 +67,7 @@ def test_a_wrong_answer_is_named_by_file_and_line(tmp_path, row, problem):
 
 
 def test_an_empty_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="answers.jsonl: is empty"):
+    with pytest.raises(ConfigError, match=r"answers\.jsonl: is empty"):
         read_readings(written(tmp_path / "answers.jsonl"))
 
 
@@ -105,9 +105,7 @@ def test_agreement_with_the_reader_by_hand():
     """Four items, the history step: equal, equal, stricter, milder: 2 of 4 agree."""
     person = [True, False, False, True]
     reader = [True, False, True, False]
-    answers = {
-        f"i{n}": [said("ann", (person[n], True, True), Preference.FIRST)] for n in range(4)
-    }
+    answers = {f"i{n}": [said("ann", (person[n], True, True), Preference.FIRST)] for n in range(4)}
     readings = {
         f"i{n}": [said("reader", (reader[n], True, True), Preference.FIRST)] for n in range(4)
     }
@@ -154,7 +152,8 @@ def test_people_answer_a_random_share_without_seeing_the_reader(store, files):
 
     assert (added.items, added.left_out) == (5, {"not in the random share": 15})
     ann = desk.log_in(desk.add_annotator("ann"))
-    owner.assign(CHECK, ["ann"], 0)
+    [batch] = owner.batches()
+    assert (batch.name, batch.read, batch.twice) == (CHECK, 5, 0)
     while work := desk.next_item(ann, "tab"):
         assert "reader" not in work.item.model_dump_json()
         assert work.pictures == frozenset()

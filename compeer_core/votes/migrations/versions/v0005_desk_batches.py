@@ -11,8 +11,12 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    op.add_column("desk_items", sa.Column("batch", sa.Text(), nullable=False, server_default=sa.text("''")))
-    op.add_column("desk_items", sa.Column("people", sa.Integer(), nullable=False, server_default="2"))
+    op.add_column(
+        "desk_items", sa.Column("batch", sa.Text(), nullable=False, server_default=sa.text("''"))
+    )
+    op.add_column(
+        "desk_items", sa.Column("people", sa.Integer(), nullable=False, server_default="2")
+    )
     op.add_column("desk_items", sa.Column("readings", sa.JSON(), nullable=True))
     op.create_index("ix_desk_items_batch", "desk_items", ["batch"], unique=False)
     op.create_table(
