@@ -29,7 +29,7 @@ from ui_components.shared.services import Services
 from ui_components.shared.texts import Texts
 
 IMPORT_PATH = "/desk/owner/import"
-MAX_IMPORT = 64 * 2**20
+MAX_IMPORT = 32 * 2**20
 """In bytes, all files together."""
 IMPORT_SECONDS = 300.0
 """The time in which an import must arrive."""
