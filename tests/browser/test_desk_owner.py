@@ -161,7 +161,7 @@ def test_the_owner_sets_up_a_desk_and_people_check_the_reader(world, browser: Br
         assert owner.evaluate("window.stolen") is None
         owner.reload()
         expect(owner.locator(f"{DESK} .owner")).to_be_visible()
-        assert "[data-link]" not in owner.content()
+        expect(owner.locator("[data-link]")).to_have_count(0)
         owner.get_by_role("button", name="Sign out").click()
         expect(owner.locator("#desk-token")).to_be_visible()
 
