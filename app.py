@@ -16,11 +16,13 @@ import argparse
 import ipaddress
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from compeer_core.annotation.owner import DeskOwner
 from compeer_core.data_folder import DATA_DIR, DATABASE_URL, default_data_folder
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError, StoreError
 from compeer_core.registry import Kind, ModelEntry, Registry, SourceKind, parse_source
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 demo_board=flags.demo_board,
                 risk_check=registry.risk_check(),
             )
+            owner_token = DeskOwner(votes).token()
         except StoreError as error:
             return _wrong(error)
         application = build_server(
@@ -87,6 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             host, port = bound.getsockname()[:2]
             name = "localhost" if host in {"0.0.0.0", "::"} else host
             sys.stdout.write(f"COMPEER is served at http://{name}:{port}\n")
+            if not flags.api_only:
+                sys.stdout.write(
+                    f"The owner of the annotation desk signs in under Annotate with the token {owner_token}\n"
+                    "Commands for its database: python -m compeer_core.votes --help, with "
+                    f"--database-url {shlex.quote(votes.database.name)}\n"
+                )
             sys.stdout.flush()
 
         def broken(error: CompeerError) -> None:

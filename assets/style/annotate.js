@@ -18,6 +18,9 @@ let pending = null; // an answer that has not arrived yet
 let seconds = 0;
 let lastTouch = 0;
 const folds = new Map();
+// A link to sign in carries the token behind "#", which no server sees; it leaves the address bar at once.
+const invited = new URLSearchParams(location.hash.slice(1)).get("desk") || "";
+if (invited) history.replaceState(history.state, "", location.pathname + location.search);
 
 // Announce to screen readers.
 const live = document.createElement("div");
@@ -32,8 +35,9 @@ class Refused extends Error {
 
 async function post(path, body) {
   let answer;
+  const sent = body instanceof FormData ? { body } : { headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   try {
-    answer = await fetch(`desk/${path}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+    answer = await fetch(`desk/${path}`, { method: "POST", ...sent });
   } catch {
     throw new Offline();
   }
@@ -66,6 +70,10 @@ function draw(html, said = "", focus = true) {
   if (keys) keys.checked = keysOn();
   if (form?.dataset.saved) status(words.saved.replace("%t", clock(form.dataset.saved)));
   live.textContent = said;
+  const link = find("[data-link]");
+  if (link) link.value = `${location.origin}${location.pathname}?screen=annotate#desk=${link.dataset.link}`;
+  const door = document.getElementById("desk-token");
+  if (door && invited) door.value = invited;
   const title = document.getElementById(inside?.dataset.place === "outside" ? "desk-outside" : "desk-item-title");
   if (focus && title) {
     title.focus({ preventScroll: true });
@@ -302,6 +310,7 @@ element.addEventListener("submit", (event) => {
   if (!kind) return; // the dialog's own
   event.preventDefault();
   if (kind === "answer") save();
+  else if (kind === "owner") manage(event.target);
   else logIn(event.target);
 });
 
@@ -316,7 +325,34 @@ element.addEventListener("click", (event) => {
   else if ("retry" in data) retry();
   else if ("help" in data) find("dialog").showModal();
   else if ("logout" in data) logOut();
+  else if ("copy" in data) copyLink(button);
 });
+
+// The owner's forms. An error stays beside its form, which keeps what was entered.
+async function manage(of) {
+  if (of.dataset.confirm && !confirm(of.dataset.confirm)) return;
+  const said = of.querySelector("[role=alert]"), button = of.querySelector("button:not([type=button])");
+  if (said) said.hidden = true;
+  button.disabled = true;
+  desk.setAttribute("aria-busy", "true");
+  try {
+    const told = await post(`owner/${of.dataset.action}`, new FormData(of));
+    draw(told.html, told.said);
+  } catch (error) {
+    if (!said || error.html) failed(error);
+    else { said.hidden = false; said.textContent = error.message || words.offline; }
+  } finally {
+    button.disabled = false;
+    desk.removeAttribute("aria-busy");
+  }
+}
+
+async function copyLink(button) {
+  const link = find("[data-link]");
+  link.select();
+  try { await navigator.clipboard.writeText(link.value); } catch { document.execCommand("copy"); }
+  live.textContent = button.textContent = button.dataset.copied;
+}
 
 async function logIn(door) {
   const box = door.querySelector("input"), said = door.querySelector("[role=alert]"), button = door.querySelector("button");
@@ -376,7 +412,7 @@ function choose(field, value) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (!visible() || !find(".inside") || find("dialog")?.open || event.defaultPrevented) return;
+  if (!visible() || !find(".inside:not(.owner)") || find("dialog")?.open || event.defaultPrevented) return;
   const target = event.target;
   if (target.id === "desk-note" && !event.isComposing) {
     if (event.key === "Escape") { document.getElementById("desk-item-title").focus(); return; }

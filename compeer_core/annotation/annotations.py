@@ -383,12 +383,20 @@ def read_jsonl(file: Iterable[str], name: str) -> Iterator[Annotation]:
         ConfigError: As for `read_annotations`.
     """
     for row, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield Annotation.model_validate_json(line)
-        except ValidationError as error:
-            raise ConfigError(_explained(f"{name}, row {row}", error)) from error
+        if line.strip():
+            yield parse_annotation(f"{name}, row {row}", line)
+
+
+def parse_annotation(where: str, line: str) -> Annotation:
+    """Return the annotation of a line of JSON.
+
+    Raises:
+        ConfigError: As for `read_annotations`; `where` is the place.
+    """
+    try:
+        return Annotation.model_validate_json(line)
+    except ValidationError as error:
+        raise ConfigError(_explained(where, error)) from error
 
 
 def _is_csv(path: Path) -> bool:

@@ -3,7 +3,8 @@
 The paper's rule: two people answer independently, and a third decides where they differ. So an item is
 assigned to two people, and to a third, who may adjudicate, once their answers differ. Nobody gets an item
 twice, or sees the answers of others before answering; `conflict` shows both answers, without names, to the
-third.
+third. The owner may want a single answer for some items, and choose who gets a batch
+(`compeer_core.annotation.owner`).
 
 An answer is never changed: a revision is another answer, and the last one counts
 (`compeer_core.annotation.annotations.opinions`). An empty answer withdraws the previous one. Once the item is
@@ -19,10 +20,11 @@ its own, so that signing out in one leaves the others signed in.
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -90,6 +92,10 @@ class Work:
     item: AnnotationItem
     number: int
     """Position in the queue, from 1."""
+    batch: str
+    """The name of its batch."""
+    pictures: frozenset[str]
+    """Names of the pictures of its history that can be shown (`Desk.picture`)."""
     shown_first: Order
     """Which of the item's two replies is shown first; drawn once for each person."""
     decides: bool
@@ -169,29 +175,44 @@ class Desk:
             return None
         return Annotator(row.id, row.name, row.may_adjudicate)
 
-    def new_pass(self, annotator: Annotator) -> str:
-        """Return a pass for a browser, valid for `PASS_SECONDS` or until `end_pass`."""
+    def new_pass(self, annotator: Annotator | None) -> str:
+        """Return a pass for a browser, valid for `PASS_SECONDS` or until `end_pass`.
+
+        Args:
+            annotator: The annotator; None for the owner of the desk.
+        """
         new = secrets.token_urlsafe(32)
         now = self._now()
         with self._database.writing() as session:
             old = PassRow.begun_at < now - timedelta(seconds=PASS_SECONDS)
             session.execute(delete(PassRow).where(old))
-            session.add(PassRow(hash=_hash(new), annotator_id=annotator.id, begun_at=now))
+            owner = None if annotator is None else annotator.id
+            session.add(PassRow(hash=_hash(new), annotator_id=owner, begun_at=now))
         return new
 
     def let_in(self, browser_pass: str) -> Annotator | None:
-        """Return the owner of a pass; None if it is unknown or expired, or the token is revoked."""
-        owners = select(AnnotatorRow, PassRow.begun_at).join(
-            PassRow, PassRow.annotator_id == AnnotatorRow.id
-        )
+        """Return the annotator of a pass; None if it is unknown, expired, or the token is revoked."""
         with self._database.reading() as session:
-            row = session.execute(owners.where(PassRow.hash == _hash(browser_pass))).first()
-        if row is None or row[0].revoked_at is not None:
+            of_browser = self._valid(session, browser_pass)
+            if of_browser is None or of_browser.annotator_id is None:
+                return None
+            row = session.get_one(AnnotatorRow, of_browser.annotator_id)
+            if row.revoked_at is not None:
+                return None
+            return Annotator(row.id, row.name, row.may_adjudicate)
+
+    def lets_owner_in(self, browser_pass: str) -> bool:
+        """Whether a pass is a valid one of the owner."""
+        with self._database.reading() as session:
+            of_browser = self._valid(session, browser_pass)
+            return of_browser is not None and of_browser.annotator_id is None
+
+    def _valid(self, session: Session, browser_pass: str) -> PassRow | None:
+        row = session.get(PassRow, _hash(browser_pass))
+        if row is None:
             return None
-        annotator, begun_at = row
-        if not -_CLOCK_SECONDS <= (self._now() - begun_at).total_seconds() <= PASS_SECONDS:
-            return None
-        return Annotator(annotator.id, annotator.name, annotator.may_adjudicate)
+        age = (self._now() - row.begun_at).total_seconds()
+        return row if -_CLOCK_SECONDS <= age <= PASS_SECONDS else None
 
     def end_pass(self, browser_pass: str) -> None:
         """Invalidate a pass."""
@@ -210,6 +231,21 @@ class Desk:
         """
         with self._database.writing() as session:
             _named(session, name).revoked_at = self._now()
+
+    def renew_token(self, name: str) -> str:
+        """Replace the token of an annotator, also a revoked one, and return the new one.
+
+        The old token and all browsers that are signed in with it are refused from now on.
+
+        Raises:
+            ConfigError: There is no annotator of that name.
+        """
+        token = secrets.token_urlsafe(24)
+        with self._database.writing() as session:
+            row = _named(session, name)
+            row.token_hash, row.revoked_at = _hash(token), None
+            session.execute(delete(PassRow).filter_by(annotator_id=row.id))
+        return token
 
     def delete_annotator(self, name: str) -> int:
         """Delete an annotator with all drafts and answers; return the number of answers.
@@ -232,6 +268,9 @@ class Desk:
         self,
         items: Iterable[tuple[AnnotationItem, CerRecord | None]],
         pictures: Callable[[str], Image] | None = None,
+        *,
+        batch: str = "",
+        readings: Mapping[str, Sequence[Annotation]] = MappingProxyType({}),
     ) -> int:
         """Add items at the end of the queue, all or none; return how many were new.
 
@@ -239,7 +278,11 @@ class Desk:
             items: Each with the row that its answers will label, if there is one: the same replies in
                 the same order, one of them with a turn. It is hidden from annotators.
             pictures: Opens a picture of a history by its name; without it pictures are not shown.
+            batch: The name of the batch that they belong to.
+            readings: Answers of language models by item, hidden from annotators. One person's answer is
+                enough for such an item, until the owner wants two.
         """
+        batch = storable(batch).strip()
         count = 0
         with self._database.writing() as session:
             position = session.scalar(select(func.max(ItemRow.position))) or 0
@@ -249,12 +292,16 @@ class Desk:
                     continue
                 known.add(item.id)
                 count += 1
+                read = [each.model_dump(mode="json") for each in readings.get(item.id, ())]
                 session.add(
                     ItemRow(
                         id=item.id,
                         position=position + count,
                         item=item.model_dump(mode="json"),
                         record=None if record is None else record.model_dump(mode="json"),
+                        batch=batch,
+                        people=1 if read else 2,
+                        readings=read or None,
                     )
                 )
                 names = {name for each in item.history for name in each.images}
@@ -392,16 +439,19 @@ class Desk:
             )
             session.add(assignment)
         may_write = _take(assignment, tab, now)
-        item = AnnotationItem.model_validate(session.get_one(ItemRow, item_id).item)
+        row = session.get_one(ItemRow, item_id)
         of_item = list(answers_of(session, item_id))
         own = [each for each in of_item if each.annotator == annotator.name and not is_empty(each)]
         stands = annotator.name in standing(of_item)
         is_third = annotator.name not in standing(of_item)[:2] and len(standing(of_item)) >= 2
         if is_third and not stands and not _may_decide(annotator, of_item):
             raise InputError("others have answered the item", "item_closed")
+        pictures = select(DeskPictureRow.name).filter_by(item_id=item_id)
         return Work(
-            item=item,
+            item=AnnotationItem.model_validate(row.item),
             number=_item_ids(session).index(item_id) + 1,
+            batch=row.batch,
+            pictures=frozenset(session.scalars(pictures)),
             shown_first="first" if assignment.shown_first == "first" else "second",
             decides=is_third,
             answered=own[-1] if stands else None,
@@ -555,29 +605,46 @@ class Desk:
 
     # --- results --------------------------------------------------------------------------------
 
-    def annotations(self, *, closed: bool = False) -> Iterator[Annotation]:
+    def annotations(
+        self, *, closed: bool = False, batch: str | None = None
+    ) -> Iterator[Annotation]:
         """Yield all answers, including revised ones, in order of time.
 
         Args:
             closed: Only about items that need no more independent answers, so that annotators may read
                 them.
+            batch: Only about items of this batch.
         """
         with self._database.reading() as session:
-            ids = set(Queue(session, self._now()).closed) if closed else None
+            queue = Queue(session, self._now())
+            ids = {
+                item
+                for item in (queue.closed if closed else queue.ids)
+                if batch in (None, queue.batch[item])
+            }
             for each in answers_of(session):
-                if ids is None or each.item_id in ids:
+                if each.item_id in ids:
                     yield each
 
-    def report(self, *, seed: int = 0) -> Report:
-        """Return the agreement on items that need no more independent answers.
+    def report(self, *, batch: str | None = None, seed: int = 0) -> Report:
+        """Return the agreement on items that two people have answered.
 
         Args:
+            batch: Only on items of this batch.
             seed: Of the bootstrap.
         """
         with self._database.reading() as session:
             queue = Queue(session, self._now())
-            numbers = {id_: n for n, id_ in enumerate(_item_ids(session), start=1)}
-            closed = {item: queue.answers[item] for item in queue.closed}
+            numbers = {
+                item: number
+                for number, item in enumerate(queue.ids, start=1)
+                if batch in (None, queue.batch[item])
+            }
+            closed = {
+                item: queue.answers[item]
+                for item in numbers
+                if len(queue.answered.get(item, ())) >= 2
+            }
             with_replies = {
                 row.id
                 for row in session.scalars(select(ItemRow))
@@ -602,15 +669,20 @@ class Desk:
 
     # --- rows of CER ----------------------------------------------------------------------------
 
-    def settled(self) -> Iterator[CerRecord]:
+    def settled(self, *, batch: str | None = None) -> Iterator[CerRecord]:
         """Yield labelled rows of the items with at least one settled question, in queue order.
 
         Each question is settled independently. Items without a row are left out: the pipeline labels
         them from `annotations`.
+
+        Args:
+            batch: Only items of this batch.
         """
         with self._database.reading() as session:
             answers = by_item(answers_of(session))
             rows = select(ItemRow).where(ItemRow.record.is_not(None)).order_by(ItemRow.position)
+            if batch is not None:
+                rows = rows.filter_by(batch=batch)
             for row in session.scalars(rows):
                 questions = (
                     part

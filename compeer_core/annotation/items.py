@@ -4,6 +4,9 @@ Two kinds of files are accepted. **Rows of CER** (`compeer_core.cer`), for examp
 with a complete turn becomes an item, without its labels. **Items**
 (`compeer_core.annotation.annotations.AnnotationItem`), as the pipeline writes them: with the key file of the
 pipeline their answers become rows of CER here; without it they are exported for the pipeline.
+
+With the answers of a language model that has read the items, those become the batch in which people check it
+(`compeer_core.annotation.readings`).
 """
 
 import hashlib
@@ -14,6 +17,7 @@ from pathlib import Path
 
 from compeer_core.annotation.annotations import AnnotationItem, ItemKey
 from compeer_core.annotation.desk import Desk
+from compeer_core.annotation.readings import Reading, check_readings, draw, read_readings
 from compeer_core.cer import CerRecord
 from compeer_core.errors import CompletionError, ConfigError, ImageError
 from compeer_core.images import Image, read_image
@@ -22,6 +26,12 @@ from compeer_core.row_files import json_lines, parse_json, parse_row, read_rows
 
 NO_TURN = "no complete reasoning to judge"
 KNOWN = "already there"
+NOT_READ = "the reader has not answered"
+NOT_DRAWN = "not in the random share"
+SAMPLES = "samples"
+"""The batch of the items that ship, for practice."""
+CHECK = "check the reader"
+"""The default batch of items with a reader's answers."""
 
 DeskItem = tuple[AnnotationItem, CerRecord | None]
 
@@ -92,7 +102,15 @@ class Added:
 
 
 def add_items(
-    desk: Desk, path: Path, *, key: Path | None = None, pictures: Path | None = None
+    desk: Desk,
+    path: Path,
+    *,
+    key: Path | None = None,
+    pictures: Path | None = None,
+    batch: str = "",
+    read_by: Path | None = None,
+    share: float = 1.0,
+    seed: int = 0,
 ) -> Added:
     """Add the items of a file at the end of the desk's queue, all or none.
 
@@ -100,25 +118,38 @@ def add_items(
         desk: The desk. Items that it already has are skipped.
         path: See `ItemFile`.
         key: See `ItemFile`.
-        pictures: The folder with the pictures of the histories; None for the folder of the file.
+        pictures: The folder with the pictures of the histories; None shows none.
+        batch: The name of their batch; by default `CHECK` with `read_by`, else none.
+        read_by: A file of readers' answers (`read_readings`); items without one are left out.
+        share: A random share of the items, in (0, 1]; the rest is left out.
+        seed: Of the share.
 
     Raises:
-        ConfigError: A file or a picture cannot be read: the sentence names it.
+        ConfigError: A file or a picture cannot be read, or a value is invalid: the sentence names it.
         StoreError: The database failed.
     """
+    if not 0 < share <= 1:
+        raise ConfigError(f"the share of the items must be above 0 and at most 1, got {share}")
     file = ItemFile(path, key)
-    seen = 0
-
-    def counted() -> Iterator[DeskItem]:
-        nonlocal seen
-        for each in file:
-            seen += 1
-            yield each
-
-    items = desk.add_items(counted(), _opener(pictures or path.parent))
-    if seen > items:
-        file.left_out[KNOWN] += seen - items
-    return Added(items, dict(sorted(file.left_out.items())))
+    items = list(file)
+    readings: dict[str, list[Reading]] = {}
+    if read_by is not None:
+        readings = read_readings(read_by)
+        check_readings(readings, (item for item, _ in items), path)
+        file.left_out[NOT_READ] += sum(item.id not in readings for item, _ in items)
+        items = [each for each in items if each[0].id in readings]
+    drawn = draw(items, [item.id for item, _ in items], share, seed) if items else []
+    file.left_out[NOT_DRAWN] += len(items) - len(drawn)
+    count = desk.add_items(
+        drawn,
+        None if pictures is None else _opener(pictures),
+        batch=batch or (CHECK if read_by is not None else ""),
+        readings={
+            item: [each.annotation for each in of_item] for item, of_item in readings.items()
+        },
+    )
+    file.left_out[KNOWN] += len(drawn) - count
+    return Added(count, {why: number for why, number in sorted(file.left_out.items()) if number})
 
 
 def _item_of(record: CerRecord) -> DeskItem | None:

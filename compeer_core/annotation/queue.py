@@ -14,7 +14,13 @@ from sqlalchemy.orm import Session
 from compeer_core.annotation.agreement import Unsettled
 from compeer_core.annotation.annotations import QUESTIONS, Annotation, by_item, opinions
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.schema import AnnotatorRow, AnswerRow, AssignmentRow, ItemRow
+from compeer_core.votes.schema import (
+    AnnotatorRow,
+    AnswerRow,
+    AssignmentRow,
+    BatchPersonRow,
+    ItemRow,
+)
 
 ASSIGNED_HOURS = 24.0
 """How long an unanswered item is reserved for the person it was assigned to."""
@@ -25,12 +31,23 @@ class Queue:
 
     Attributes:
         ids: All items, in order.
+        batch: The batch of each item.
+        wanted: How many independent answers each item needs, 1 or 2.
+        members: The annotators of each batch that is not open to everybody.
         answers: All answers by item, including revised and withdrawn ones, in order of time.
         answered: Who has answered each item, in the order of their first answers.
     """
 
     def __init__(self, session: Session, now: datetime) -> None:
-        self.ids = list(session.scalars(select(ItemRow.id).order_by(ItemRow.position)))
+        items = session.execute(
+            select(ItemRow.id, ItemRow.batch, ItemRow.people).order_by(ItemRow.position)
+        ).all()
+        self.ids = [row.id for row in items]
+        self.batch = {row.id: row.batch for row in items}
+        self.wanted = {row.id: row.people for row in items}
+        self.members: dict[str, set[int]] = {}
+        for member in session.scalars(select(BatchPersonRow)):
+            self.members.setdefault(member.batch, set()).add(member.annotator_id)
         self._assigned: dict[str, list[int]] = {}
         held = now - timedelta(hours=ASSIGNED_HOURS)
         self._expired: set[tuple[int, str]] = set()
@@ -51,8 +68,8 @@ class Queue:
 
     @property
     def closed(self) -> list[str]:
-        """Items that two people have answered, so that no more independent answers are needed."""
-        return [item for item in self.ids if len(self.answered.get(item, ())) >= 2]
+        """Items with as many independent answers as are wanted."""
+        return [item for item in self.ids if len(self.answered.get(item, ())) >= self.wanted[item]]
 
     @property
     def is_over(self) -> bool:
@@ -84,12 +101,15 @@ class Queue:
         is_conflict = len(answered) >= 2
         if is_conflict != conflicts or (is_conflict and not self.needs_third(item)):
             return False
+        members = self.members.get(self.batch[item])
+        if members is not None and person not in members and not conflicts:
+            return False
         others = {
             self._names[other]
             for other in self._assigned.get(item, ())
             if other != person and (other, item) not in self._expired
         }
-        return len({*answered, *others}) < (3 if conflicts else 2)
+        return len({*answered, *others}) < (3 if conflicts else self.wanted[item])
 
 
 def differ(annotations: list[Annotation]) -> bool:

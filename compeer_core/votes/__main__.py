@@ -4,7 +4,8 @@
     python -m compeer_core.votes board --as-of 2026-11-21T12:00:00Z --format json --output board.json
     python -m compeer_core.votes board --votes votes.jsonl --language zh --format csv --table pairs
 
-The other commands are in `compeer_core.votes.commands`: export, import, delete, annotator, items, migrate.
+The other commands are in `compeer_core.votes.commands`: export, import, delete, annotator, owner, items,
+migrate.
 
 The same votes, time, options and code give the same bytes. A wrong command, option or file is reported in one
 sentence on stderr with exit code 2; other expected failures have exit code 1.

@@ -5,7 +5,9 @@ python -m compeer_core.votes export rows.jsonl --what votes --as-of 2026-11-21T1
 python -m compeer_core.votes import votes.jsonl --database-url postgresql://USER@HOST/NAME
 python -m compeer_core.votes delete PSEUDONYM
 python -m compeer_core.votes annotator NAME --may-adjudicate
+python -m compeer_core.votes owner
 python -m compeer_core.votes items rows.jsonl --pictures FOLDER
+python -m compeer_core.votes items items.jsonl --read-by answers.jsonl.gz --share 0.1
 python -m compeer_core.votes export answers.csv --what annotations
 python -m compeer_core.votes migrate
 """
@@ -113,12 +115,25 @@ def _delete(options: argparse.Namespace) -> None:
 def _add_items(parser: Parser, _: Moment) -> None:
     parser.add_argument("file", type=Path, help="rows of CER, or items of the pipeline, .jsonl")
     parser.add_argument("--key", type=Path, metavar="FILE", help="the key of the pipeline's items")
-    parser.add_argument(
+    pictures = parser.add_mutually_exclusive_group()
+    pictures.add_argument(
         "--pictures",
         type=Path,
         metavar="FOLDER",
         help="folder of the pictures, default: the file's own",
     )
+    pictures.add_argument("--no-pictures", action="store_true", help="name pictures only")
+    parser.add_argument("--batch", default="", metavar="NAME", help="name of the items' batch")
+    parser.add_argument(
+        "--read-by",
+        type=Path,
+        metavar="FILE",
+        help="answers of a language model, .jsonl: people answer the same items without seeing them",
+    )
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="a random share of the items, default: 1"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the share, default: 0")
 
 
 def _items(options: argparse.Namespace) -> None:
@@ -127,8 +142,32 @@ def _items(options: argparse.Namespace) -> None:
     from compeer_core.votes.store import VoteStore
 
     with VoteStore(options.database_url) as store:
-        added = add_items(Desk(store), options.file, key=options.key, pictures=options.pictures)
+        added = add_items(
+            Desk(store),
+            options.file,
+            key=options.key,
+            pictures=None if options.no_pictures else options.pictures or options.file.parent,
+            batch=options.batch,
+            read_by=options.read_by,
+            share=options.share,
+            seed=options.seed,
+        )
     _say(f"{added.items} items", added.left_out)
+
+
+def _add_owner(parser: Parser, _: Moment) -> None:
+    parser.add_argument(
+        "--renew", action="store_true", help="replace the token, and end the owner's sessions"
+    )
+
+
+def _owner(options: argparse.Namespace) -> None:
+    from compeer_core.annotation.owner import DeskOwner
+    from compeer_core.votes.store import VoteStore
+
+    with VoteStore(options.database_url) as store:
+        owner = DeskOwner(store)
+        _say(owner.renew_token() if options.renew else owner.token(), {})
 
 
 def _add_annotator(parser: Parser, _: Moment) -> None:
@@ -187,6 +226,7 @@ _COMMANDS: Mapping[
         "import": ("import rows of CER as votes", _add_import, _import),
         "delete": ("delete all data of a person", _add_delete, _delete),
         "annotator": ("add an annotator and show the token", _add_annotator, _annotator),
+        "owner": ("show the token of the annotation desk's owner", _add_owner, _owner),
         "items": ("add items for annotation", _add_items, _items),
         "migrate": ("create a database, or migrate it", _add_nothing, _migrate),
     }

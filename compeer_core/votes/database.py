@@ -45,12 +45,12 @@ def default_url(folder: Path | None = None) -> str:
     """Return the default URL of the database.
 
     A file in the folder, if given; else the database named by the environment; else a file in the
-    user's data folder.
+    user's data folder. The path is absolute, so that the URL is right in every working directory.
     """
     from_environment = os.environ.get(DATABASE_URL)
     if folder is None and from_environment:
         return from_environment
-    path = (folder or default_data_folder()) / "compeer.sqlite3"
+    path = (folder or default_data_folder()).absolute() / "compeer.sqlite3"
     return URL.create("sqlite", database=str(path)).render_as_string()
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -242,9 +243,10 @@ class PassRow(Base):
     __tablename__ = "desk_passes"
 
     hash: Mapped[str] = mapped_column(primary_key=True)
-    annotator_id: Mapped[int] = mapped_column(
+    annotator_id: Mapped[int | None] = mapped_column(
         ForeignKey("annotators.id", ondelete="CASCADE"), index=True
     )
+    """None for the desk's owner."""
     begun_at: Mapped[datetime]
 
 
@@ -260,6 +262,23 @@ class ItemRow(Base):
     """An `AnnotationItem`."""
     record: Mapped[Any | None]
     """The unlabelled `CerRecord` of the item, hidden from annotators."""
+    batch: Mapped[str] = mapped_column(index=True, server_default=text("''"))
+    """The items that were imported together; empty without a name."""
+    people: Mapped[int] = mapped_column(server_default="2")
+    """How many independent answers are wanted, 1 or 2."""
+    readings: Mapped[Any | None]
+    """A list of `Annotation` by language models, hidden from annotators."""
+
+
+class BatchPersonRow(Base):
+    """An annotator of a batch. A batch without any is open to everybody."""
+
+    __tablename__ = "desk_batch_people"
+
+    batch: Mapped[str] = mapped_column(primary_key=True)
+    annotator_id: Mapped[int] = mapped_column(
+        ForeignKey("annotators.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
 
 
 class DeskPictureRow(Base):

@@ -28,10 +28,10 @@ def page(chromium: Page, address: str) -> Page:
     return opened(chromium, address)
 
 
-def opened(page: Page, address: str) -> Page:
-    """Go to the page and wait until it has drawn the conversation."""
+def opened(page: Page, address: str, ready: str = "#conversation .log") -> Page:
+    """Go to the page and wait until it has drawn the conversation, or something else."""
     page.goto(address)
-    page.locator("#conversation .log").wait_for()
+    page.locator(ready).wait_for()
     return page
 
 
@@ -43,7 +43,14 @@ def size(request: pytest.FixtureRequest) -> tuple[int, int]:
 
 
 @contextmanager
-def visit(browser: Browser, address: str, size: tuple[int, int], **context: Any) -> Iterator[Page]:
+def visit(
+    browser: Browser,
+    address: str,
+    size: tuple[int, int],
+    *,
+    ready: str = "#conversation .log",
+    **context: Any,
+) -> Iterator[Page]:
     """Open the page as a new visitor with a window of that size."""
     expect.set_options(timeout=30_000)
     width, height = size
@@ -55,7 +62,7 @@ def visit(browser: Browser, address: str, size: tuple[int, int], **context: Any)
         **context,
     )
     visitor.set_default_timeout(30_000)
-    yield opened(visitor.new_page(), address)
+    yield opened(visitor.new_page(), address, ready)
     visitor.close()
 
 

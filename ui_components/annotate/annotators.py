@@ -1,4 +1,4 @@
-"""Annotators: identified by a cookie that scripts cannot read, issued for a token.
+"""Annotators and the desk's owner: identified by a cookie that scripts cannot read, issued for a token.
 
 The cookie holds a pass (`Desk.new_pass`), which ends on sign-out or after `PASS_SECONDS`. Wrong
 tokens are answered slowly and, after a few, with a waiting time (`Guesses`); the right token always
@@ -23,6 +23,16 @@ def read_annotator(desk: Desk, cookies: Mapping[str, str]) -> Annotator | None:
     """
     given = cookies.get(ANNOTATOR_COOKIE)
     return desk.let_in(given) if given else None
+
+
+def is_owner(desk: Desk, cookies: Mapping[str, str]) -> bool:
+    """Whether the owner of the desk is signed in.
+
+    Raises:
+        StoreError: The database failed.
+    """
+    given = cookies.get(ANNOTATOR_COOKIE)
+    return bool(given) and desk.lets_owner_in(given or "")
 
 
 class Guesses:

@@ -21,7 +21,8 @@ from compeer_core.taxonomy import Preference
 from ui_components.annotate import view
 from ui_components.shared.texts import Texts
 
-Place = Literal["work", "conflicts", "agreement"]
+Place = Literal["work", "conflicts", "agreement", "people", "items"]
+"""Sections of the desk; the last two are the owner's."""
 MAX_SECONDS = 7 * 24 * 3600.0
 
 

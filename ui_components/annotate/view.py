@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 from compeer_core.annotation.agreement import Agreement
 from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS, Annotation
 from compeer_core.annotation.desk import Annotator, Begun, Progress, Work
+from compeer_core.annotation.items import SAMPLES
+from compeer_core.annotation.readings import ReaderAgreement
 from compeer_core.annotation.report import Question, Report
 from compeer_core.cer import CaseUtterance
 from compeer_core.reasoning import LABELS, STEPS, Part
@@ -151,6 +153,7 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
         conflict=None if conflict is None else [_answer(each, texts) for each in conflict],
         limit=MAX_NOTE_CHARACTERS,
         guideline=_guideline(texts),
+        is_sample=work.batch == SAMPLES,
     )
 
 
@@ -224,10 +227,12 @@ def _pictures(
 ) -> list[dict[str, str]]:
     return [
         {
-            "address": f"desk/picture?{urlencode({'item': work.item.id, 'number': number})}",
+            "address": f"desk/picture?{urlencode({'item': work.item.id, 'number': number})}"
+            if name in work.pictures
+            else "",
             "alt": texts("annotate.picture", number=number + 1),
         }
-        for number in range(before, before + len(utterance.images))
+        for number, name in enumerate(utterance.images, start=before)
     ]
 
 
@@ -284,17 +289,17 @@ def agreement(report: Report | None, around: Around, texts: Texts) -> str:
         else [
             {
                 "names": pair.names,
-                "cells": [_measures(pair.questions[part], texts) for part in QUESTIONS],
+                "cells": [measures(pair.questions[part], texts) for part in QUESTIONS],
             }
             for pair in report.pairs
         ],
-        titles=[_title(part, texts) for part in QUESTIONS],
+        titles=[question_title(part, texts) for part in QUESTIONS],
         dropped=[]
         if report is None
         else [
             {
                 "number": each.number,
-                "question": _title(each.question, texts),
+                "question": question_title(each.question, texts),
                 "answers": texts.listed([_label(answer, texts) for answer in each.answers]),
             }
             for each in report.dropped
@@ -302,7 +307,7 @@ def agreement(report: Report | None, around: Around, texts: Texts) -> str:
     )
 
 
-def _title(part: Part, texts: Texts) -> str:
+def question_title(part: Part, texts: Texts) -> str:
     return texts("annotate.replies") if part is Part.REPLY else texts(f"inspector.{part}")
 
 
@@ -314,13 +319,13 @@ def _label(answer: str, texts: Texts) -> str:
 def _question(part: Part, report: Report, texts: Texts) -> dict[str, object]:
     question: Question = report.questions[part]
     return {
-        "title": _title(part, texts),
+        "title": question_title(part, texts),
         "question": question,
-        **_measures(question.agreement, texts),
+        **measures(question.agreement, texts),
     }
 
 
-def _measures(measured: Agreement, texts: Texts) -> dict[str, object]:
+def measures(measured: Agreement, texts: Texts) -> dict[str, object]:
     return {
         "items": measured.n_items,
         "raw": _coefficient(measured.raw, texts, percent=True),
@@ -348,7 +353,7 @@ def _skewed(report: Report, texts: Texts) -> list[str]:
     return [
         texts(
             "annotate.skewed",
-            question=_title(part, texts),
+            question=question_title(part, texts),
             answer=_label(question.skewed, texts),
             percent=round(100 * question.agreement.shares[question.skewed]),
         )
@@ -357,6 +362,6 @@ def _skewed(report: Report, texts: Texts) -> list[str]:
     ]
 
 
-def as_json(report: Report) -> str:
+def as_json(report: Report | ReaderAgreement) -> str:
     """Serialise a report deterministically for programs."""
     return json.dumps(report.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"

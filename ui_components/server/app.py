@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from ui_components.annotate import routes as annotate_routes
+from ui_components.annotate.owner_routes import IMPORT_PATH
 from ui_components.page import build_bare, build_page
 from ui_components.results import routes as results_routes
 from ui_components.server import forget_routes, upload_routes
@@ -36,7 +37,7 @@ from ui_components.server.http_protocol import BoundedHeaders
 from ui_components.server.listening import listen
 from ui_components.server.middleware import HeadersMiddleware
 from ui_components.server.request_filter import GradioCalls, RequestFilter
-from ui_components.server.uploads import MAX_UPLOAD_BYTES
+from ui_components.server.uploads import MAX_UPLOAD_BYTES, UPLOAD_PATH
 from ui_components.server.visitors import is_from_here, picture_number
 from ui_components.shared.services import Services
 from ui_components.shared.texts import gradio_texts
@@ -103,6 +104,7 @@ def build_server(
         own_routes=[route for route in app.routes if not isinstance(route, Mount)],
         uploads=services.uploads,
         owner_of=services.owner,
+        streamed=frozenset({UPLOAD_PATH, IMPORT_PATH}),
     )
     app.add_middleware(HeadersMiddleware, services=services)
     app.add_middleware(Arrivals, deletions=services.deletions)

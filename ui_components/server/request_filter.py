@@ -27,7 +27,7 @@ from ui_components.server.uploads import UPLOAD_PATH, Uploads
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
-"""For every request except uploads."""
+"""For every request except uploads and imports."""
 BODY_SECONDS = 15.0
 """The time in which a body must arrive."""
 
@@ -115,6 +115,7 @@ class RequestFilter:
         own_routes: Sequence[BaseRoute],
         uploads: Uploads,
         owner_of: Callable[[Request], str],
+        streamed: frozenset[str] = frozenset({UPLOAD_PATH}),
         body_seconds: float = BODY_SECONDS,
     ) -> None:
         """Wrap an application.
@@ -125,6 +126,7 @@ class RequestFilter:
             own_routes: Routes that are not gradio's; they check their own input.
             uploads: The images that wait to be sent.
             owner_of: Returns the owner of a request; see `Uploads`.
+            streamed: Paths that bound the size and time of their bodies themselves.
             body_seconds: The time in which a body must arrive.
         """
         self._app = app
@@ -132,6 +134,7 @@ class RequestFilter:
         self._own_routes = tuple(own_routes)
         self._uploads = uploads
         self._owner_of = owner_of
+        self._streamed = streamed
         self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,7 +176,7 @@ class RequestFilter:
             return {**scope, "query_string": asked_for}, receive
         if _is_from_another_site(Headers(scope=scope)):
             raise RefusedError(403, "a page of another site may not send this")
-        if path == UPLOAD_PATH:  # bounded where it is written to disk
+        if path in self._streamed:
             return scope, receive
         body = await _body(receive, self._body_seconds)
         if not own:

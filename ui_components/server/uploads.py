@@ -164,9 +164,7 @@ class Uploads:
     def _copy(self, name: str, source: IO[bytes], owner: str, address: str) -> str:
         folder = self._folder / secrets.token_hex(16)
         folder.mkdir(parents=True, mode=0o700)
-        path = folder / (
-            _NAME.sub("_", Path(name).name).strip("._")[-_NAME_CHARACTERS:] or "picture"
-        )
+        path = folder / (safe_name(name) or "picture")
         try:
             with path.open("wb") as file:
                 shutil.copyfileobj(source, file)
@@ -310,6 +308,11 @@ class Uploads:
                     return file
                 file.close()
         raise ImageError("the upload is gone", code="image_gone")
+
+
+def safe_name(name: str) -> str:
+    """Return a visitor's file name without folders and odd characters; it may be empty."""
+    return _NAME.sub("_", Path(name).name).strip("._")[-_NAME_CHARACTERS:]
 
 
 async def _form(request: Request) -> FormData:

@@ -26,7 +26,7 @@ from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought
 
 ROOT = Path(__file__).resolve().parents[3]
-OLDEST, NEWEST = "0001", "0004"
+OLDEST, NEWEST = "0001", "0005"
 
 
 def path_of(url):
@@ -147,7 +147,7 @@ def test_a_database_of_a_newer_version_is_rejected_and_unchanged(url):
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
     engine.dispose()
 
-    with pytest.raises(ConfigError, match=r"newer version of COMPEER.*9999.*0004"):
+    with pytest.raises(ConfigError, match=r"newer version of COMPEER.*9999.*0005"):
         Database(url)
 
     assert version_of(url)[0] == "9999"

@@ -129,8 +129,9 @@ def _at_once(monkeypatch):
 def test_without_a_token_the_desk_says_what_it_is_and_shows_nothing(world):
     html = Person(world.server).look()
 
-    assert "python -m compeer_core.votes annotator NAME" in html
+    assert "You need a link or a token from the person who runs this page" in html
     assert "I failed" not in html
+    assert "compeer_core" not in html
 
 
 def test_the_token_gives_a_cookie_that_scripts_cannot_read(world):
@@ -643,12 +644,14 @@ def test_every_refusal_of_the_desk_has_a_sentence(repository):
             assert load_texts(language).words[f"annotate.error_{code}"]
 
 
-def test_an_empty_desk_says_how_to_fill_it(tmp_path):
+def test_an_empty_desk_says_so(tmp_path):
     services = make_services(tmp_path)
     token = Desk(services.votes).add_annotator("ann")
     server = small_server(services)
 
-    assert "python -m compeer_core.votes items rows.jsonl" in Person(server, token).look()
+    html = Person(server, token).look()
+    assert 'data-nothing="empty"' in html
+    assert "The person who runs this page has imported no items yet." in html
     services.votes.close()
 
 
