@@ -42,7 +42,8 @@ def test_smallest_difference_is_the_inverse(cases, ties):
 
 def test_few_cases_show_nothing():
     assert smallest_difference(3, ties=0.5) is None
-    assert smallest_difference(200, ties=0.3) == pytest.approx(0.1652, abs=1e-4)
+    # (1.63982 + 0.84162 * sqrt(0.7 - 0.16477^2))^2 / 0.16477^2 = 200
+    assert smallest_difference(200, ties=0.3) == pytest.approx(0.16477, abs=1e-5)
 
 
 @pytest.mark.parametrize(("difference", "ties"), [(0.0, 0.3), (0.8, 0.3), (0.1, 1.0)])
