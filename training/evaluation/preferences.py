@@ -90,7 +90,7 @@ def order_metrics(ratings: Sequence[Rating]) -> Iterator[results.Metric]:
         return
     cases, case = np.unique([each.key.case for each in decided], return_inverse=True)
     is_first = [float(each.winner == each.shown[0]) for each in decided]
-    first = np.bincount(case, weights=is_first, minlength=len(cases))
+    first = np.bincount(case, weights=is_first, minlength=len(cases)).astype(np.float64)
     trials = np.bincount(case, minlength=len(cases)).astype(np.float64)
     share = clustered_share(first, trials, bootstrap_weights(range(len(cases)))[1:])
     assert share is not None

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from compeer_core.annotation.annotations import (
     Annotation,
-    Opinions,
+    Answer,
     by_item,
     opinions,
     placed_annotations,
@@ -128,12 +128,11 @@ def _standing(
     of_item = by_item(answers)
     for item_id, key in known.items():
         annotations = of_item.get(item_id, [])
-        measured: Opinions = opinions(annotations, Part.REPLY)
-        first_of = {each.annotator: each.shown_first for each in annotations}
+        measured = opinions(annotations, Part.REPLY)
+        shown_first = {each.annotator: each.shown_first for each in annotations}
         chosen = measured.independent if source == "person" else measured.latest
-        for rater, answer in chosen.items():
-            preference = Preference(answer)
-            in_order = first_of[rater] == "first"
+        for rater, preference in _preferences(chosen).items():
+            in_order = shown_first[rater] == "first"
             yield Rating(
                 key=key,
                 rater=rater,
@@ -147,14 +146,12 @@ def independent_answers(
 ) -> list[dict[str, Preference]]:
     """Return the first two independent answers about each item, by rater, for their agreement.
 
-    Preferences refer to the item's order of replies, which is random, so agreement by chance stays what it is for
-    raters who cannot know the models.
+    Preferences refer to the item's order of replies. It is random, so agreement by chance is that of raters who
+    cannot know the models.
     """
     of_item = by_item(answers)
-    return [
-        {
-            rater: Preference(answer)
-            for rater, answer in opinions(of_item.get(item, []), Part.REPLY).independent.items()
-        }
-        for item in items
-    ]
+    return [_preferences(opinions(of_item.get(item, []), Part.REPLY).independent) for item in items]
+
+
+def _preferences(answers: Mapping[str, Answer]) -> dict[str, Preference]:
+    return {rater: answer for rater, answer in answers.items() if isinstance(answer, Preference)}
