@@ -145,7 +145,7 @@ def test_a_package_is_not_written_again_and_refuses_other_settings(package, monk
         human.run(package.model_copy(update={"seed": 5}))
 
 
-def test_the_desk_accepts_the_items_and_its_export_is_read(package, tmp_path, capsys):
+def test_the_desk_accepts_the_items(package, tmp_path, capsys):
     url = f"sqlite:///{tmp_path / 'desk.sqlite3'}"
     items = str(package.output / "package" / "items.jsonl")
     assert votes(["items", items, "--database-url", url]) == 0
