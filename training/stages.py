@@ -120,6 +120,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.evaluation.blind_reading",
             "have a person or LLM rate replies of several policies, blinded",
         ),
+        "evaluate human": Stage(
+            "training.evaluation.human",
+            "write a blind study of several models for raters, and analyse their answers",
+        ),
         "evaluate consistency": Stage(
             "training.evaluation.consistency",
             "measure how often step verdicts and reply verdicts contradict each other",

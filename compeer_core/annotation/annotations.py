@@ -1,8 +1,8 @@
 """Annotations: one person's answers about one supporter turn, and their files.
 
 An annotator sees an `AnnotationItem`: a history, the three reasoning steps of a turn, and two replies in
-random order, without their authors. The answers are an `Annotation`: whether each step is right, and which
-reply is better. Each of these four questions may be left open.
+random order, without their authors; steps or replies may be missing. The answers are an `Annotation`: whether
+each step is right, and which reply is better. Each of these four questions may be left open.
 
 Files are JSON lines for programs or CSV for spreadsheets. Reading returns exactly what was written. In CSV,
 a text that a spreadsheet would run as a formula gets an apostrophe in front (``=1+1`` becomes ``'=1+1``),
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from compeer_core.annotation.agreement import (
     Agreement,
@@ -92,10 +92,22 @@ class AnnotationItem(FrozenModel):
     language: str
     """ISO 639-1."""
     history: tuple[CaseUtterance, ...] = Field(min_length=1)
-    steps: tuple[str, str, str]
-    """The reasoning with its labels, without tags."""
+    steps: tuple[str, str, str] | None
+    """The reasoning with its labels, without tags; None if only the replies are compared."""
     replies: tuple[str, str] | None
     """In random order; None if there is only one reply."""
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> "AnnotationItem":
+        if self.steps is None and self.replies is None:
+            raise ValueError(f"item {self.id}: has neither steps nor replies to judge")
+        return self
+
+    @property
+    def questions(self) -> tuple[Part, ...]:
+        """The questions that the item asks."""
+        steps = () if self.steps is None else STEPS
+        return steps if self.replies is None else (*steps, Part.REPLY)
 
     @classmethod
     def of(
@@ -337,11 +349,21 @@ def read_annotations(path: Path) -> Iterator[Annotation]:
         ConfigError: The file cannot be read, or a value is invalid: the sentence names file, row,
             column, the value and the allowed ones.
     """
-    read = (
-        read_csv if _is_csv(path.with_suffix("") if path.suffix == ".gz" else path) else read_jsonl
-    )
+    for _, annotation in placed_annotations(path):
+        yield annotation
+
+
+def placed_annotations(path: Path) -> Iterator[tuple[str, Annotation]]:
+    """Yield the place of each row, as errors name it, and its annotation; see `read_annotations`."""
+    is_csv = _is_csv(path.with_suffix("") if path.suffix == ".gz" else path)
     with opened(path) as file:
-        yield from read(file, str(path))
+        if is_csv:
+            yield from _placed_csv(file, str(path))
+            return
+        for row, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path}, row {row}"
+                yield where, parse_annotation(where, line)
 
 
 def write_csv(file: IO[str], annotations: Iterable[Annotation]) -> int:
@@ -361,6 +383,11 @@ def read_csv(file: Iterable[str], name: str) -> Iterator[Annotation]:
     Raises:
         ConfigError: As for `read_annotations`. Rows are counted as a spreadsheet does.
     """
+    for _, annotation in _placed_csv(file, name):
+        yield annotation
+
+
+def _placed_csv(file: Iterable[str], name: str) -> Iterator[tuple[str, Annotation]]:
     lines = iter(file)
     header = next(lines, "")
     delimiter = max(",;\t", key=header.count)
@@ -371,7 +398,8 @@ def read_csv(file: Iterable[str], name: str) -> Iterator[Annotation]:
         _check_columns(names, name)
         for row, cells in enumerate(reader, start=2):
             if any(cells):
-                yield _from_cells(cells, names, delimiter, f"{name}, row {row}")
+                where = f"{name}, row {row}"
+                yield where, _from_cells(cells, names, delimiter, where)
     except csv.Error as error:
         raise ConfigError(f"{name}, after row {row}: is not CSV: {error}") from error
 

@@ -34,17 +34,11 @@ from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mea
 from training.common import results
 from training.common.fingerprints import digest
 from training.common.run_directory import versions
-from training.data.histories import read_histories
 from training.data.pictures import Pictures
-from training.data.records import drawn, read_records
-from training.evaluation.answer_store import clear_stores, store_path
-from training.evaluation.policy_answers import (
-    AnswerRequest,
-    PolicySource,
-    gate_state,
-    loaded_policy,
-    seed_of,
-)
+from training.data.records import read_records
+from training.evaluation.answer_store import clear_stores
+from training.evaluation.contexts import Contexts, read_contexts, sampled_turns
+from training.evaluation.policy_answers import PolicySource, gate_state
 from training.stages import WaitingForPeople, refuse_resume
 
 _log = logging.getLogger(__name__)
@@ -57,15 +51,6 @@ NO_REPLY = "(no reply)"
 RUBRIC = Path(__file__).with_name("rubric.md")
 RATERS = {"llm": "LLM rater", "person": "human rater"}
 """How tables name the reader, by the source of the labels."""
-
-
-class Contexts(FrozenModel):
-    """A sample of the contexts in a file."""
-
-    path: Path
-    """CER rows; or a text file (`.txt`) with a first message per line."""
-    count: int = Field(gt=0)
-    """Number of contexts; all if there are fewer."""
 
 
 class Config(FrozenModel):
@@ -152,7 +137,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """
     if resume != config.output:
         refuse_resume(resume, "evaluate reading resumes by itself")
-    histories = list(_contexts(config))
+    histories = list(read_contexts(config.contexts, config.seed))
     _log.info("%d contexts, %d policies", len(histories), len(config.policies))
     if dry_run:
         return
@@ -175,69 +160,29 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     _publish(config, list(read_records(judgements, Judgement)))
 
 
-def _contexts(config: Config) -> Iterator[Case]:
-    for contexts in config.contexts:
-        if contexts.path.suffix == ".txt":
-            yield from _first_messages(contexts.path)[: contexts.count]
-            continue
-        histories, _ = read_histories([contexts.path], "test")
-        yield from (row.case for row in drawn(histories, contexts.count, config.seed))
-
-
-def _first_messages(path: Path) -> list[Case]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    return [
-        Case(
-            id=f"{path.stem}-{number}",
-            dialogue_id=f"{path.stem}-{number}",
-            source_id=f"{path.stem}-{number}",
-            corpus="",
-            language="en",
-            split="test",
-            licence="",
-            round=0,
-            rounds=1,
-            history=(CaseUtterance(speaker=Speaker.SEEKER, text=line),),
-            original=None,
-        )
-        for number, line in enumerate(filter(None, map(str.strip, lines)), start=1)
-    ]
-
-
 def _generate_turns(config: Config, histories: Sequence[Case]) -> list[WrittenTurn]:
-    pictures = Pictures(None, config.faces)
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
     )
-    turns = []
-    for policy in config.policies:
-        requests = (
-            AnswerRequest(pictures.dialogue(history), (seed_of(number, config.seed),))
-            for number, history in enumerate(histories)
+    pictures = Pictures(None, config.faces)
+    return [
+        WrittenTurn(
+            policy=turn.policy,
+            context=turn.case.id,
+            source=turn.case.source_id,
+            corpus=turn.case.corpus,
+            conversation=tuple(map(_as_line, turn.case.history)),
+            messages=tuple(
+                utterance.text
+                for utterance in turn.case.history
+                if utterance.speaker is Speaker.SEEKER
+            ),
+            text=turn.text,
         )
-        with loaded_policy(policy) as answerer:
-            stored = store_path(config.output, policy.name)
-            answers = answerer.answers(requests, sampling, len(histories), stored)
-            for history, (answer,) in zip(histories, answers, strict=True):
-                turns.append(
-                    WrittenTurn(
-                        policy=policy.name,
-                        context=history.id,
-                        source=history.source_id,
-                        corpus=history.corpus,
-                        conversation=tuple(map(_as_line, history.history)),
-                        messages=tuple(
-                            utterance.text
-                            for utterance in history.history
-                            if utterance.speaker is Speaker.SEEKER
-                        ),
-                        text=answer.text,
-                    )
-                )
-    return turns
+        for turn in sampled_turns(
+            config.policies, histories, pictures, sampling, config.output, config.seed
+        )
+    ]
 
 
 def _as_line(utterance: CaseUtterance) -> str:

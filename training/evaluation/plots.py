@@ -9,12 +9,14 @@ from matplotlib.figure import Figure
 
 from training.common import results
 from training.common.calibration import reliability
+from training.evaluation.preferences import OUTCOMES
 
 _INK = "#1f2937"
 _DOTS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _DPI = 150
 _LINES = ("-", "--", ":", "-.")
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
+_OUTCOME_COLOURS = ("#93c5fd", "#e5e7eb", "#9ca3af", "#fdba74")
 _STEPS_PER_POINT = 5
 
 TRAINING: Mapping[str, str] = {
@@ -139,6 +141,41 @@ def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> N
     axes.set_yticks([-place for place in range(len(shown))], [metric.of for metric in shown])
     axes.set_xlabel(f"{measure}, with 95 % CI")
     axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_preferences(metrics: Sequence[results.Metric], raters: str, path: Path) -> None:
+    """Plot the outcomes of each pair of models as a bar (the paper's Fig. 6), with the interval of the wins.
+
+    Args:
+        metrics: As `training.evaluation.preferences.pair_metrics` yields them.
+        raters: Who answered, for the title.
+        path: Output file.
+    """
+    shares = {
+        (metric.about, metric.name): metric
+        for metric in metrics
+        if metric.name in OUTCOMES and not metric.baseline
+    }
+    pairs = list(dict.fromkeys(about for about, _ in shares))
+    figure = Figure(figsize=(8, 1.6 + 0.6 * max(1, len(pairs))), layout="constrained")
+    axes = figure.subplots()
+    places = [-place for place in range(len(pairs))]
+    begin = np.zeros(len(pairs))
+    for name, colour in zip(OUTCOMES, _OUTCOME_COLOURS, strict=True):
+        widths = np.array([shares[pair, name].value for pair in pairs])
+        axes.barh(places, widths, left=begin, height=0.55, color=colour, label=name, edgecolor=_INK)
+        begin += widths
+    for place, pair in zip(places, pairs, strict=True):
+        wins = shares[pair, OUTCOMES[0]]
+        assert wins.low is not None
+        assert wins.high is not None
+        axes.plot([wins.low, wins.high], [place, place], color=_INK, linewidth=2)
+    axes.set_yticks(places, [f"{pair}\n(n = {shares[pair, OUTCOMES[0]].n})" for pair in pairs])
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of answers, %; line: 95 % CI of the wins")
+    axes.set_title(f"answers: {raters}", fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=len(OUTCOMES), fontsize="small")
     figure.savefig(path, dpi=_DPI)
 
 

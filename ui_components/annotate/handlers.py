@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS
+from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS
 from compeer_core.annotation.desk import Annotator, Desk, Work
 from compeer_core.annotation.report import Report
 from compeer_core.config import FrozenModel
@@ -244,13 +244,11 @@ class Annotating:
 
     def _questions(self, annotator: Annotator, work: Work) -> list[Part]:
         """Return the questions of an item; the third annotator answers only those in dispute."""
-        page_request = [
-            part for part in QUESTIONS if part is not Part.REPLY or work.item.replies is not None
-        ]
+        questions = list(work.item.questions)
         if not work.decides:
-            return page_request
+            return questions
         one, other = self._desk.conflict(annotator, work.item.id)
-        return [part for part in page_request if view.differs(one, other, part)]
+        return [part for part in questions if view.differs(one, other, part)]
 
 
 def _item(page_request: PageRequest) -> str:

@@ -121,14 +121,14 @@ def item(work: Work, conflict: tuple[Annotation, Annotation] | None, texts: Text
             "part": part.value,
             "number": number + 1,
             "key": _STEP_KEYS[number],
-            "text": work.item.steps[number],
-            **_step_words(part, work.item.steps[number], texts),
+            "text": text,
+            **_step_words(part, text, texts),
             "chosen": _step_of(form, number),
             "answers": None
             if conflict is None
             else _conflicting_answers(conflict, part, work, texts),
         }
-        for number, part in enumerate(STEPS)
+        for number, (part, text) in enumerate(zip(STEPS, work.item.steps or (), strict=False))
     ]
     replies = work.item.replies
     return render(

@@ -14,8 +14,10 @@ import compeer_core.votes
 from compeer_core.annotation.agreement import Consensus, Unsettled
 from compeer_core.annotation.annotations import (
     Annotation,
+    AnnotationItem,
     agreement,
     opinions,
+    placed_annotations,
     read_annotations,
     read_csv,
     read_jsonl,
@@ -26,6 +28,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.row_files import write_lines
 from compeer_core.taxonomy import Preference
+from tests.cases import case_of
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -380,3 +383,25 @@ def test_the_order_of_rows_with_different_dates_does_not_matter(data):
         assert list(one.latest.items()) == list(other.latest.items())
         assert one.independent == other.independent
         assert one.outcome == other.outcome
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_each_annotation_comes_with_its_place(tmp_path, name):
+    path = tmp_path / name
+    write_annotations(path, [said("ann"), said("bo", note="two\nlines")])
+
+    places = [where for where, _ in placed_annotations(path)]
+
+    begin = 2 if name.endswith("csv") else 1  # a CSV begins with the names of its columns
+    assert places == [f"{path}, row {row}" for row in (begin, begin + 1)]
+
+
+def test_an_item_asks_about_its_steps_and_its_replies():
+    common = {"id": "i", "language": "en", "history": case_of("d").history}
+    both = AnnotationItem(**common, steps=("a", "b", "c"), replies=("x", "y"))
+    only = AnnotationItem(**common, steps=None, replies=("x", "y"))
+
+    assert both.questions == (*STEPS, Part.REPLY)
+    assert only.questions == (Part.REPLY,)
+    with pytest.raises(ValueError, match="neither steps nor replies"):
+        AnnotationItem(**common, steps=None, replies=None)

@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from compeer_core.annotation.annotations import read_csv, read_jsonl
+from compeer_core.annotation.annotations import AnnotationItem, read_csv, read_jsonl
 from compeer_core.annotation.desk import Desk
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import InputError, StoreError
@@ -121,6 +121,27 @@ def world(tmp_path):
 @pytest.fixture
 def _at_once(monkeypatch):
     monkeypatch.setattr("ui_components.annotate.routes.WRONG_DELAY_SECONDS", 0.0)
+
+
+def test_an_item_without_steps_asks_for_the_preference_only(world):
+    case = case_of("d9")
+    only = AnnotationItem(
+        id="z", language="en", history=case.history, steps=None, replies=("Oh no.", "Tell me.")
+    )
+    world.desk.add_items([(only, None)])
+    ann = world.enter("ann")
+    for _ in range(3):
+        assert ann.answer().status_code == 200
+
+    html = ann.look()
+    assert "data-step=" not in html
+    assert "The reasoning behind" not in html
+    assert ann.answer(steps=[None] * 3, in_item_order=None).status_code != 200
+    assert ann.answer(steps=[None] * 3, in_item_order="second").status_code == 200
+
+    (last,) = [each for each in world.desk.annotations() if each.item_id == "z"]
+    assert last.answer(Part.REPLY) is Preference.SECOND
+    assert last.steps == (None, None, None)
 
 
 # --- sign-in ------------------------------------------------------------------------------------
