@@ -13,15 +13,16 @@ Limits:
 - It has not been evaluated on clinical data. Do not use it to decide about a person, to report one, or
   to end a conversation.
 
-Evaluation: ``tests/core/risk_messages.jsonl`` has 3,160 messages that a large language model wrote and
+Evaluation: ``tests/core/risk_messages.jsonl`` has 6,368 messages that a large language model wrote and
 labelled for this purpose, with look-alikes (idioms, lyrics, denials, fiction, games, the distant past).
 On the part ``tuning``, which was visible while the phrases were written, they find 246 of 248 signs, with 0
-false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) they find 42 of
-88 signs, with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever (1 of 16).
-On the part ``wide`` (written afterwards by others, English and Chinese, four in five signs without an explicit
-word) they find 157 of 1010 signs, with 13 false alarms in 953 look-alikes. On the part ``fresh`` (again by another,
-one in three without an explicit word, and 100 ordinary messages) they find 65 of 260 signs, with 4 false alarms
-in 260. **Most hints are missed.** `compeer_core.risk_classifier` finds more of them, with more false alarms.
+false alarms in 249 look-alikes. On the part ``held`` (same author, not used for tuning) they find 44 of
+88 signs, with 4 false alarms in 92 look-alikes: explicit wording is mostly found, hints hardly ever.
+On the part ``wide`` (English and Chinese, most signs without an explicit word; most of its writers with names
+were visible too) they find 468 of 2402 signs, with 38 false alarms in 2469 look-alikes. On the part ``fresh``
+(by another, one in three without an explicit word, and 100 ordinary messages) they find 72 of 260 signs, with 4
+false alarms in 260, and on the part ``final`` (English, written before the last changes) they find 24 of 150 signs,
+with 2 false alarms in 150. **Most hints are missed.** `compeer_core.risk_classifier` finds more of them, with more false alarms.
 Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
 DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
 phrases, the labels or the messages.

@@ -31,8 +31,8 @@ MESSAGES = [
     .read_text(encoding="utf-8")
     .splitlines()
 ]
-"""A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, `held` was not,
-and `wide` and `fresh` were written afterwards."""
+"""A `kind` of "none" is a look-alike. `tuning` was in sight of the phrases, and so were the writers of `wide` that have
+names, except two; `held`, `fresh` and `final` were not."""
 
 SUICIDE = (
     "I want to die",
@@ -94,6 +94,8 @@ SUICIDE = (
     "我已经写好了遗书",
     "我痛苦得想死",
     "妈妈总是骂我，我想死",
+    "I keep thinking about driving into a bridge pillar",
+    "I don't feel safe with myself tonight",
 )
 SELF_HARM = (
     "I want to hurt myself",
@@ -107,6 +109,7 @@ SELF_HARM = (
     "我又开始自残了",
     "我忍不住想伤害自己",
     "我用刀片划自己的手臂",
+    "I held a lighter against my palm",
 )
 MEDICAL_EMERGENCY = (
     "I took all my pills",
@@ -114,11 +117,14 @@ MEDICAL_EMERGENCY = (
     "I slit my wrists",
     "Help, the bleeding won't stop",
     "我割腕了",
+    "One side of my face is numb",
+    "My throat is closing up",
 )
 VIOLENCE_SUFFERED = (
     "My husband hits me",
     "I was raped",
     "我老公打我",
+    "My landlord hits me",
 )
 VIOLENCE = (
     "I keep having thoughts about killing people",
@@ -126,6 +132,7 @@ VIOLENCE = (
     "I am going to stab him",
     "I want to kill someone",
     "我想杀了他",
+    "I want to hurt my baby",
 )
 OTHER_IN_DANGER = (
     "My brother wants to kill himself",
@@ -135,6 +142,7 @@ OTHER_IN_DANGER = (
     "我朋友说他想自杀",
     "她甚至威胁要自杀",
     "我丈夫有自杀的想法",
+    "He is hitting my mum",
 )
 PAST_SELF_HARM = (
     "I took 30 pills two years ago",
@@ -337,7 +345,7 @@ def counted(split: str) -> tuple[int, int, int, int]:
 def test_the_messages_are_what_they_say():
     assert len({row["text"] for row in MESSAGES}) == len(MESSAGES) >= 160
     assert {row["kind"] for row in MESSAGES} == {*RiskKind, "none"} - {RiskKind.PAST_SELF_HARM}
-    assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide", "fresh"}
+    assert {row["split"] for row in MESSAGES} == {"tuning", "held", "wide", "fresh", "final"}
     assert sum(row["kind"] == "none" for row in MESSAGES) >= 0.4 * len(MESSAGES)
 
 
@@ -348,7 +356,7 @@ def test_nearly_all_signs_are_found_and_hardly_any_look_alike_on_the_messages_in
     assert alarms <= 0.05 * looks
 
 
-@pytest.mark.parametrize("split", ["tuning", "held", "wide", "fresh"])
+@pytest.mark.parametrize("split", ["tuning", "held", "wide", "fresh", "final"])
 def test_the_module_docstring_has_the_measured_numbers(split):
     found, signs, alarms, looks = counted(split)
     text = " ".join((safety.__doc__ or "").split())

@@ -4,7 +4,8 @@
 text, lines of corpora in which the phrases of `find_risk` find nothing; those are assumed to be harmless.
 The base's unchanged layers read each message once; their output is stored in the run directory.
 
-The threshold is the one with at most `false_alarms` among the look-alikes of the threshold writers. Only
+The threshold is the one at which classifier and phrases together flag at most `false_alarms` of the look-alikes
+of the threshold writers. Only
 messages of other writers, other parts and other dialogues are tested. The run directory contains
 `risk.safetensors`, and `everyday.jsonl` with the lines of corpora that the classifier flags.
 """
@@ -63,7 +64,9 @@ class Part(FrozenModel):
     """The value of the field `split`."""
     rows: tuple[tuple[int, int], ...] = ()
     """Half-open ranges of English messages of this split, counted from 0: whole writers, who follow each
-    other in the file. All if empty."""
+    other in the file. For messages without a field `writer`."""
+    writers: tuple[str, ...] = ()
+    """Values of the field `writer`. With neither rows nor writers, the whole split is meant."""
     file: Path = Path("tests/core/risk_messages.jsonl")
 
 
@@ -88,7 +91,7 @@ class Config(Schedule):
     data_dir: Path
     """Folder of the corpora."""
     train: tuple[Part, ...] = Field(min_length=1)
-    threshold: Part
+    threshold: tuple[Part, ...] = Field(min_length=1)
     """Sets the threshold."""
     test: dict[str, Part] = Field(default_factory=dict)
     """By a name for the results."""
@@ -99,7 +102,7 @@ class Config(Schedule):
     shape: RiskShape = RiskShape()
     batch: int = Field(default=24, gt=1)
     false_alarms: float = Field(default=0.05, gt=0, lt=1)
-    """Share of the look-alikes that may be flagged at the threshold."""
+    """Share of the look-alikes that classifier and phrases together may flag at the threshold."""
     results: Path = results.FOLDER
     """Folder of the results file."""
     command: str = "python -m training risk training/configs/small/risk.toml"
@@ -168,8 +171,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     net.train()
     run_steps(net, optimisers, config, directory, step, learn, validate)
     odds, _ = _scores(net, states["threshold"])
-    harmless = odds[states["threshold"].kinds == 0].sort(descending=True).values
-    threshold = float(harmless[int(config.false_alarms * len(harmless))])
+    threshold = _threshold(odds, data.messages["threshold"], config.false_alarms)
     settings = {"threshold": threshold, "shape": config.shape.model_dump()}
     save_file(
         {name: tensor.half().contiguous() for name, tensor in net.state_dict().items()},
@@ -203,11 +205,11 @@ class _Data:
     def __init__(self, config: Config) -> None:
         everyday = [*config.everyday, *config.everyday_test.values()]
         check_files(config.data_dir, [Source(path=e.path, kind=e.kind) for e in everyday])
-        train = [message for part in config.train for message in _labelled(part)]
+        train = _of_all(config.train)
         for source in config.everyday:
             lines = _everyday(config.data_dir, source, config.seed)
             train += [line for line in lines if line.phrase is None]
-        self.messages = {"train": train, "threshold": _labelled(config.threshold)}
+        self.messages = {"train": train, "threshold": _of_all(config.threshold)}
         self.messages |= {f"test {name}": _labelled(part) for name, part in config.test.items()}
         for name, source in config.everyday_test.items():
             self.messages[f"everyday {name}"] = _everyday(config.data_dir, source, config.seed)
@@ -217,11 +219,16 @@ class _Data:
                 self.messages[name] = [row for row in rows if row.text not in trained]
 
 
+def _of_all(parts: Sequence[Part]) -> list[Message]:
+    return [message for part in parts for message in _labelled(part)]
+
+
 def _labelled(part: Part) -> list[Message]:
     rows = [parse_json(where, line) for where, line in json_lines(part.file)]
     rows = [r for r in rows if r["split"] == part.split and not _CHINESE.search(r["text"])]
-    if part.rows:
-        rows = [row for start, end in part.rows for row in rows[start:end]]
+    if part.rows or part.writers:
+        chosen = [row for start, end in part.rows for row in rows[start:end]]
+        rows = chosen + [row for row in rows if row.get("writer") in part.writers]
     kinds = {row["kind"] != "none" for row in rows}
     if len(kinds) < 2:
         raise ConfigError(f"{part.file}: split {part.split} needs signs of danger and look-alikes")
@@ -298,6 +305,14 @@ def _batches(lengths: Lengths, config: Config) -> Iterator[list[int]]:
             batches += [near[i : i + config.batch] for i in range(0, len(near), config.batch)]
         for number in rng.permutation(len(batches)):
             yield batches[number].tolist()
+
+
+def _threshold(odds: Tensor, messages: Sequence[Message], false_alarms: float) -> float:
+    """Return the least threshold at which phrases and classifier together flag at most that share of look-alikes."""
+    harmless = [(float(o), m) for o, m in zip(odds, messages, strict=True) if m.kind is None]
+    silent = sorted((o for o, m in harmless if m.phrase is None), reverse=True)
+    by_phrases = len(harmless) - len(silent)
+    return silent[max(0, int(false_alarms * len(harmless)) - by_phrases)]
 
 
 # --- results -----------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 import json
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from compeer_core.backends.transformers_.packed_weights import load_model
 from compeer_core.errors import ConfigError
 from compeer_core.risk_classifier import RiskClassifier
+from compeer_core.safety import RiskKind
 from training.common import results
 from training.risk import train
-from training.risk.train import Config
+from training.risk.train import Config, Message, Part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,7 +40,7 @@ def config(tmp_path, small_corpora, tiny_base):
         output=tmp_path / "run",
         data_dir=small_corpora,
         train=({**part, "split": "train"},),
-        threshold={**part, "split": "threshold"},
+        threshold=({**part, "split": "threshold"},),
         test={"new": {**part, "split": "test", "rows": ((0, 20),)}},
         everyday=(seekers,),
         everyday_test={"seekers": {**seekers, "path": "esconv/valid.txt.gz"}},
@@ -94,7 +96,34 @@ def test_dry_run_writes_nothing(config):
 
 
 def test_a_part_with_one_class_is_refused(config):
-    part = config.threshold.model_copy(update={"rows": ((0, 0),)})
+    part = config.threshold[0].model_copy(update={"rows": ((0, 0),)})
 
     with pytest.raises(ConfigError, match="needs signs of danger and look-alikes"):
-        train.run(config.model_copy(update={"threshold": part}), dry_run=True)
+        train.run(config.model_copy(update={"threshold": (part,)}), dry_run=True)
+
+
+def test_a_part_can_name_writers(tmp_path):
+    file = tmp_path / "messages.jsonl"
+    rows = [
+        {"text": f"{writer} {kind}", "kind": kind, "split": "wide", **({"writer": writer} if writer else {})}
+        for writer in ("", "anna", "ben", "carl")
+        for kind in ("suicide", "none")
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+
+    chosen = train._labelled(Part(split="wide", rows=((0, 2),), writers=("ben",), file=file))
+
+    assert [message.text for message in chosen] == [" suicide", " none", "ben suicide", "ben none"]
+
+
+def test_phrases_use_up_part_of_the_false_alarms():
+    """Of 20 look-alikes phrases flag one, so 10 % leaves one to the classifier: the one at 19."""
+    messages = [Message(str(n), None, RiskKind.SUICIDE if n == 3 else None) for n in range(20)]
+    signs = [Message("sign", RiskKind.SUICIDE, None)] * 2
+    odds = torch.tensor([*map(float, range(20)), 50.0, -50.0])
+
+    threshold = train._threshold(odds, [*messages, *signs], 0.1)
+
+    assert threshold == 18.0
+    alarms = [m.phrase is not None or o > threshold for o, m in zip(odds[:20], messages, strict=True)]
+    assert sum(alarms) == 2
