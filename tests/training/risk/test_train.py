@@ -105,7 +105,12 @@ def test_a_part_with_one_class_is_refused(config):
 def test_a_part_can_name_writers(tmp_path):
     file = tmp_path / "messages.jsonl"
     rows = [
-        {"text": f"{writer} {kind}", "kind": kind, "split": "wide", **({"writer": writer} if writer else {})}
+        {
+            "text": f"{writer} {kind}",
+            "kind": kind,
+            "split": "wide",
+            **({"writer": writer} if writer else {}),
+        }
         for writer in ("", "anna", "ben", "carl")
         for kind in ("suicide", "none")
     ]
@@ -125,5 +130,7 @@ def test_phrases_use_up_part_of_the_false_alarms():
     threshold = train._threshold(odds, [*messages, *signs], 0.1)
 
     assert threshold == 18.0
-    alarms = [m.phrase is not None or o > threshold for o, m in zip(odds[:20], messages, strict=True)]
+    alarms = [
+        m.phrase is not None or o > threshold for o, m in zip(odds[:20], messages, strict=True)
+    ]
     assert sum(alarms) == 2
