@@ -15,16 +15,9 @@ from pydantic import Field
 from compeer_core.cer import SPLITS, Candidate, CerRecord, DecidedBy, StepLabels
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.reasoning import (
-    EmotionStep,
-    HistoryStep,
-    Reasoning,
-    StrategyStep,
-    SupportTurn,
-    render,
-)
+from compeer_core.reasoning import SupportTurn, render
 from compeer_core.row_files import json_lines, parse_row, write_rows
-from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from training.cer.written import WrittenReasoning
 from training.data.records import read_records
 from training.stages import refuse_resume
 
@@ -44,34 +37,13 @@ class Config(FrozenModel):
     """Folder that receives `rows.jsonl`."""
 
 
-class OppositeSteps(FrozenModel):
+class OppositeSteps(WrittenReasoning):
     """One line of the file: three steps, and whether they are right."""
 
     row: str
     """Id of the judged row."""
-    history: str
-    stage: Stage
-    emotion_text: str
-    sentiment: Sentiment
-    emotion: Emotion
-    intensity: int
-    strategy_text: str
-    strategy: Strategy
     right: StepLabels
     """Null where the writer disagreed with the reader and left the step as it was."""
-
-    def turn(self, reply: str) -> str:
-        """Return the steps and a reply in the output grammar.
-
-        Raises:
-            ValueError: A part is empty, or cannot be parsed again.
-        """
-        steps = Reasoning(
-            HistoryStep(self.history, self.stage),
-            EmotionStep(self.emotion_text, self.sentiment, self.emotion, self.intensity),
-            StrategyStep(self.strategy_text, self.strategy),
-        )
-        return render(SupportTurn(steps, reply))
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -128,7 +100,7 @@ def _row(record: CerRecord, where: str, steps: OppositeSteps) -> CerRecord:
             f"{where}: {record.id} has {len(judged)} turns judged step by step, not one"
         )
     try:
-        turn = steps.turn(judged[0].reply)
+        turn = render(SupportTurn(steps.reasoning(), judged[0].reply))
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     candidate = Candidate(

@@ -83,8 +83,8 @@ class SeekerTurn(FrozenModel):
         return value
 
 
-class WrittenSupport(FrozenModel):
-    """A supporter turn with its reasoning."""
+class WrittenReasoning(FrozenModel):
+    """The three steps of a supporter turn."""
 
     history: str
     stage: Stage
@@ -94,6 +94,23 @@ class WrittenSupport(FrozenModel):
     intensity: int
     strategy_text: str
     strategy: Strategy
+
+    def reasoning(self) -> Reasoning:
+        """Return the steps as what a policy writes.
+
+        Raises:
+            ValueError: A part is empty, or cannot be parsed again.
+        """
+        return Reasoning(
+            HistoryStep(self.history, self.stage),
+            EmotionStep(self.emotion_text, self.sentiment, self.emotion, self.intensity),
+            StrategyStep(self.strategy_text, self.strategy),
+        )
+
+
+class WrittenSupport(WrittenReasoning):
+    """A supporter turn with its reasoning."""
+
     reply: str
 
     @model_validator(mode="after")
@@ -117,14 +134,7 @@ class WrittenSupport(FrozenModel):
         Raises:
             ValueError: A part is empty, or cannot be parsed again.
         """
-        return SupportTurn(
-            Reasoning(
-                HistoryStep(self.history, self.stage),
-                EmotionStep(self.emotion_text, self.sentiment, self.emotion, self.intensity),
-                StrategyStep(self.strategy_text, self.strategy),
-            ),
-            self.reply,
-        )
+        return SupportTurn(self.reasoning(), self.reply)
 
 
 class WrittenTurn(WrittenSupport):
