@@ -6,8 +6,8 @@ from typing import Any
 
 from compeer_core.registry import Registry
 from compeer_core.votes.battles import Limits
-from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.databases import database_in
 from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, script
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
@@ -80,5 +80,5 @@ def make(
 ) -> Services:
     """Return services with scripted models to compare."""
     registry = Registry.from_toml(write_list(folder, names))
-    votes = VoteStore(default_url(folder), limits)
+    votes = VoteStore(database_in(folder), limits)
     return Services(Models(registry), votes, grace_seconds=grace_seconds)

@@ -10,8 +10,8 @@ from typing import Any
 import gradio as gr
 
 from compeer_core.registry import Registry
-from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.databases import database_in
 from ui_components.chat.handlers import Chat
 from ui_components.server.visitors import COOKIE
 from ui_components.shared.models import Models
@@ -140,7 +140,7 @@ def make_services(
 ) -> Services:
     """Return the services of a server with scripted models."""
     models = Models(Registry.from_toml(write_models(folder, turns)))
-    votes = VoteStore(default_url(folder))
+    votes = VoteStore(database_in(folder))
     return Services(models, votes, grace_seconds=grace_seconds, gated=gated)
 
 
