@@ -22,7 +22,7 @@ SECOND_LONG = (
     f"{SECOND_REPLY} Telling it to somebody for the first time often makes a thing weigh a little less. "
     "Who, apart from me, might be glad that you told them, even if your voice shakes while you speak?"
 )
-SLOWLY = {"when": "slowly", "delay_seconds": 0.03, "chunk_characters": 12}
+SLOWLY = {"when": "slowly", "delay_seconds": 0.015, "chunk_characters": 12}
 ENDLESS = {"when": "for ever", "delay_seconds": 0.05, "chunk_characters": 12}
 FOR_EVER = {
     # Long words, so that a reply that is stopped is neither too long nor repeats itself.

@@ -51,7 +51,7 @@ QUOTING = (
     "<emotion>In the photo they look sad.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
     f"<strategy>Listen first.\nStrategy: Question</strategy>\n<reply>{REPLY}</reply>"
 )
-SLOW_DELAY = 0.15
+SLOW_DELAY = 0.1
 
 
 def script(turns: Sequence[dict[str, Any]]) -> str:
@@ -76,8 +76,8 @@ STANDARD_TURNS: tuple[dict[str, Any], ...] = (
     },
     {"when": "boss shouted", "text": QUOTING, "delay_seconds": 0.01, "chunk_characters": 16},
     {"when": "mute", "text": "<history>Nothing"},
-    {"text": COMPLETE, "delay_seconds": 0.01, "chunk_characters": 16},
-    {"text": SECOND, "delay_seconds": 0.01, "chunk_characters": 16},
+    {"text": COMPLETE, "delay_seconds": 0.002, "chunk_characters": 16},
+    {"text": SECOND, "delay_seconds": 0.002, "chunk_characters": 16},
 )
 JUDGE = "answers = [{ True = 0.91, False = 0.09 }, { True = 0.83, False = 0.17 }, { True = 0.34, False = 0.66 }]\n"
 
