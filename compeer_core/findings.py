@@ -7,8 +7,7 @@ was trained with them.
 
 import re
 from collections.abc import Iterable
-
-from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+from functools import cache
 
 from compeer_core.dialogue import Dialogue, Speaker
 from compeer_core.grounding import Ground, StepChecker
@@ -86,4 +85,11 @@ def _stem(word: str) -> str:
 
 
 def _is_content(word: str) -> bool:
-    return word not in ENGLISH_STOP_WORDS and word not in _GRAMMAR | _PIECES
+    return word not in _common_words()
+
+
+@cache
+def _common_words() -> frozenset[str]:
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # slow to import
+
+    return ENGLISH_STOP_WORDS | _GRAMMAR | _PIECES

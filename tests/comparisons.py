@@ -6,8 +6,8 @@ from typing import Any
 
 from compeer_core.registry import Registry
 from compeer_core.votes.battles import Limits
-from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.databases import database_in
 from tests.pages import COMPLETE, REPLY, SECOND, SECOND_REPLY, script
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
@@ -22,7 +22,7 @@ SECOND_LONG = (
     f"{SECOND_REPLY} Telling it to somebody for the first time often makes a thing weigh a little less. "
     "Who, apart from me, might be glad that you told them, even if your voice shakes while you speak?"
 )
-SLOWLY = {"when": "slowly", "delay_seconds": 0.03, "chunk_characters": 12}
+SLOWLY = {"when": "slowly", "delay_seconds": 0.015, "chunk_characters": 12}
 ENDLESS = {"when": "for ever", "delay_seconds": 0.05, "chunk_characters": 12}
 FOR_EVER = {
     # Long words, so that a reply that is stopped is neither too long nor repeats itself.
@@ -80,5 +80,5 @@ def make(
 ) -> Services:
     """Return services with scripted models to compare."""
     registry = Registry.from_toml(write_list(folder, names))
-    votes = VoteStore(default_url(folder), limits)
+    votes = VoteStore(database_in(folder), limits)
     return Services(Models(registry), votes, grace_seconds=grace_seconds)

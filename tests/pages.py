@@ -10,8 +10,8 @@ from typing import Any
 import gradio as gr
 
 from compeer_core.registry import Registry
-from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
+from tests.databases import database_in
 from ui_components.chat.handlers import Chat
 from ui_components.server.visitors import COOKIE
 from ui_components.shared.models import Models
@@ -51,7 +51,7 @@ QUOTING = (
     "<emotion>In the photo they look sad.\nSentiment: Negative\nEmotion: Anxiety\nIntensity: 4</emotion>\n"
     f"<strategy>Listen first.\nStrategy: Question</strategy>\n<reply>{REPLY}</reply>"
 )
-SLOW_DELAY = 0.15
+SLOW_DELAY = 0.1
 
 
 def script(turns: Sequence[dict[str, Any]]) -> str:
@@ -76,8 +76,8 @@ STANDARD_TURNS: tuple[dict[str, Any], ...] = (
     },
     {"when": "boss shouted", "text": QUOTING, "delay_seconds": 0.01, "chunk_characters": 16},
     {"when": "mute", "text": "<history>Nothing"},
-    {"text": COMPLETE, "delay_seconds": 0.01, "chunk_characters": 16},
-    {"text": SECOND, "delay_seconds": 0.01, "chunk_characters": 16},
+    {"text": COMPLETE, "delay_seconds": 0.002, "chunk_characters": 16},
+    {"text": SECOND, "delay_seconds": 0.002, "chunk_characters": 16},
 )
 JUDGE = "answers = [{ True = 0.91, False = 0.09 }, { True = 0.83, False = 0.17 }, { True = 0.34, False = 0.66 }]\n"
 
@@ -140,7 +140,7 @@ def make_services(
 ) -> Services:
     """Return the services of a server with scripted models."""
     models = Models(Registry.from_toml(write_models(folder, turns)))
-    votes = VoteStore(default_url(folder))
+    votes = VoteStore(database_in(folder))
     return Services(models, votes, grace_seconds=grace_seconds, gated=gated)
 
 

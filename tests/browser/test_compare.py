@@ -396,7 +396,8 @@ def test_two_visitors_never_meet(page, another_context, address):
     assert REPLY not in ben.content()
 
 
-def test_a_closed_page_stops_its_round(browser, address, services):
+def test_a_closed_page_stops_its_round(browser, address, services, monkeypatch):
+    monkeypatch.setattr(services.compare_jobs, "_grace_seconds", 0.5)
     context = browser.new_context(locale="en-US")
     page = opened(context.new_page(), address)
     send(page, "for ever")

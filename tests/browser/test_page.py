@@ -273,7 +273,10 @@ def test_a_reload_keeps_the_conversation_and_a_reply_goes_on(page):
     expect(page.locator("#message .submit-button")).to_be_visible()
 
 
-def test_closing_the_page_ends_the_reply(browser: Browser, address, services: Services):
+def test_closing_the_page_ends_the_reply(
+    browser: Browser, address, services: Services, monkeypatch
+):
+    monkeypatch.setattr(services.chat_jobs, "_grace_seconds", 0.5)
     context = browser.new_context(locale="en-US")
     page = opened(context.new_page(), address)
     send(page, "Write for ever")

@@ -6,10 +6,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from compeer_core.registry import Registry
-from compeer_core.votes.database import default_url
 from compeer_core.votes.leaderboard.board import Board, Filters
 from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
+from tests.databases import database_in
 from tests.pages import write_models
 from tests.voting import Clock, hold_votes, vote
 from ui_components.server.app import build_server, serving
@@ -33,7 +33,7 @@ def _patient() -> None:
 def services_over(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
     folder = tmp_path_factory.mktemp("votes")
     models = Models(Registry.from_toml(write_models(folder)))
-    return Services(models, VoteStore(default_url(folder), clock=clock))
+    return Services(models, VoteStore(database_in(folder), clock=clock))
 
 
 @pytest.fixture(scope="module")

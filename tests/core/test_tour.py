@@ -6,6 +6,7 @@ import json
 import shutil
 import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,18 +35,22 @@ COMPLETE = (
 # --- what is shipped ------------------------------------------------------------------------------
 
 
+@cache
+def files_of(name, kind):
+    """The hashes of a shipped model's files, which are large."""
+    entry = Registry.from_toml(MODELS).entry(name, kind)
+    return origin_of(entry, ASSETS, shipped=True).files
+
+
 @pytest.mark.parametrize("recording", RECORDINGS, ids=names)
 def test_a_recording_names_the_very_files_that_are_shipped(recording):
-    registry = Registry.from_toml(MODELS)
     assert recording.judged is not None
-    judge = registry.entry(recording.judged.judge.name, "judge")
-    assert origin_of(judge, ASSETS, shipped=True).files == recording.judged.judge.files
+    assert files_of(recording.judged.judge.name, "judge") == recording.judged.judge.files
     if not recording.model.shipped:
         assert recording.stage in {"base", "por"}
         assert recording.model.card == ""
         return
-    policy = registry.entry(recording.model.name, "policy")
-    assert origin_of(policy, ASSETS, shipped=True).files == recording.model.files
+    assert files_of(recording.model.name, "policy") == recording.model.files
     assert (ASSETS / recording.model.card).is_file()
 
 

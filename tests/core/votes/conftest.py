@@ -12,13 +12,17 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from compeer_core.votes.database import Database
+from compeer_core.votes.schema import Base
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import Clock
+from tests.databases import write_empty
 
 
 def _programs() -> Path | None:
@@ -64,9 +68,8 @@ def postgres() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def postgres_url(postgres: str) -> Iterator[str]:
-    """The URL of an empty database on a real server."""
+@contextmanager
+def _new_database(postgres: str) -> Iterator[str]:
     server = make_url(postgres).set(drivername="postgresql+psycopg")
     name = f"test_{secrets.token_hex(6)}"
     engine = create_engine(server, isolation_level="AUTOCOMMIT")
@@ -79,17 +82,56 @@ def postgres_url(postgres: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def postgres_url(postgres: str) -> Iterator[str]:
+    """The URL of a new database without tables on a real server."""
+    with _new_database(postgres) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def _shared_database(postgres: str) -> Iterator[str]:
+    """A database with tables; making one takes longer than most tests."""
+    with _new_database(postgres) as url:
+        Database(url).close()
+        yield url
+
+
+@pytest.fixture
+def _emptied_url(_shared_database: str) -> Iterator[str]:
+    yield _shared_database
+    engine = create_engine(_shared_database, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        others = "datname = current_database() AND pid <> pg_backend_pid()"
+        connection.execute(
+            text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        )
+        tables = ", ".join(Base.metadata.tables)
+        connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY CASCADE"))
+    engine.dispose()
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of a file that is not there yet."""
     return f"sqlite:///{tmp_path / 'votes.sqlite3'}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database, of either kind."""
+def new_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database without tables, of either kind."""
     name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
     url: str = request.getfixturevalue(name)
     return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a database with empty tables, of either kind."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("_emptied_url"))
+    file = request.getfixturevalue("tmp_path") / "votes.sqlite3"
+    write_empty(file)
+    return f"sqlite:///{file}"
 
 
 @pytest.fixture

@@ -29,6 +29,11 @@ ROOT = Path(__file__).resolve().parents[3]
 OLDEST, NEWEST = "0001", "0005"
 
 
+@pytest.fixture
+def url(new_url):
+    return new_url
+
+
 def path_of(url):
     return Path(make_url(url).database)
 

@@ -778,18 +778,19 @@ def test_a_new_person_who_opens_many_battles_at_once_is_one_person(store):
     assert rows(store, BattleRow) == 16
 
 
-def test_a_database_failure_is_reported_without_the_texts(store):
-    battle = fought(store)
-    with store.database.writing() as session:
-        session.execute(text("ALTER TABLE vote_revisions RENAME TO lost"))
+def test_a_database_failure_is_reported_without_the_texts(new_url):
+    with VoteStore(new_url) as store:
+        battle = fought(store)
+        with store.database.writing() as session:
+            session.execute(text("ALTER TABLE vote_revisions RENAME TO lost"))
 
-    with pytest.raises(StoreError) as caught:
-        store.cast(battle, "ann", "first", note="my secret")
+        with pytest.raises(StoreError) as caught:
+            store.cast(battle, "ann", "first", note="my secret")
 
-    assert "vote_revisions" in str(caught.value)
-    assert "my secret" not in str(caught.value)
-    assert isinstance(caught.value.__cause__, DBAPIError)
-    assert rows(store, VoteRecord) == 0
+        assert "vote_revisions" in str(caught.value)
+        assert "my secret" not in str(caught.value)
+        assert isinstance(caught.value.__cause__, DBAPIError)
+        assert rows(store, VoteRecord) == 0
 
 
 def test_a_plan_needs_no_consent_by_default():

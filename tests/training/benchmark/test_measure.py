@@ -4,6 +4,7 @@ import json
 import textwrap
 from pathlib import Path
 
+import httpx
 import pytest
 
 from compeer_core.backends.scripted import ScriptedBackend, ScriptedScorer, ScriptedTurn
@@ -11,7 +12,8 @@ from compeer_core.errors import BackendError
 from compeer_core.policy import Policy
 from compeer_core.unifireward import Judge
 from training.__main__ import main
-from training.benchmark.measure import machine, summarise
+from training.benchmark import measure
+from training.benchmark.measure import Config, machine, summarise
 from training.benchmark.server import chat, running_app, sampled_memory
 from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common.results import load
@@ -37,6 +39,19 @@ with gr.Blocks() as demo:
     gr.api(chat, api_name="chat")
 demo.launch(server_name=sys.argv[2], server_port=int(sys.argv[4]), quiet=True)
 """
+
+PAGE = """
+import http.server, sys
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html></html>")
+
+http.server.HTTPServer((sys.argv[2], int(sys.argv[4])), Page).serve_forever()
+"""
+"""A page without gradio, which takes seconds to import at each start."""
 
 
 @pytest.fixture
@@ -113,10 +128,19 @@ def test_machine_reports_the_cores():
     assert "cores" in machine()
 
 
-def test_stage_writes_a_results_file(app, capsys):
-    (app / "turns.json").write_text(json.dumps({"turns": [{"text": TURN}]}), encoding="utf-8")
-    (app / "verdicts.toml").write_text('answers = ["True"]\n', encoding="utf-8")
-    (app / "models.toml").write_text(
+def test_stage_writes_a_results_file(tmp_path, capsys, monkeypatch):
+    asked: list[tuple[str, int]] = []
+
+    def answered(url: str, message: str, seed: int) -> float:
+        assert "</html>" in httpx.get(url, trust_env=False).text
+        asked.append((message, seed))
+        return 0.2
+
+    monkeypatch.setattr(measure, "chat", answered)
+    (tmp_path / "app.py").write_text(PAGE, encoding="utf-8")
+    (tmp_path / "turns.json").write_text(json.dumps({"turns": [{"text": TURN}]}), encoding="utf-8")
+    (tmp_path / "verdicts.toml").write_text('answers = ["True"]\n', encoding="utf-8")
+    (tmp_path / "models.toml").write_text(
         textwrap.dedent("""
             [[models]]
             name = "recorded"
@@ -129,11 +153,11 @@ def test_stage_writes_a_results_file(app, capsys):
         """),
         encoding="utf-8",
     )
-    (app / "benchmark.toml").write_text(
+    (tmp_path / "benchmark.toml").write_text(
         textwrap.dedent(f"""
             name = "benchmark_test"
-            root = "{app.as_posix()}"
-            output = "{app.as_posix()}"
+            root = "{tmp_path.as_posix()}"
+            output = "{tmp_path.as_posix()}"
             models = "models.toml"
             starts = 1
             turns = 2
@@ -142,9 +166,10 @@ def test_stage_writes_a_results_file(app, capsys):
         encoding="utf-8",
     )
 
-    assert main(["benchmark", str(app / "benchmark.toml")]) == 0
+    assert main(["benchmark", str(tmp_path / "benchmark.toml")]) == 0
 
-    result = load(app / "benchmark_test.json")
+    result = load(tmp_path / "benchmark_test.json")
+    assert asked == [(Config().messages[seed], seed) for seed in range(2)]  # the first warms up
     assert result.model == "recorded judged by recorded-judge"
     assert [metric.unit for metric in result.metrics] == [
         "s", "s", "GiB", "s", "tokens/s", "s", "tokens/s",

@@ -31,6 +31,7 @@ from compeer_core.votes.leaderboard.text import to_csv
 from compeer_core.votes.rows import VoteRow, read_votes
 from compeer_core.votes.schema import BattleRow, RevisionRow, SideRow, VoteRecord, VoterRow
 from compeer_core.votes.store import VoteStore
+from tests.databases import database_in
 from tests.pages import write_models
 from tests.voting import Clock, hold_votes, vote
 from ui_components.results.boards import DEMO, KEEP_SECONDS, LOOK_SECONDS, MOST_WAITING, Boards
@@ -51,7 +52,7 @@ SPITEFUL = "<img src=x onerror=alert(1)>"
 
 def services_in(folder, clock=None) -> Services:
     models = Models(Registry.from_toml(write_models(folder)))
-    return Services(models, VoteStore(default_url(folder), clock=clock or Clock()))
+    return Services(models, VoteStore(database_in(folder), clock=clock or Clock()))
 
 
 @pytest.fixture(scope="module")

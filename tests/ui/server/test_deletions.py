@@ -32,7 +32,6 @@ from ui_components.shared.services import Services
 from ui_components.shared.session import Session, Turn
 from ui_components.shared.session_store import SessionKey
 
-ROUNDS = 50
 WORDS = "nobody may read this"
 
 # Gradio uses deprecated pandas features.
@@ -267,11 +266,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Serv
     services.votes.close()
 
 
-def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server):
+@pytest.mark.parametrize("rounds", [20, pytest.param(50, marks=pytest.mark.slow)])
+def test_after_a_deletion_nothing_arrives_that_was_sent_before_it(server, rounds):
     address, services = server
     ann = Page(address, services, listens=True)
     drawn = random.Random(1)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         marker = f"words-of-round-{number}"
         said = Utterance(Speaker.SEEKER, f"{marker} to vote on")
         key = SessionKey(
