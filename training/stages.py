@@ -58,6 +58,13 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.cer.mirror",
             "join the shipped LLM-written mirroring turns with their contexts",
         ),
+        "cer corrected": Stage(
+            "training.cer.corrected",
+            "join the shipped corrections of COMPEER-small's turns with their contexts",
+        ),
+        "cer graded": Stage(
+            "training.cer.graded", "pair the shipped graded replies of COMPEER-small"
+        ),
         "cer flawed": Stage(
             "training.cer.flawed",
             "convert the shipped flawed variants to judged CER rows",
@@ -88,6 +95,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "risk": Stage("training.risk.train", "train the learned check for signs of danger"),
         "sft adapter": Stage(
             "training.sft.adapter", "train a LoRA adapter on a small base, one dialogue per row"
+        ),
+        "sft preference": Stage(
+            "training.sft.preference", "train a LoRA adapter by DPO on pairs of turns"
         ),
         "sft cer": Stage(
             "training.sft.cer", "fine-tune a policy on CER turns whose labels are all correct"

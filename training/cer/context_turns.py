@@ -65,7 +65,7 @@ def read_turns(paths: Sequence[Path], kind: type[T]) -> dict[str, PlacedTurn[T]]
 def joined(
     turns: Mapping[str, PlacedTurn[T]], contexts: Sequence[Path]
 ) -> Iterator[tuple[Case, PlacedTurn[T]]]:
-    """Yield each case that a turn answers, in the order of the contexts; count turns without a case.
+    """Yield each case that a turn answers once, in the order of the contexts; count turns without a case.
 
     Args:
         turns: By context.
@@ -74,12 +74,13 @@ def joined(
     Raises:
         ConfigError: A file is missing, or no turn has a case.
     """
-    missing = set(turns)
+    missing, known = set(turns), set[str]()
     for path in contexts:
         for record in read_records(path, CerRecord):
             context = _DRAW.sub("", record.case.id)
-            if context in turns:
+            if context in turns and record.case.id not in known:
                 missing.discard(context)
+                known.add(record.case.id)
                 yield record.case, turns[context]
     if len(missing) == len(turns):
         raise ConfigError(

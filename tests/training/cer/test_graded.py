@@ -1,0 +1,85 @@
+"""Graded replies as pairs: by hand, and what a line may not be."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compeer_core.errors import ConfigError
+from compeer_core.reasoning import parse
+from compeer_core.taxonomy import Preference
+from tests.training.cer.test_corrected import correction
+from tests.training.cer.test_mirror import case, contexts, pack
+from training.cer import graded
+from training.cer.graded import Config, graded_rows
+
+REPLIES = ["The cat is gone.", "So sad, your cat is gone.", "Good for the cat."]
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    line = {"context": "cat#0", "replies": REPLIES, "grades": [1, 2, 0]}
+    return line | {"pairs": [[1, 2], [0, 2]], "held_out": False} | changes
+
+
+def config(folder: Path, *lines: dict[str, Any]) -> Config:
+    file = folder / "graded.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    known = contexts(folder, case("cat#0", "the cat is gone"))
+    turns = pack(folder, correction(emotion_text="They feel sad."))
+    return Config(replies=file, turns=(turns,), contexts=(known,), output=folder / "out")
+
+
+def test_pairs_follow_the_corrected_steps_by_hand(tmp_path):
+    rows = list(graded_rows(config(tmp_path, line())))
+
+    assert [(row.first.reply, row.second.reply) for row in rows] == [
+        ("So sad, your cat is gone.", "Good for the cat."),
+        ("The cat is gone.", "Good for the cat."),
+    ]
+    assert [row.id for row in rows] == ["cat#0/graded-0", "cat#0/graded-1"]
+    assert {row.preference for row in rows} == {Preference.FIRST}
+    assert rows[0].preference_by.kind == "model"
+    better, worse = (parse(turn.turn) for turn in rows[0].candidates)
+    assert better.reasoning == worse.reasoning
+    assert better.reasoning.emotion.text == "They feel sad."
+    assert better.reply == rows[0].first.reply
+    assert rows[0].case.split == "train"
+
+
+def test_pairs_that_are_held_out_are_for_validation(tmp_path, caplog):
+    caplog.set_level("INFO")
+    graded.run(config(tmp_path, line(held_out=True)))
+
+    assert "train: 0 pairs, valid: 2 pairs" in caplog.text
+    assert len((tmp_path / "out" / "rows.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    graded.run(config(tmp_path, line()), dry_run=True)
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([line(), line()], "line 2: context cat#0 occurs twice"),
+        ([line(context="dog#0")], "line 1: context dog#0 has no corrected turn"),
+        ([line(grades=[1, 2])], "line 1: .*3 replies, but 2 grades"),
+        ([line(grades=[1, 2, 3])], "line 1: grades"),
+        ([line(pairs=[[1, 3]])], r"line 1: .*pair \[1, 3\]: there are 3 replies"),
+        ([line(pairs=[[2, 1]])], r"line 1: .*pair \[2, 1\]: the first has no better grade"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, lines, message):
+    with pytest.raises(ConfigError, match=message):
+        list(graded_rows(config(tmp_path, *lines)))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    missing = config(tmp_path, line()).model_copy(update={"replies": tmp_path / "no.jsonl.gz"})
+
+    with pytest.raises(ConfigError, match=r"no.jsonl.gz: no such file"):
+        list(graded_rows(missing))
