@@ -44,6 +44,8 @@ class SampledTurn:
     seed: int
     """Of the sampling."""
     text: str
+    strategy: str | None = None
+    """The forced one."""
 
 
 def read_contexts(
@@ -121,6 +123,8 @@ def sampled_turns(
     sampling: Sampling,
     output: Path,
     seed: int,
+    forced: Sequence[str | None] | None = None,
+    draws: int = 1,
 ) -> Iterator[SampledTurn]:
     """Yield a turn of each policy for each context, policy by policy.
 
@@ -133,15 +137,20 @@ def sampled_turns(
         sampling: Its seed is ignored.
         output: Folder of the run.
         seed: With the place of a context, the seed of its turns, which is the same for all policies.
+        forced: The strategy to force in each context; None forces none.
+        draws: See `AnswerRequest`.
     """
+    strategies = [None] * len(contexts) if forced is None else forced
     seeds = [seed_of(number, seed) for number in range(len(contexts))]
     for policy in policies:
         requests = (
-            AnswerRequest(pictures.dialogue(case), (of_case,), case.language)
-            for case, of_case in zip(contexts, seeds, strict=True)
+            AnswerRequest(pictures.dialogue(case), (of_case,), case.language, strategy, draws)
+            for case, of_case, strategy in zip(contexts, seeds, strategies, strict=True)
         )
         with loaded_policy(policy) as answerer:
             stored = store_path(output, policy.name)
             answers = answerer.answers(requests, sampling, len(contexts), stored)
-            for case, of_case, (answer,) in zip(contexts, seeds, answers, strict=True):
-                yield SampledTurn(policy.name, case, of_case, answer.text)
+            for case, of_case, strategy, (answer,) in zip(
+                contexts, seeds, strategies, answers, strict=True
+            ):
+                yield SampledTurn(policy.name, case, of_case, answer.text, strategy)

@@ -1,6 +1,7 @@
 """Generates a policy's answers to histories in batches, with a seed per answer.
 
-Answers can be stored in a file, from which an interrupted evaluation resumes.
+Answers can be stored in a file, from which an interrupted evaluation resumes. Answers with a forced strategy are
+generated one by one through `compeer_core.policy.Policy`, as on the page: its label is written into the turn.
 
 The gate of `compeer_core.gate` is off unless a policy turns it on: an evaluation measures what a model writes,
 and the page what a person sees. Results state it (`gate_state`).
@@ -18,14 +19,16 @@ import numpy as np
 from pydantic import Field
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.transformers_ import TransformersBackend
 from compeer_core.backends.transformers_.batch_generation import Prompt, Turn, generate_turns
 from compeer_core.config import FrozenModel
+from compeer_core.consistency import Followed, carries_out
 from compeer_core.dialogue import Dialogue
 from compeer_core.gate import faults_of, previous_reply
 from compeer_core.model_pool import Lease, ModelPool
-from compeer_core.policy import Style
+from compeer_core.policy import Controls, Policy, Style
 from compeer_core.prompts import policy_messages
-from compeer_core.reasoning import read
+from compeer_core.reasoning import TurnFinished, read
 from compeer_core.turn import FRESH_DRAWS, draw_seed
 from training.common.fingerprints import digest, fingerprint
 from training.common.progress import track
@@ -61,6 +64,11 @@ class AnswerRequest:
     seeds: tuple[int, ...]
     """An answer is sampled with each of them."""
     language: str = "en"
+    strategy: str | None = None
+    """The strategy to force. `Turn.ids` of such an answer is empty."""
+    draws: int = 1
+    """How often an answer is drawn at most until its reply shows the forced strategy (`carries_out`). If none does,
+    the first counts. Greedy answers are drawn once."""
 
 
 class Answerer:
@@ -110,37 +118,34 @@ class Answerer:
     def _generate(
         self, requests: Iterable[AnswerRequest], sampling: Sampling, store: AnswerStore | None
     ) -> Iterator[tuple[Turn, ...]]:
-        reserved = self._lease.chat.reserved
         for batch in self._batches(requests):
-            prompts = [
-                Prompt(
-                    policy_messages(each.dialogue, self._policy.style, each.language, reserved),
-                    each.seeds,
-                )
-                for each in batch
-            ]
-            turns = self._batch_answers(prompts, sampling, store)
+            turns = self._batch_answers(batch, sampling, store)
             if self._policy.gate:
-                turns = self._gated(batch, prompts, turns, sampling, store)
+                turns = self._gated(batch, turns, sampling, store)
             yield from turns
 
+    def _prompt(self, request: AnswerRequest) -> Prompt:
+        style, reserved = self._policy.style, self._lease.chat.reserved
+        messages = policy_messages(request.dialogue, style, request.language, reserved)
+        return Prompt(messages, request.seeds)
+
     def _batch_answers(
-        self, prompts: Sequence[Prompt], sampling: Sampling, store: AnswerStore | None
+        self, batch: Sequence[AnswerRequest], sampling: Sampling, store: AnswerStore | None
     ) -> Sequence[tuple[Turn, ...]]:
         """Take the answers from the store, or generate them."""
         if store is None:
-            return self._generate_batch(prompts, sampling)
-        key = digest([self._identity, repr(sampling), repr(prompts)])
+            return self._generate_batch(batch, sampling)
+        forced = [[each.strategy, each.draws] for each in batch]
+        key = digest([self._identity, repr(sampling), repr([*map(self._prompt, batch)]), forced])
         turns = store.take(key)
         if turns is None:
-            turns = self._generate_batch(prompts, sampling)
+            turns = self._generate_batch(batch, sampling)
             store.put(key, turns)
         return turns
 
     def _gated(
         self,
         batch: Sequence[AnswerRequest],
-        prompts: Sequence[Prompt],
         turns: Sequence[tuple[Turn, ...]],
         sampling: Sampling,
         store: AnswerStore | None,
@@ -164,7 +169,7 @@ class Answerer:
             if not places:
                 break
             fresh = [
-                Prompt(prompts[place].messages, (draw_seed(batch[place].seeds[number], draw),))
+                replace(batch[place], seeds=(draw_seed(batch[place].seeds[number], draw),))
                 for place, number in places
             ]
             drawn = self._batch_answers(fresh, sampling, store)
@@ -176,9 +181,18 @@ class Answerer:
         ]
 
     def _generate_batch(
-        self, prompts: Sequence[Prompt], sampling: Sampling
+        self, batch: Sequence[AnswerRequest], sampling: Sampling
     ) -> list[tuple[Turn, ...]]:
-        chat = self._lease.chat
+        free = iter(self._free([each for each in batch if each.strategy is None], sampling))
+        return [
+            next(free)
+            if each.strategy is None
+            else tuple(self._forced(each, sampling, seed) for seed in each.seeds)
+            for each in batch
+        ]
+
+    def _free(self, batch: Sequence[AnswerRequest], sampling: Sampling) -> list[tuple[Turn, ...]]:
+        chat, prompts = self._lease.chat, [*map(self._prompt, batch)]
         job = functools.partial(
             generate_turns, chat, self._lease.adapter, prompts, sampling, threading.Event()
         )
@@ -188,6 +202,27 @@ class Answerer:
                 raise outcome
             turns.append(outcome)
         return turns
+
+    def _forced(self, request: AnswerRequest, sampling: Sampling, seed: int) -> Turn:
+        """Draw a turn with the policy of the page, again while its reply ignores the strategy."""
+        lease, strategy = self._lease, request.strategy
+        assert strategy is not None
+        backend = TransformersBackend(lease.name, lease.scheduler, lease.adapter, lease.release)
+        policy = Policy(self._policy.name, backend, self._policy.style)
+        history = request.dialogue.merged().utterances
+        turns: list[Turn] = []
+        while len(turns) < (request.draws if sampling.temperature > 0 else 1):
+            controls = Controls(strategy, sampling=replace(sampling, seed=seed))
+            stream = policy.respond(request.dialogue, controls, threading.Event())
+            *_, last = stream
+            assert isinstance(last, TurnFinished)
+            reading, ended = last.reading, stream.tokens < sampling.max_new_tokens
+            turns.append(Turn(reading.raw, (), ended))
+            followed = carries_out(history, reading.reply or "", strategy, request.language)
+            if followed is not Followed.NO:
+                return turns[-1]
+            seed = draw_seed(seed, 1)
+        return turns[0]
 
     def _batches(self, requests: Iterable[AnswerRequest]) -> Iterator[list[AnswerRequest]]:
         """Group requests into batches of up to `at_once` turns, but at least one request."""

@@ -1,14 +1,21 @@
-"""Answers of policies: stored answers are reused if, and only if, nothing they depend on changed."""
+"""Answers of policies: stored answers are reused if, and only if, nothing they depend on changed; strategies are forced
+as on the page.
+"""
 
 import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compeer_core.backends.protocol import Sampling
+from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.backends.transformers_.batch_generation import Turn
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
+from compeer_core.model_pool import load_transformers
+from compeer_core.policy import Controls, Policy, TurnStream
 from compeer_core.turn import draw_seed
 from tests.checkpoints import build_adapter, build_qwen
 from tests.core.example import TEXT
@@ -80,7 +87,9 @@ def test_answers_from_before_a_kill_are_reused(policy, generated, tmp_path):
     assert generated == []
 
 
-@pytest.mark.parametrize("change", ["question", "seed", "sampling", "weights", "adapter", "order"])
+@pytest.mark.parametrize(
+    "change", ["question", "seed", "strategy", "sampling", "weights", "adapter", "order"]
+)
 def test_answers_are_generated_again_after_a_change(policy, generated, tmp_path, change):
     stored, to_answer, sampling = tmp_path / "stored.jsonl", requests(4), {}
     answers(policy, to_answer, stored)
@@ -89,6 +98,8 @@ def test_answers_are_generated_again_after_a_change(policy, generated, tmp_path,
             to_answer[3] = requests(4, "Goodbye")[3]
         case "seed":
             to_answer[3] = AnswerRequest(to_answer[3].dialogue, (6, 8))
+        case "strategy":
+            to_answer[3] = replace(to_answer[3], strategy="Question")
         case "sampling":
             sampling = {"temperature": 0.6}
         case "weights":
@@ -102,7 +113,7 @@ def test_answers_are_generated_again_after_a_change(policy, generated, tmp_path,
 
     again = answers(policy, to_answer, stored, **sampling)
 
-    assert generated == ([2] if change in {"question", "seed"} else [2, 2])
+    assert generated == ([2] if change in {"question", "seed", "strategy"} else [2, 2])
     assert again == answers(policy, to_answer, None, **sampling)
     assert len(stored.read_text().splitlines()) == 2
 
@@ -180,3 +191,54 @@ def test_an_answer_that_no_draw_makes_usable_is_empty(policy, monkeypatch):
 def test_a_policy_without_the_gate_is_described_as_before_it_existed(policy):
     assert "gate" not in policy.model_dump(mode="json")
     assert policy.model_copy(update={"gate": True}).model_dump()["gate"] is True
+
+
+# --- a forced strategy ---------------------------------------------------------------------------
+
+
+def test_a_strategy_is_forced_as_on_the_page_and_other_requests_are_not_changed(policy):
+    free, forced = requests(2)
+    forced = replace(forced, strategy="Self-disclosure")
+    page = Policy("page", load_transformers(policy.source, device="cpu"))
+    expected = []
+    for seed in forced.seeds:
+        controls = Controls("Self-disclosure", sampling=replace(SAMPLING, seed=seed))
+        *_, last = page.respond(forced.dialogue, controls, threading.Event())
+        expected.append(last.reading.raw)
+    page.backend.close()
+
+    [turns_free, turns_forced] = answers(policy, [free, forced], None)
+
+    assert [turn.text for turn in turns_forced] == expected
+    assert turns_free == answers(policy, [free], None)[0]
+
+
+@pytest.mark.parametrize(
+    ("draws", "temperature", "replies", "used", "kept"),
+    [
+        (1, 0.7, ["Oh no."], 1, 0),
+        (3, 0.7, ["Oh no.", "Oh.", "Why?"], 3, 2),
+        (2, 0.7, ["Oh no.", "Oh."], 2, 0),
+        (3, 0.7, ["Why?"], 1, 0),
+        (3, 0.0, ["Oh no."], 1, 0),
+    ],
+)
+def test_a_reply_that_ignores_its_strategy_is_drawn_again(
+    policy, monkeypatch, draws, temperature, replies, used, kept
+):
+    texts = [f"<reply>{reply}</reply>" for reply in replies]
+    seeds: list[int | None] = []
+
+    def respond(_: Policy, dialogue: Dialogue, controls: Controls, stop: threading.Event) -> Any:
+        assert controls.strategy == "Question"
+        assert controls.sampling is not None
+        seeds.append(controls.sampling.seed)
+        backend = ScriptedBackend([texts[len(seeds) - 1]], can_write=False)
+        return TurnStream(Policy("scripted", backend), dialogue, Controls(), stop)
+
+    monkeypatch.setattr(Policy, "respond", respond)
+    request = AnswerRequest(requests(1)[0].dialogue, (5,), strategy="Question", draws=draws)
+    [[turn]] = answers(policy, [request], None, temperature=temperature)
+
+    assert seeds == [5, draw_seed(5, 1), draw_seed(draw_seed(5, 1), 1)][:used]
+    assert turn.text == texts[kept]
