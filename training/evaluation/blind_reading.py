@@ -1,89 +1,59 @@
 """Blind rating of replies: `python -m training evaluate reading <config.toml>`.
 
-All policies answer the same contexts once. The first run writes two files and stops: `sheet.jsonl` for the
-reader, with one context per line and its replies in random order, and `key.json`, which maps replies to
-policies and must be hidden from the reader. The reader writes `judgements.jsonl` according to `rubric.md`;
-the second run computes the metrics.
+All policies answer the same contexts once. A line of the sheet (`training.evaluation.blind_sheet`) has a context
+and the replies to it in random order; the key maps them to policies. The reader judges according to `rubric.md`.
 
 The reader is a person or an LLM, which the result states. Rule-based measures of all turns (completeness,
 repetition, invented quotations) are reported as well.
 """
 
-import datetime
-import json
-import logging
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from compeer_core.backends.protocol import Sampling
-from compeer_core.cer import Case, CaseUtterance
+from compeer_core.cer import Case
 from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.grounding import invented_quotations
 from compeer_core.ngrams import loops
 from compeer_core.reasoning import read, reply_of
-from compeer_core.row_files import write_rows
-from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
+from compeer_core.stats import bootstrap_weights
 from training.common import results
-from training.common.fingerprints import digest
-from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.records import read_records
-from training.evaluation.answer_store import clear_stores
-from training.evaluation.contexts import Contexts, read_contexts, sampled_turns
-from training.evaluation.policy_answers import PolicySource, gate_state
-from training.stages import WaitingForPeople, refuse_resume
+from training.evaluation.blind_sheet import (
+    NO_REPLY,
+    RATERS,
+    TURNS,
+    Line,
+    Sheet,
+    SheetConfig,
+    WrittenTurn,
+    contexts_of,
+    judgements_of,
+    publish,
+    read_key,
+    share,
+)
+from training.evaluation.contexts import sampled_turns
 
-_log = logging.getLogger(__name__)
-
-SHEET, KEY, JUDGEMENTS, TURNS = "sheet.jsonl", "key.json", "judgements.jsonl", "turns.jsonl"
 REPLIES = "replies.md"
 OWN = ("", "written")
 """Corpora whose text may be published."""
-NO_REPLY = "(no reply)"
 RUBRIC = Path(__file__).with_name("rubric.md")
-RATERS = {"llm": "LLM rater", "person": "human rater"}
-"""How tables name the reader, by the source of the labels."""
 
 
-class Config(FrozenModel):
-    """`[evaluate reading]`: policies, contexts and reader."""
+class Config(SheetConfig):
+    """`[evaluate reading]`: policies, contexts and reader. The first policy is compared with each of the others."""
 
-    policies: tuple[PolicySource, ...] = Field(min_length=1)
-    """The first is compared with each of the others."""
-    contexts: tuple[Contexts, ...] = Field(min_length=1)
-    output: Path
-    """Folder of the run."""
     name: str = Field(pattern=r"^reading_[\w-]+$")
-    """Name of the results file."""
-    results: Path = results.FOLDER
-    reader: str
-    """Description of the reader for the result, such as the name of an LLM."""
-    label_source: Literal["person", "llm"]
-    faces: Path | None = None
-    """Folder of the packed faces, for contexts that show one."""
-    temperature: float = Field(default=0.7, ge=0)
-    top_p: float = Field(default=0.9, gt=0, le=1)
-    max_new_tokens: int = Field(default=300, gt=0)
-    seed: int = 0
     command: str = (
         "python -m training evaluate reading training/configs/small/evaluate_reading.toml"
     )
-    """The command that reproduces the result."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> "Config":
-        names = [policy.name for policy in self.policies]
-        if len(names) != len({*names}):
-            raise ValueError("two policies have the same name")
-        return self
 
 
 class ReplyJudgement(FrozenModel):
@@ -98,35 +68,18 @@ class ReplyJudgement(FrozenModel):
     """1 is the best of its context; equal numbers are ties."""
 
 
-class Judgement(FrozenModel):
+class Judgement(Line):
     """The reader's ratings of the replies to a context."""
 
-    id: str
     replies: tuple[ReplyJudgement, ...] = Field(min_length=1)
     """In the order of the sheet."""
 
 
-class SheetLine(FrozenModel):
+class SheetLine(Line):
     """A context and its replies, as shown to the reader."""
 
-    id: str
     conversation: tuple[str, ...] = Field(min_length=1)
     replies: tuple[str, ...]
-
-
-class WrittenTurn(FrozenModel):
-    """A policy's turn for a context."""
-
-    policy: str
-    context: str
-    source: str
-    """Source dialogue of the context, the unit of resampling."""
-    corpus: str
-    """Empty for a first message."""
-    conversation: tuple[str, ...]
-    messages: tuple[str, ...]
-    """The seeker's messages."""
-    text: str
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -135,67 +88,37 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     Raises:
         WaitingForPeople: The sheet is written, the judgements are missing.
     """
-    if resume != config.output:
-        refuse_resume(resume, "evaluate reading resumes by itself")
-    histories = list(read_contexts(config.contexts, config.seed))
-    _log.info("%d contexts, %d policies", len(histories), len(config.policies))
+    contexts = contexts_of(config, resume)
     if dry_run:
         return
-    judgements = config.output / JUDGEMENTS
-    settings = digest(config.model_dump(mode="json", exclude={"results", "reader", "label_source"}))
-    if not (config.output / KEY).is_file():
-        if judgements.exists():
-            raise ConfigError(f"{judgements} belongs to an earlier sheet; move it elsewhere")
-        _write_sheet(config, _generate_turns(config, histories), settings)
-        clear_stores(config.output)
-    if json.loads((config.output / KEY).read_text(encoding="utf-8"))["asked"] != settings:
-        raise ConfigError(
-            f"{config.output}: the sheet was written with other settings; choose another output"
-        )
-    if not judgements.is_file():
-        raise WaitingForPeople(
-            f"rate {config.output / SHEET} according to {config.output / 'rubric.md'}, write the "
-            f"judgements to {judgements} and run this command again"
-        )
-    _publish(config, list(read_records(judgements, Judgement)))
 
+    def make() -> Sheet:
+        return _sheet(_generate_turns(config, contexts), config.seed)
 
-def _generate_turns(config: Config, histories: Sequence[Case]) -> list[WrittenTurn]:
-    sampling = Sampling(
-        temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
-    )
-    pictures = Pictures(None, config.faces)
-    return [
-        WrittenTurn(
-            policy=turn.policy,
-            context=turn.case.id,
-            source=turn.case.source_id,
-            corpus=turn.case.corpus,
-            conversation=tuple(map(_as_line, turn.case.history)),
-            messages=tuple(
-                utterance.text
-                for utterance in turn.case.history
-                if utterance.speaker is Speaker.SEEKER
-            ),
-            text=turn.text,
-        )
-        for turn in sampled_turns(
-            config.policies, histories, pictures, sampling, config.output, config.seed
-        )
+    judgements = judgements_of(config, RUBRIC, Judgement, make)
+    names = [policy.name for policy in config.policies]
+    key, turns = read_key(config), list(read_records(config.output / TURNS, WrittenTurn))
+    metrics = [
+        *reader_metrics(names, key, judgements, RATERS[config.label_source]),
+        *rule_metrics(turns),
     ]
+    publish(config, "Replies rated blind", metrics)
+    (config.output / REPLIES).write_text(rated_replies(key, turns, judgements), encoding="utf-8")
 
 
-def _as_line(utterance: CaseUtterance) -> str:
-    photo = " [with a photo of a face]" if utterance.images else ""
-    return f"{utterance.speaker.value}{photo}: {utterance.text}"
+def _generate_turns(config: Config, contexts: Sequence[Case]) -> list[WrittenTurn]:
+    pictures = Pictures(None, config.faces)
+    turns = sampled_turns(
+        config.policies, contexts, pictures, config.sampling, config.output, config.seed
+    )
+    return [*map(WrittenTurn.of, turns)]
 
 
-def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) -> None:
-    """Write turns, sheet and key. The key is last, so that an interrupted run starts again."""
+def _sheet(turns: Sequence[WrittenTurn], seed: int) -> Sheet:
     by_context: dict[str, list[WrittenTurn]] = {}
     for turn in turns:
         by_context.setdefault(turn.context, []).append(turn)
-    rng = np.random.default_rng([config.seed, 1])
+    rng = np.random.default_rng([seed, 1])
     lines: list[SheetLine] = []
     key: dict[str, dict[str, Any]] = {}
     for place in rng.permutation(len(by_context)).tolist():
@@ -209,45 +132,13 @@ def _write_sheet(config: Config, turns: Sequence[WrittenTurn], settings: str) ->
             "source": candidates[0].source,
             "policies": [candidates[number].policy for number in order],
         }
-    config.output.mkdir(parents=True, exist_ok=True)
-    write_rows(config.output / TURNS, turns)
-    write_rows(config.output / SHEET, lines)
-    shutil.copy(RUBRIC, config.output / "rubric.md")
-    temporary = config.output / f"{KEY}.new"
-    temporary.write_text(json.dumps({"asked": settings, "lines": key}, indent=1), encoding="utf-8")
-    temporary.replace(config.output / KEY)
-
-
-def _publish(config: Config, judgements: Sequence[Judgement]) -> None:
-    key = json.loads((config.output / KEY).read_text(encoding="utf-8"))["lines"]
-    turns = list(read_records(config.output / TURNS, WrittenTurn))
-    names = [policy.name for policy in config.policies]
-    metrics = [
-        *reader_metrics(names, key, judgements, RATERS[config.label_source]),
-        *rule_metrics(turns),
-    ]
-    result = results.Result(
-        name=config.name,
-        title=f"Replies rated blind by {config.reader}",
-        date=datetime.datetime.now(datetime.UTC).date(),
-        model=", ".join(policy.name for policy in config.policies),
-        label_source=f"{config.label_source} ({config.reader}), and rule where it says so",
-        command=config.command,
-        versions=versions(("torch", "transformers", "peft")),
-        seed=config.seed,
-        gate=gate_state(config.policies),
-        interval="95 % CI over source dialogues",
-        compared="Policy",
-        metrics=tuple(metrics),
-    )
-    results.publish(result, config.results, config.output)
-    (config.output / REPLIES).write_text(rated_replies(key, turns, judgements), encoding="utf-8")
+    return Sheet(turns, lines, key)
 
 
 def rated_replies(
     key: Mapping[str, Mapping[str, Any]],
     turns: Sequence[WrittenTurn],
-    judgements: Sequence[Judgement],
+    judgements: Mapping[str, Judgement],
 ) -> str:
     """Return all replies with their ratings, as Markdown.
 
@@ -256,10 +147,10 @@ def rated_replies(
     """
     by_context = {(turn.context, turn.policy): turn for turn in turns}
     lines = ["# All rated replies", ""]
-    for judgement in sorted(judgements, key=lambda judgement: judgement.id):
-        entry = key[judgement.id]
+    for name, judgement in sorted(judgements.items()):
+        entry = key[name]
         context = entry["context"]
-        lines += [f"## {judgement.id}: {context}", ""]
+        lines += [f"## {name}: {context}", ""]
         first = by_context[context, entry["policies"][0]]
         if first.corpus in OWN:
             lines += [f"> {_single_line(line)}  " for line in first.conversation] + [""]
@@ -291,7 +182,7 @@ def _summary(rating: ReplyJudgement) -> str:
 def reader_metrics(
     policies: Sequence[str],
     key: Mapping[str, Mapping[str, Any]],
-    judgements: Sequence[Judgement],
+    judgements: Mapping[str, Judgement],
     rater: str,
 ) -> Iterator[results.Metric]:
     """Yield the share of replies for each question, and how often the first policy is preferred.
@@ -303,18 +194,14 @@ def reader_metrics(
         rater: One of `RATERS`.
 
     Raises:
-        ConfigError: A line has no judgement, several, or one with another number of replies.
+        ConfigError: A judgement has another number of replies than its line.
     """
-    by_line = {judgement.id: judgement for judgement in judgements}
-    if by_line.keys() != key.keys() or len(by_line) != len(judgements):
-        mismatched = sorted(by_line.keys() ^ key.keys())[:3] or ["duplicates"]
-        raise ConfigError(f"judgements do not match the sheet: {', '.join(mismatched)}")
     ratings: dict[str, list[ReplyJudgement]] = {}
     for line, entry in key.items():
-        count, expected = len(by_line[line].replies), len(entry["policies"])
+        count, expected = len(judgements[line].replies), len(entry["policies"])
         if count != expected:
             raise ConfigError(f"{line}: {count} replies are judged, {expected} are expected")
-        for policy, rating in zip(entry["policies"], by_line[line].replies, strict=True):
+        for policy, rating in zip(entry["policies"], judgements[line].replies, strict=True):
             ratings.setdefault(policy, []).append(rating)
     weights = bootstrap_weights([entry["source"] for entry in key.values()])
     questions = ("grammatical", "answers", "may_hurt", "claims_human")
@@ -322,12 +209,12 @@ def reader_metrics(
     for question, title in zip(questions, titles, strict=True):
         for policy in policies:
             passed = [float(getattr(rating, question)) for rating in ratings[policy]]
-            yield _share(title, passed, weights, rater, policy)
+            yield share(title, passed, weights, rater, policy)
     first, *others = policies
     for other in others:
         pairs = zip(ratings[first], ratings[other], strict=True)
         wins = [(a.rank < b.rank) + (a.rank == b.rank) / 2 for a, b in pairs]
-        yield _share(f"preferred over {other} (ties count half)", wins, weights, "pairwise", first)
+        yield share(f"preferred over {other} (ties count half)", wins, weights, "pairwise", first)
 
 
 def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
@@ -337,9 +224,9 @@ def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
         readings = [read(turn.text) for turn in own]
         weights = bootstrap_weights([turn.source for turn in own])
         complete = [float(reading.is_complete) for reading in readings]
-        yield _share("complete", complete, weights, "by rule", policy)
+        yield share("complete", complete, weights, "by rule", policy)
         looping = [float(loops(turn.text)) for turn in own]
-        yield _share("repetition rate (4-gram >= 3x)", looping, weights, "by rule", policy)
+        yield share("repetition rate (4-gram >= 3x)", looping, weights, "by rule", policy)
         exact = [
             float(
                 not invented_quotations(
@@ -352,12 +239,4 @@ def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:
         ]
         if any(complete):
             name = "complete turns without an invented quotation"
-            yield _share(name, exact, weights, "by rule", policy)
-
-
-def _share(
-    name: str, values: Sequence[float], weights: Floats, about: str, of: str
-) -> results.Metric:
-    known = len(values) - sum(math.isnan(value) for value in values)
-    share = estimate(weighted_mean(weights, values), known)
-    return results.measured(name, share, unit="%", of=of, about=about)
+            yield share(name, exact, weights, "by rule", policy)

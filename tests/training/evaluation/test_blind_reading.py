@@ -11,10 +11,10 @@ from training.evaluation.blind_reading import (
     Config,
     Judgement,
     ReplyJudgement,
-    WrittenTurn,
     reader_metrics,
     rule_metrics,
 )
+from training.evaluation.blind_sheet import WrittenTurn
 from training.stages import WaitingForPeople
 
 TURN = (
@@ -65,10 +65,10 @@ def test_reader_metrics_by_hand():
         "c001": {"context": "x", "source": "x", "policies": ["a", "b"]},
         "c002": {"context": "y", "source": "y", "policies": ["b", "a"]},
     }
-    judgements = [
-        Judgement(id="c001", replies=(rating(True, 1), rating(False, 2))),
-        Judgement(id="c002", replies=(rating(True, 1), rating(True, 1))),
-    ]
+    judgements = {
+        "c001": Judgement(id="c001", replies=(rating(True, 1), rating(False, 2))),
+        "c002": Judgement(id="c002", replies=(rating(True, 1), rating(True, 1))),
+    }
     metrics = list(reader_metrics(["a", "b"], key, judgements, "LLM rater"))
 
     assert values(metrics, "answers the message") == {"a": 100.0, "b": 50.0}
@@ -154,20 +154,15 @@ def test_rejects_a_sheet_of_other_settings(config, monkeypatch):
 
 def test_text_of_other_corpora_is_not_published():
     key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
-    judgements = [Judgement(id="c001", replies=(rating(True, 1),))]
+    judgements = {"c001": Judgement(id="c001", replies=(rating(True, 1),))}
     esconv = turn("a", "x").model_copy(update={"corpus": "esconv"})
 
     assert "I hate my boss" in blind_reading.rated_replies(key, [turn("a", "x")], judgements)
     assert "I hate my boss" not in blind_reading.rated_replies(key, [esconv], judgements)
 
 
-def test_rejects_judgements_of_another_sheet():
+def test_rejects_another_number_of_replies():
     key = {"c001": {"context": "x", "source": "x", "policies": ["a"]}}
-    with pytest.raises(ConfigError, match="do not match the sheet: c001"):
-        list(reader_metrics(["a"], key, [], "LLM rater"))
+    judgements = {"c001": Judgement(id="c001", replies=(rating(True, 1),) * 2)}
     with pytest.raises(ConfigError, match="c001: 2 replies are judged, 1 are expected"):
-        list(
-            reader_metrics(
-                ["a"], key, [Judgement(id="c001", replies=(rating(True, 1),) * 2)], "LLM rater"
-            )
-        )
+        list(reader_metrics(["a"], key, judgements, "LLM rater"))
