@@ -130,6 +130,10 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "training.evaluation.blind_reading",
             "have a person or LLM rate replies of several policies, blinded",
         ),
+        "evaluate steering": Stage(
+            "training.evaluation.steering",
+            "have a person or LLM judge, blinded, whether replies carry out a forced strategy",
+        ),
         "evaluate human": Stage(
             "training.evaluation.human",
             "write a blind study of several models for raters, and analyse their answers",
