@@ -58,6 +58,8 @@ class Fault(StrEnum):
     """The reply contains the same words again and again."""
     REPEATS_PREVIOUS = "repeats_previous"
     """The reply is the supporter's previous one, or nearly."""
+    NO_SIGN = "no_sign"
+    """The reply does not show the forced strategy. `compeer_core.forced_turn` finds it, not `faults_of`."""
 
 
 UNFINISHED_FAULTS = frozenset({Fault.MARKUP, Fault.TOO_LONG, Fault.REPEATS_ITSELF})

@@ -76,11 +76,12 @@ class TurnRecord:
     model: str
     judge: str | None
     seed: int
-    """Of the last draw. With the same model, dialogue and controls, it gives the same turn."""
+    """Of the last draw, or of the one that `compeer_core.forced_turn` keeps, like the fields below. With the
+    same model, dialogue and controls, it gives the same turn."""
     raw: str
-    """The full text that the model generated, in the last draw."""
+    """The full text that the model generated."""
     reading: Reading
-    """Of the last draw, but without the reply if it is withheld."""
+    """Of that text, but without the reply if it is withheld."""
     judgement: Judgement | None
     """None without a judge, and for a turn that a stop, a failure or the deadline cut off: its missing
     parts are not the model's fault, so there is no format penalty."""
@@ -99,7 +100,7 @@ class TurnRecord:
     gated: bool = False
     """Whether the gate was on."""
     rejected: tuple[RejectedDraw, ...] = ()
-    """The draws that the gate rejected, in order; the last draw, too, if its reply is withheld."""
+    """The rejected draws, in order; the last draw, too, if its reply is withheld."""
     withheld: bool = False
     """Whether the gate rejected the last draw."""
 
@@ -107,6 +108,13 @@ class TurnRecord:
     def draws(self) -> int:
         """The number of draws."""
         return len(self.rejected) + (not self.withheld)
+
+    @property
+    def reward(self) -> float | None:
+        """The total reward, None if the turn was not judged or its reply is withheld."""
+        if self.withheld or self.judgement is None:
+            return None
+        return self.judgement.reward().total
 
 
 @dataclass(frozen=True)

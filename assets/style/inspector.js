@@ -1,5 +1,5 @@
 // Runs once for the inspector; gradio provides `element`, `trigger` and `watch`.
-const acts = ["pick_turn", "keep_step", "try_strategy", "switch_reply", "compare_reply"];
+const acts = ["pick_turn", "keep_step", "try_strategy", "each_strategy", "switch_reply", "compare_reply"];
 const open = new Set();
 const drafts = new Map();
 const away = ["keep_step", "try_strategy", "switch_reply", "compare_reply"];

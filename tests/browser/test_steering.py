@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.axe import violations
-from tests.browser.conftest import opened
+from tests.browser.conftest import opened, visit
 from tests.pages import make_services, script
 from ui_components.server.app import build_server, serving
 
@@ -167,6 +167,38 @@ def test_best_of_four_is_ranked_with_its_numbers_and_one_is_chosen(page):
     ranking.get_by_role("button", name="Use reply 3").click()
     expect(ranking.locator("li[data-reply='3']")).to_contain_text("current reply")
     expect(replies(page)).to_have_count(2)  # the one before, and the one that was chosen
+
+
+def test_all_eight_strategies_are_side_by_side_and_one_is_used(
+    browser: Browser, address: str, size: tuple[int, int]
+):
+    with visit(browser, address, size, locale="en-US", reduced_motion="reduce") as page:
+        send(page, "hello")
+        page.get_by_role("button", name="All eight strategies").focus()
+        page.keyboard.press("Enter")
+        cards = page.locator("#inspector .by-strategy > li")
+        expect(cards).to_have_count(8)
+        settled(page)
+
+        suggestions = cards.filter(has=page.get_by_text("Providing Suggestions", exact=True))
+        expect(suggestions).to_contain_text("carries it out")
+        expect(suggestions).to_contain_text("judged incorrect")
+        question = cards.filter(has=page.get_by_text("Question", exact=True))
+        expect(question).to_contain_text("does not show it")
+        expect(question).to_contain_text(
+            "Drawn 3 times; drawn again because: it did not show the strategy."
+        )
+        columns = {round(card.bounding_box()["x"]) for card in cards.all()}
+        assert len(columns) == (1 if size[0] == 390 else 2)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        assert violations(page, "#inspector") == []
+
+        page.get_by_role("button", name="Use reply 3").press("Enter")
+        expect(cards.nth(1)).to_contain_text("current reply")
+        expect(replies(page)).to_have_count(2)
+        expect(replies(page).nth(1)).to_contain_text(
+            "Reply 3: strategy Restatement or Paraphrasing"
+        )
 
 
 def test_a_contradiction_has_a_badge_in_words(page):

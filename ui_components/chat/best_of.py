@@ -1,6 +1,7 @@
-"""Renders best of n: several ranked replies, with the numbers behind the ranking."""
+"""Renders several replies to one message: ranked (best of n), or one for each strategy."""
 
 import math
+from dataclasses import replace
 
 from compeer_core.best_of import (
     LARGEST,
@@ -10,20 +11,37 @@ from compeer_core.best_of import (
     gate_formula,
     weight_formula,
 )
+from compeer_core.consistency import Followed, carries_out
+from compeer_core.dialogue import Dialogue
 from compeer_core.reasoning import Part
 from compeer_core.redundancy import Reweighted
-from ui_components.chat.reply_words import readable, reasons, reward_of, signed, status_line
+from compeer_core.taxonomy import StrategyVocabulary
+from ui_components.chat.reply_words import (
+    VERDICT_SIGNS,
+    readable,
+    reasons,
+    reward_of,
+    signed,
+    status_line,
+    verdict_kind,
+)
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import BestOf, Session, Turn
 from ui_components.shared.texts import Texts
 
+FOLLOWED_KINDS = {Followed.YES: "right", Followed.NO: "wrong", Followed.UNKNOWN: "unscored"}
 
-def best_of_view(session: Session, index: int, texts: Texts) -> dict[str, object] | None:
-    """Return the form and the ranking; None for a turn that has neither."""
+
+def best_of_view(
+    session: Session, index: int, texts: Texts, vocabulary: StrategyVocabulary
+) -> dict[str, object] | None:
+    """Return the form and the latest group; None for a turn that has neither."""
     turn = session.turns[index]
     is_last = index == len(session.turns) - 1
     can_ask = is_last and turn.progress is not None and not session.is_writing
-    group = None if turn.best_of is None else _group(turn, turn.best_of, session, texts)
+    group = (
+        None if turn.best_of is None else _group(turn.best_of, session, index, texts, vocabulary)
+    )
     if not can_ask and group is None:
         return None
     return {
@@ -35,17 +53,32 @@ def best_of_view(session: Session, index: int, texts: Texts) -> dict[str, object
     }
 
 
-def _group(turn: Turn, best_of: BestOf, session: Session, texts: Texts) -> dict[str, object] | None:
+def _group(
+    best_of: BestOf, session: Session, index: int, texts: Texts, vocabulary: StrategyVocabulary
+) -> dict[str, object] | None:
+    turn = session.turns[index]
     replies = [reply for number in best_of.numbers if (reply := turn.reply(number))]
     if not replies:
         return None
     ranking = best_of.ranking
     order = ranking.order if ranking else range(len(replies))
     done = sum(reply.outcome != "running" for reply in replies)
+    rows = [_row(place, replies, turn, session.compared, texts) for place in order]
+    missing: list[str] = []
+    if best_of.by_strategy:
+        history = replace(session, turns=session.turns[: index + 1]).dialogue().merged()
+        for row, reply in zip(rows, replies, strict=True):
+            row |= _strategy_card(reply, history, texts, vocabulary)
+        wished = {reply.origin.strategy for reply in replies}
+        missing = [
+            texts.label("strategies", name) for name in vocabulary.names if name not in wished
+        ]
     return {
-        "rows": [_row(place, replies, turn, session.compared, texts) for place in order],
+        "rows": rows,
+        "by_strategy": best_of.by_strategy,
+        "missing": texts("steering.not_generated", list=texts.listed(missing)) if missing else "",
         "progress": ""
-        if ranking
+        if ranking or (best_of.by_strategy and done == len(replies))
         else texts("steering.best_writing", done=done, count=len(replies)),
         "is_ranked": ranking is not None and ranking.is_ranked,
         "note": _note(ranking, texts),
@@ -69,10 +102,11 @@ def _row(
     return {
         "number": reply.number,
         "name": texts("steering.reply", number=reply.number),
-        "place": "" if position is None else texts("steering.place", place=position),
+        "title": "" if position is None else texts("steering.place", place=position),
         "is_first": position == 1,
         "is_shown": reply is turn.progress,
         "is_compared": reply.number == compared,
+        "definition": "",
         "words": reply.reply.strip(),
         "strategy": "" if strategy is None else texts.label("strategies", str(strategy)),
         "status": _status(reply, texts),
@@ -84,11 +118,44 @@ def _row(
     }
 
 
+def _strategy_card(
+    reply: Progress, history: Dialogue, texts: Texts, vocabulary: StrategyVocabulary
+) -> dict[str, object]:
+    """Return what the card of a forced strategy adds: whether the reply shows it, and the judge's verdict."""
+    wished = reply.origin.strategy
+    named = readable(reply.parts[Part.STRATEGY].labels.get("strategy"))
+    numbers: list[dict[str, str]] = []
+    if reply.outcome == "finished" and not reply.is_withheld:
+        followed = carries_out(history, reply.reply, wished)
+        words = texts(f"steering.followed_{followed.name.lower()}")
+        numbers.append(_verdict("steering.followed", FOLLOWED_KINDS[followed], words, texts))
+    verdict = reply.parts[Part.STRATEGY].verdict
+    if verdict is not None:
+        kind = verdict_kind(verdict)
+        words = texts("inspector.not_scored" if kind == "unscored" else f"inspector.{kind}")
+        numbers.append(_verdict("steering.strategy_verdict", kind, words, texts))
+    return {
+        "title": texts.label("strategies", wished),
+        "definition": next(
+            entry.definition(texts.language) for entry in vocabulary.entries if entry.name == wished
+        ),
+        "strategy": texts.label("strategies", str(named)) if named not in {None, wished} else "",
+        "steps": "",
+        "numbers": numbers,
+    }
+
+
+def _verdict(name: str, kind: str, words: str, texts: Texts) -> dict[str, str]:
+    return {"name": texts(name), "value": words, "kind": kind, "sign": VERDICT_SIGNS.get(kind, "–")}
+
+
 def _status(reply: Progress, texts: Texts) -> str:
     if reply.outcome == "running" and reply.phase == "waiting":
         return texts("steering.best_waiting")
-    if reply.rejected and reply.outcome == "finished" and not reply.is_withheld:
-        return texts("gate.regenerated", reasons=reasons(reply.rejected, texts))
+    record = reply.record
+    if record and record.rejected and record.status == "finished" and not record.withheld:
+        why = reasons(record.rejected, texts)
+        return texts("steering.drawn", draws=record.draws, reasons=why)
     return status_line(reply, texts)
 
 
@@ -118,7 +185,8 @@ def _numbers(member: Reweighted, ranking: Ranking, texts: Texts) -> list[dict[st
         "after": signed(member.weighted) if math.isfinite(member.weighted) else unknown,
     }
     return [
-        {"name": texts(f"steering.number_{name}"), "value": value} for name, value in values.items()
+        {"name": texts(f"steering.number_{name}"), "value": value, "kind": "", "sign": ""}
+        for name, value in values.items()
     ]
 
 

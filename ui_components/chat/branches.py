@@ -52,7 +52,9 @@ def branches_view(session: Session, index: int, texts: Texts) -> dict[str, objec
     shown = turn.progress
     compared = turn.reply(session.compared)
     is_over = not session.is_writing
-    below = set(turn.best_of.numbers if turn.best_of else ())
+    group = turn.best_of
+    below = set(group.numbers if group else ())
+    title = "steering.all_strategies" if group and group.by_strategy else "steering.best_of"
     listed = [
         reply
         for reply in turn.replies
@@ -60,7 +62,7 @@ def branches_view(session: Session, index: int, texts: Texts) -> dict[str, objec
     ]
     return {
         "rows": [_row(reply, turn, compared, index, texts) for reply in listed],
-        "below": texts("steering.below", title=texts("steering.best_of"))
+        "below": texts("steering.below", title=texts(title))
         if len(listed) < len(turn.replies)
         else "",
         "can_switch": is_over,

@@ -113,7 +113,7 @@ def inspector_html(
         problems=_problems(progress, texts),
         reply=progress.number if progress else 0,
         branches=branches_view(session, shown, texts),
-        best_of=best_of_view(session, shown, texts),
+        best_of=best_of_view(session, shown, texts, vocabulary),
         best_of_sentence=sentence if place == "best_of" else "",
         conflicts=contradiction_words(session, shown, texts),
         grounding=grounding_line(progress, texts),

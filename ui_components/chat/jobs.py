@@ -1,4 +1,4 @@
-"""Replies that are being generated in Chat: one at a time, or several to be ranked (best of n)."""
+"""Replies that are being generated in Chat: one at a time, or several to choose from (best of n)."""
 
 import logging
 import secrets
@@ -32,6 +32,8 @@ class ReplyRequest:
     seed: int | None = None
     strategy: str | None = None
     """The strategy that the reply must follow."""
+    must_show: bool = False
+    """Draw again while the reply does not show the strategy."""
     given: tuple[GivenStep, ...] = ()
     """Steps that precede what the model writes."""
     origin: Origin = Origin()  # noqa: RUF009  (frozen)
@@ -92,23 +94,22 @@ class ReplyJobs(JobRunner[Session, ReplyJob]):
             return session.begun(len(session.turns) - 1 if index is None else index, progress)
 
         job = self._registered(key, changed, [progress])
-        self._start(job, lambda: self._write(job, request))
+        self._start(job, lambda: self._write(job, [request]))
         return job
 
-    def begin_best_of(self, key: SessionKey, request: ReplyRequest, size: int) -> ReplyJob:
+    def begin_best_of(self, key: SessionKey, requests: Sequence[ReplyRequest]) -> ReplyJob:
         """Begin several replies to the last message and rank them when all have ended.
 
         Args:
             key: The conversation.
-            request: As for `begin`; a seed is that of the first reply, and counts up.
-            size: How many replies.
+            requests: One per reply, with the same model and judge; the place of a reply is added to its seed.
 
         Raises:
             InputError: As for `begin`.
         """
-        samples = tuple(request.progress(number) for number in range(size))
+        samples = tuple(request.progress(place) for place, request in enumerate(requests))
         job = self._registered(key, lambda session: session.sampled(samples), samples)
-        self._start(job, lambda: self._write_best_of(job, request))
+        self._start(job, lambda: self._write_best_of(job, requests))
         return job
 
     def update(self, key: SessionKey, change: Callable[[Session], Session]) -> None:
@@ -133,37 +134,43 @@ class ReplyJobs(JobRunner[Session, ReplyJob]):
 
     # --- in the threads of a job -----------------------------------------------------------------
 
-    def _write(self, job: ReplyJob, request: ReplyRequest, reference: str | None = None) -> None:
-        with self._admitted(job, [request.model]) as policies:
-            policy = policies[request.model]
-            judge = self._loaded_judge(job, request.judge)
-            if (request.strategy or request.given) and not policy.backend.can_write:
+    def _write(
+        self, job: ReplyJob, requests: Sequence[ReplyRequest], reference: str | None = None
+    ) -> None:
+        first = requests[0]
+        with self._admitted(job, [first.model]) as policies:
+            policy = policies[first.model]
+            judge = self._loaded_judge(job, first.judge)
+            if (first.strategy or first.given) and not policy.backend.can_write:
                 self._change(job, partial(replace, only_asked=True))
             turns = [
                 TurnRequest(
-                    policy, _controls(request, policy, reply.seed), reference if judge else None
+                    policy,
+                    _controls(request, policy, reply.seed),
+                    reference if judge else None,
+                    request.must_show,
                 )
-                for reply in job.replies
+                for request, reply in zip(requests, job.replies, strict=True)
             ]
             self._generate(job, job.dialogue, judge, turns)
 
-    def _write_best_of(self, job: ReplyJob, request: ReplyRequest) -> None:
+    def _write_best_of(self, job: ReplyJob, requests: Sequence[ReplyRequest]) -> None:
         best_of = job.turn.best_of
         assert best_of is not None  # `sampled` has set it
         compared = job.turn.reply(best_of.reference)
         reference = compared.reply.strip() if compared else None
-        self._guard(job, lambda: self._write(job, request, reference))
+        self._guard(job, lambda: self._write(job, requests, reference))
         self._abandon(job)  # samples that never began
         self._rank(job, best_of)
 
     def _rank(self, job: ReplyJob, best_of: BestOf) -> None:
-        """Rank the replies of a group; samples without text are dropped."""
+        """Rank the replies of a group; samples without text are dropped. Different strategies have no ranks."""
         turn = _turn_of(self.store.get(job.key), job.turn.key)
         if turn is None:  # cleared in the meantime
             return
         replies = [reply for number in best_of.numbers if (reply := turn.reply(number))]
         written = [reply for reply in replies if reply.has_words]
-        ranking = _ranking(written, job.dialogue) if written else None
+        ranking = _ranking(written, job.dialogue) if written and not best_of.by_strategy else None
         numbers = tuple(reply.number for reply in written)
         ranked = replace(best_of, numbers=numbers, ranking=ranking)
         self.store.update(job.key, lambda session: session.ranked(turn.key, ranked))
@@ -216,14 +223,8 @@ def _turn_of(session: Session, key: str) -> Turn | None:
 def _ranking(replies: Sequence[Progress], dialogue: Dialogue) -> Ranking:
     texts = [reply.reply.strip() for reply in replies]
     history = [utterance.text for utterance in dialogue]
-    return rank([_reward(reply) for reply in replies], texts, history, _encoder([*texts, *history]))
-
-
-def _reward(reply: Progress) -> float | None:
-    """Return a reply's total, None if it was not judged or is withheld."""
-    if reply.is_withheld or reply.record is None or reply.record.judgement is None:
-        return None
-    return reply.record.judgement.reward().total
+    rewards = [reply.record.reward if reply.record else None for reply in replies]
+    return rank(rewards, texts, history, _encoder([*texts, *history]))
 
 
 def _encoder(samples: Sequence[str]) -> SentenceEncoder | None:

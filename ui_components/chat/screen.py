@@ -128,6 +128,7 @@ def _wire_steering(steering: Steering, parts: ChatParts) -> None:
     on(inspector.keep_step, steering.keep_step, settings, streamed, streams=True)
     on(inspector.try_strategy, steering.try_strategy, settings, streamed, streams=True)
     on(inspector.best_of, steering.best_of, settings, streamed, streams=True)
+    on(inspector.each_strategy, steering.each_strategy, settings, streamed, streams=True)
     for component in (inspector, parts.conversation):
         on(component.switch_reply, steering.switch, [conversation], drawn)
     on(inspector.compare_reply, steering.compare, [conversation], drawn)

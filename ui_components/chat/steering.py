@@ -4,7 +4,7 @@ These are the handlers behind the inspector's controls. The new reply becomes th
 earlier one stays available.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from ui_components.chat.handlers import (
     error_html,
     error_sentence,
 )
+from ui_components.chat.jobs import ReplyRequest
 from ui_components.server.visitors import conversation_of
 from ui_components.shared.events import event_data, number_in, text_in
 from ui_components.shared.jobs import Update
@@ -46,6 +47,10 @@ class Steering:
         """Regenerate what follows a step."""
         self.try_strategy = self._handler(_by_strategy)
         """Generate a reply with another strategy from the same history and emotion steps."""
+        self.best_of = self._several(_samples)
+        """Generate and rank several replies to the last message."""
+        self.each_strategy = self._several(self._one_per_strategy)
+        """Generate a reply to the last message under each strategy."""
 
     # --- another reply, based on this one ---
 
@@ -106,32 +111,45 @@ class Steering:
 
     # --- several at once ---
 
-    async def best_of(
-        self,
-        model: str,
-        judge: str,
-        seed: str | None,
-        conversation_id: str | None,
-        request: gr.Request,
-        event: gr.EventData,
-    ) -> AsyncIterator[Update]:
-        """Generate and rank several replies to the last message."""
-        texts = self._services.texts(request)
-        key = self._services.key(request, conversation_of(conversation_id))
-        size = number_in(event_data(event), "size")
-        try:
-            if not SMALLEST <= size <= LARGEST:
-                values = {"smallest": SMALLEST, "largest": LARGEST}
-                raise InputError("not so many", code="best_of_size", values=values)
-            reply_request = self._chat.reply_request(model, judge, seed)
-            reply_request = replace(reply_request, origin=Origin("sample"))
-            await self._services.chat_jobs.wait_for_stopped(key)
-            self._services.chat_jobs.begin_best_of(key, reply_request, size)
-        except InputError as error:
-            yield self._chat.screen(key, texts, error_sentence(error, texts), "best_of")
-            return
-        async for update in self._chat.shown_while_written(key, request):
-            yield update
+    def _several(self, requests: "_Several") -> Callable[..., AsyncIterator[Update]]:
+        """Return the handler of a control that begins several replies at once."""
+
+        async def handler(
+            model: str,
+            judge: str,
+            seed: str | None,
+            conversation_id: str | None,
+            request: gr.Request,
+            event: gr.EventData,
+        ) -> AsyncIterator[Update]:
+            texts, data = self._services.texts(request), event_data(event)
+            key = self._services.key(request, conversation_of(conversation_id))
+            try:
+                wanted = requests(self._chat.reply_request(model, judge, seed), data)
+                await self._services.chat_jobs.wait_for_stopped(key)
+                self._services.chat_jobs.begin_best_of(key, wanted)
+            except InputError as error:
+                yield self._chat.screen(key, texts, error_sentence(error, texts), "best_of")
+                return
+            async for update in self._chat.shown_while_written(key, request):
+                yield update
+
+        return handler
+
+    def _one_per_strategy(
+        self, request: ReplyRequest, data: Mapping[str, Any]
+    ) -> list[ReplyRequest]:
+        if not self._services.models.can_force(request.model):
+            raise InputError("the model cannot continue given text", code="cannot_force")
+        return [
+            replace(
+                request,
+                strategy=name,
+                must_show=True,
+                origin=Origin("strategy", Part.STRATEGY, name),
+            )
+            for name in ESCONV_STRATEGIES.names
+        ]
 
     # --- among existing replies ---
 
@@ -194,6 +212,18 @@ class _Steered:
 
 _Steer = Callable[[Progress, Mapping[str, Any]], _Steered]
 """From the current reply and what the browser sent to what is requested."""
+
+
+_Several = Callable[[ReplyRequest, Mapping[str, Any]], Sequence[ReplyRequest]]
+"""From the choices under the message box and what the browser sent to one request per reply."""
+
+
+def _samples(request: ReplyRequest, data: Mapping[str, Any]) -> list[ReplyRequest]:
+    size = number_in(data, "size")
+    if not SMALLEST <= size <= LARGEST:
+        values = {"smallest": SMALLEST, "largest": LARGEST}
+        raise InputError("not so many", code="best_of_size", values=values)
+    return [replace(request, origin=Origin("sample"))] * size
 
 
 def _edited(progress: Progress, data: Mapping[str, Any]) -> _Steered:

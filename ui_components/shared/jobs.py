@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CompeerError, InputError
+from compeer_core.forced_turn import take_forced_turn
 from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
 from compeer_core.turn import TurnDone, take_turn
@@ -57,6 +58,8 @@ class TurnRequest:
     controls: Controls
     reference: str | None = None
     """The reply that the judge compares it with."""
+    must_show: bool = False
+    """Draw again while the reply does not show the forced strategy."""
 
 
 class Job:
@@ -297,7 +300,8 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         request: TurnRequest,
     ) -> None:
         try:
-            events = take_turn(
+            take = take_forced_turn if request.must_show else take_turn
+            events = take(
                 request.policy,
                 judge,
                 dialogue,

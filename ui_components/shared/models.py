@@ -86,6 +86,11 @@ class Models:
         """
         return self.registry.entry(name or self._default[kind], kind).name
 
+    def can_force(self, name: str) -> bool:
+        """Whether a policy continues given text. No endpoint does (`compeer_core.backends.openai.policy`)."""
+        entry = self.entry("policy", name)
+        return entry is not None and entry.where.kind is not SourceKind.ENDPOINT
+
     def public(self) -> list[dict[str, Any]]:
         """The public description of the models."""
         return [

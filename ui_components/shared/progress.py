@@ -154,7 +154,9 @@ class Progress:
                 return replace(self, reply_verdict=outcome)
             case DrawRejected(draw=draw):
                 rejected = (*self.rejected, draw)
-                return replace(self, phase="writing", parts=NO_PARTS, rejected=rejected)
+                return replace(
+                    self, phase="writing", parts=NO_PARTS, reply_verdict=None, rejected=rejected
+                )
             case TurnDone(record=record):
                 return self._done(record)
 

@@ -41,6 +41,8 @@ class BestOf:
     """The replies' numbers, in the order of generation."""
     reference: int = 0
     """The reply that the judge compared them with; 0 for none."""
+    by_strategy: bool = False
+    """Each has another forced strategy; they are not ranked."""
     ranking: Ranking | None = field(default=None, repr=False)
     """None until all have ended."""
 
@@ -196,7 +198,11 @@ class Session:
             replace(sample, number=first + place, compared_with=reference)
             for place, sample in enumerate(samples)
         ]
-        best_of = BestOf(tuple(sample.number for sample in numbered), reference)
+        best_of = BestOf(
+            tuple(sample.number for sample in numbered),
+            reference,
+            by_strategy=all(sample.origin.kind == "strategy" for sample in samples),
+        )
         if shown is None:
             shown = numbered.pop(0)
         aside = (*turn.aside, *map(Branch, numbered))
@@ -204,13 +210,14 @@ class Session:
         return replace(self, turns=(*self.turns[:-1], turn), selected=None, compared=0)
 
     def ranked(self, turn_key: str, best_of: BestOf) -> "Session":
-        """Return the session with a ranked group; its samples without text are removed."""
+        """Return the session with a ranked group; its replies without text are removed."""
 
         def change(turn: Turn) -> Turn:
+            group = turn.best_of.numbers if turn.best_of else ()
             aside = tuple(
                 branch
                 for branch in turn.aside
-                if branch.progress.has_words or branch.progress.origin.kind != "sample"
+                if branch.progress.has_words or branch.progress.number not in group
             )
             return replace(turn, aside=aside, best_of=best_of)
 

@@ -561,6 +561,7 @@ def test_the_card_cannot_be_bypassed(anna, asked):
     assert "Real people answer" in anna.error
     for handler, data in (
         (steering.best_of, {"size": 2}),
+        (steering.each_strategy, {"turn": 0}),
         (steering.try_strategy, {"turn": 0, "reply": 1, "strategy": "Question"}),
         (steering.keep_step, {"turn": 0, "reply": 1, "part": "history"}),
     ):

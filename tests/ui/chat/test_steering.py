@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from compeer_core.errors import CheckpointError
 from compeer_core.policy import Policy
+from compeer_core.registry import Registry
+from compeer_core.taxonomy import ESCONV_STRATEGIES
 from tests.draws import Draws
 from tests.pages import LOOP, REPLY, SECOND, Visitor, eventually, make_services, script
 from ui_components.chat.steering import Steering
@@ -342,11 +345,11 @@ def test_replies_in_a_language_that_the_encoder_does_not_know_are_ranked_by_rewa
     assert ben.session.turns[0].best_of.ranking.is_reweighted is False
 
 
-def in_the_middle_of_several(visitor: Steerer, press: Callable[..., Any]) -> None:
+def in_the_middle_of_several(visitor: Steerer, control: str, press: Callable[..., Any]) -> None:
     async def scene() -> None:
         event = gr.EventData(None, {"size": 3})
         chosen = ("scripted-nano", "recorded-judge", "", visitor.conversation_id)
-        several = visitor.steering.best_of(*chosen, visitor.request, event)
+        several = getattr(visitor.steering, control)(*chosen, visitor.request, event)
         asking = asyncio.create_task(visitor.watch(several))
         while not visitor.services.chat_jobs.job(visitor.key):
             await asyncio.sleep(0.005)
@@ -356,11 +359,12 @@ def in_the_middle_of_several(visitor: Steerer, press: Callable[..., Any]) -> Non
     asyncio.run(scene())
 
 
-def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services):
+@pytest.mark.parametrize("control", ["best_of", "each_strategy"])
+def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services, control):
     ben = Steerer(services)
     asyncio.run(ben.send("hello"))
 
-    in_the_middle_of_several(ben, ben.chat.stop)
+    in_the_middle_of_several(ben, control, ben.chat.stop)
 
     assert ben.shown.number == 1
     assert not ben.session.is_writing
@@ -368,11 +372,107 @@ def test_stopping_keeps_what_was_written_and_forgets_what_was_not(services):
     eventually(lambda: ben.services.chat_jobs.count() == 0)
 
 
-def test_clearing_while_several_are_written_ends_them(services):
+@pytest.mark.parametrize("control", ["best_of", "each_strategy"])
+def test_clearing_while_several_are_written_ends_them(services, control):
     ben = Steerer(services)
     asyncio.run(ben.send("slow"))
 
-    in_the_middle_of_several(ben, ben.chat.clear)
+    in_the_middle_of_several(ben, control, ben.chat.clear)
     assert ben.session.turns == ()
     ben.see(ben.chat.undo(ben.conversation_id, ben.request))
     assert not ben.session.is_writing
+
+
+# --- all eight strategies ------------------------------------------------------------------------
+
+
+def test_each_strategy_is_forced_once_and_its_card_says_whether_the_reply_shows_it(anna):
+    anna.ask("each_strategy")
+
+    turn = anna.session.turns[0]
+    group = [turn.reply(number) for number in turn.best_of.numbers]
+    assert [reply.origin.strategy for reply in group] == list(ESCONV_STRATEGIES.names)
+    assert [reply.record.reading.strategy.strategy for reply in group] == list(
+        ESCONV_STRATEGIES.names
+    )
+    assert turn.best_of.ranking is None
+    # The recorded reply ends with a question and says nothing about its writer.
+    assert group[0].record.draws == 1
+    assert "Question Reply 2 Ask, best with an open question" in anna.inspector
+    assert group[3].record.draws == 3
+    assert "Reply ✗ does not show it" in anna.inspector
+    assert "Reply ✓ carries it out" in anna.inspector
+    assert "Judge on the strategy step ✗ judged incorrect" in anna.inspector
+    assert "Drawn 3 times; drawn again because: it did not show the strategy." in anna.inspector
+
+
+def test_a_reply_of_the_eight_is_used_like_one_of_several(anna):
+    anna.ask("each_strategy")
+    anna.press("switch", reply=5)
+
+    assert anna.shown.number == 5
+    assert "Reply 5: strategy Self-disclosure" in anna.inspector
+    assert "The other replies of “All eight strategies” are below." in anna.inspector
+    assert "Rejected draws (2)" in anna.inspector
+    asyncio.run(anna.send("And more"))
+    assert [utterance.text for utterance in anna.session.dialogue()][1] == anna.session.turns[
+        0
+    ].progress.reply.strip()
+
+
+def test_two_visitors_get_eight_each(services):
+    visitors = [Steerer(services), Steerer(services)]
+
+    async def scene() -> None:
+        await asyncio.gather(*(each.send("I lost my job.") for each in visitors))
+        event = gr.EventData(None, {"turn": 0})
+        await asyncio.gather(
+            *(
+                each.watch(
+                    each.steering.each_strategy(
+                        "scripted-nano", "", "", each.conversation_id, each.request, event
+                    )
+                )
+                for each in visitors
+            )
+        )
+
+    asyncio.run(scene())
+    for visitor in visitors:
+        assert len(visitor.session.turns[0].replies) == 9
+        assert all(reply.outcome == "finished" for reply in visitor.session.turns[0].replies)
+
+
+def test_in_chinese_no_check_can_tell_and_nothing_is_drawn_again(services, tmp_path):
+    chinese = ASKS.replace("What makes it hardest?", "听起来你真的很难过，最难的是什么？")
+    (tmp_path / "turns.toml").write_text(script([{"text": chinese}]), encoding="utf-8")
+    ben = Steerer(services, "zh")
+    asyncio.run(ben.send("我失业了，还没有告诉任何人，心里很乱。"))
+    ben.ask("each_strategy", judge="")
+
+    assert ben.inspector.count("回复 – 无法判断") == 8
+    assert "共生成" not in ben.inspector
+    assert "评判模型对策略一步的判断" not in ben.inspector
+
+
+def test_a_strategy_that_was_not_generated_is_named(anna):
+    anna.ask("each_strategy")
+    turn = anna.session.turns[0]
+    left = replace(turn.best_of, numbers=turn.best_of.numbers[2:])
+    anna.services.store.update(anna.key, lambda session: session.ranked(turn.key, left))
+    anna.press("switch", reply=1)
+
+    assert "Not generated: Question, Restatement or Paraphrasing." in anna.inspector
+
+
+def test_an_endpoint_cannot_be_forced_so_the_eight_are_refused(anna, tmp_path):
+    listed = (tmp_path / "models.toml").read_text(encoding="utf-8")
+    remote = (
+        '[[models]]\nname = "remote"\nkind = "policy"\nsource = "openai:http://127.0.0.1:9/v1#m"\n'
+    )
+    (tmp_path / "models.toml").write_text(listed + remote, encoding="utf-8")
+    anna.services.models.registry = Registry.from_toml(tmp_path / "models.toml")
+    anna.ask("each_strategy", model="remote")
+
+    assert "This model cannot continue from given text" in anna.inspector
+    assert anna.session.turns[0].best_of is None
