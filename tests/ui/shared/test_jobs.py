@@ -236,7 +236,7 @@ def test_the_watch_loop_yields_changes_until_the_job_is_over():
 
 
 def test_the_watch_loop_sends_a_heartbeat_while_nothing_changes(monkeypatch):
-    monkeypatch.setattr(jobs, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(jobs, "HEARTBEAT_SECONDS", 0.02)
 
     updates = updates_of(Job(KEY, 1, 0.05), [{"a": "1"}, *({} for _ in range(4)), {"a": "2"}])
 
