@@ -92,4 +92,4 @@ def _is_content(word: str) -> bool:
 def _common_words() -> frozenset[str]:
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # slow to import
 
-    return ENGLISH_STOP_WORDS | _GRAMMAR | _PIECES
+    return frozenset(ENGLISH_STOP_WORDS) | _GRAMMAR | _PIECES

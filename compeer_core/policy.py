@@ -16,8 +16,9 @@ in the turn verbatim, and their events come first and name their writer.
 
 import re
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from compeer_core.backends.protocol import Backend, Completion, Message, Sampling
@@ -69,6 +70,10 @@ class Policy:
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
     sampling: Sampling = Sampling()  # noqa: RUF009  (frozen)
     """The default of `Controls.sampling`."""
+    strategy_openings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """First words of the strategy step, by strategy: where a strategy is forced, the step begins with them, if
+    the backend can write. Otherwise a model may argue for another strategy before the forced label, and
+    follow its own words in the reply."""
 
     def respond(
         self, dialogue: Dialogue, controls: Controls, stop: threading.Event
@@ -235,13 +240,18 @@ class TurnStream:
             yield re.sub(given_parts, "", held, flags=re.DOTALL).lstrip()
 
     def _with_forced_label(self, strategy: str) -> Iterator[str]:
-        """Yield the strategy part: the model's own free text, then the forced label.
+        """Yield the strategy part: its opening words, the model's own free text, then the forced label.
 
         A model that begins its label line in the expected form is stopped there, and the value is
         written for it. If it ends the part without such a line, its completion is replaced by a new
         one that starts with the text so far and the label. So a tag that may end the part is held
         back until it is clear.
         """
+        if opening := self._policy.strategy_openings.get(strategy):
+            is_open = self._written.endswith(Part.STRATEGY.opening)
+            opening = opening if is_open else f"\n{Part.STRATEGY.opening}{opening}"
+            self._current.write(opening)
+            yield opening
         ending = f" {strategy}{Part.STRATEGY.closing}\n{Part.REPLY.opening}"
         passed, held = "", ""
         for text in self._generated(LABEL_START):

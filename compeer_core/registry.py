@@ -17,6 +17,7 @@ kind = "policy"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 style = "prompted"                               # not trained on our grammar; a prompt asks for it
 sampling = { temperature = 0.8, max_new_tokens = 800 }
+strategy_openings = { Question = "Ask" }         # first words of the step where this strategy is forced
 
 [[models]]
 name = "qwen-judge"
@@ -53,7 +54,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -186,6 +187,9 @@ class ModelEntry(FrozenModel):
     """A model card, Markdown."""
     strategies: Path | None = None
     """A strategy vocabulary other than ESConv's."""
+    strategy_openings: dict[str, Annotated[str, Field(pattern=r"^[^<>\n]*\S$")]] = {}  # noqa: RUF012
+    """For a policy: with which words its strategy step begins if that strategy is forced; see
+    `compeer_core.policy.Policy`."""
     sampling: SamplingOverrides = SamplingOverrides()
     """Changes to the sampling. For a judge only `max_new_tokens` counts, if its text is parsed."""
     reply_source: str = ""
@@ -227,6 +231,8 @@ class ModelEntry(FrozenModel):
             raise ValueError("temperatures is only for a judge; a policy has sampling.temperature")
         if self.kind != "judge" and self.findings:
             raise ValueError("findings is only for a judge")
+        if self.kind != "policy" and self.strategy_openings:
+            raise ValueError("strategy_openings is only for a policy")
         return self
 
     @classmethod
@@ -475,6 +481,11 @@ class Registry:
         vocabulary = ESCONV_STRATEGIES
         if entry.strategies is not None:
             vocabulary = load_strategies(self._folder / entry.strategies)
+        if unknown := entry.strategy_openings.keys() - {*vocabulary.names}:
+            raise ConfigError(
+                f"{entry.name}: strategy_openings: {', '.join(sorted(unknown))} not in the strategies "
+                f"{', '.join(vocabulary.names)}"
+            )
         return Policy(
             name=entry.name,
             backend=self._backend(entry),
@@ -482,6 +493,7 @@ class Registry:
             languages=entry.languages,
             vocabulary=vocabulary,
             sampling=entry.sampling.applied(),
+            strategy_openings=entry.strategy_openings,
         )
 
     def _backend(self, entry: ModelEntry) -> Backend:

@@ -23,6 +23,7 @@ from compeer_core.reasoning import (
     coalesce,
     read,
 )
+from compeer_core.steering import GivenStep
 from tests.core.example import DIALOGUE, TEXT
 
 FORCED = "Reflection of Feelings"
@@ -294,6 +295,45 @@ def test_a_forced_strategy_is_written_in_place_of_the_models_own(size: int) -> N
     assert reading.is_complete
     assert len(backend.completions) == 1
     assert backend.completions[0].written == (f" {FORCED}</strategy>\n<reply>",)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_forced_step_begins_with_its_opening_words(size: int) -> None:
+    head, _, rest = TEXT.partition(
+        "\n<strategy>Ask"
+    )  # the model goes on after the words written for it
+    backend = Watched(ScriptedTurn(text=head + rest, chunk_characters=size))
+    openings = {FORCED: "Naming the", "Question": "A question"}
+    events = events_of(backend, Controls(strategy=FORCED), strategy_openings=openings)
+
+    assert reading_of(events).raw == answer_to(FORCED)(f"{head}\n<strategy>Naming the{rest}")
+    assert reading_of(events).is_complete
+    assert backend.completions[0].written == (
+        "\n<strategy>Naming the",
+        f" {FORCED}</strategy>\n<reply>",
+    )
+
+
+def test_a_strategy_without_opening_words_and_a_free_turn_begin_as_the_model_likes() -> None:
+    openings = {"Question": "A question"}
+    forced = events_of(Watched(TEXT), Controls(strategy=FORCED), strategy_openings=openings)
+    free = events_of(Watched(TEXT), strategy_openings={FORCED: "Naming the"})
+
+    assert reading_of(forced).raw == answer_to(FORCED)(TEXT)
+    assert reading_of(free).raw == TEXT
+
+
+def test_opening_words_follow_given_steps() -> None:
+    given_steps = read(TEXT).turn.reasoning
+    given = tuple(GivenStep(step) for step in (given_steps.history, given_steps.emotion))
+    _, _, rest = TEXT.partition("<strategy>Ask")
+    backend = Watched(rest)
+    controls = Controls(strategy=FORCED, given=given)
+    events = events_of(backend, controls, strategy_openings={FORCED: "Naming the"})
+
+    assert "<strategy>Naming the" in reading_of(events).raw
+    assert reading_of(events).raw.count("<strategy>") == 1
+    assert reading_of(events).is_complete
 
 
 @pytest.mark.parametrize(

@@ -516,6 +516,23 @@ def test_the_temperatures_of_a_judge_are_those_of_the_list(tmp_path: Path) -> No
         entry(name="calm", kind="judge", temperatures={"steps": 0})
 
 
+def test_opening_words_are_for_strategies_of_a_policy(tmp_path: Path) -> None:
+    script = tmp_path / "turns.json"
+    script.write_text('{"turns": [{"text": "Hello."}]}', encoding="utf-8")
+    source = f"scripted:{script}"
+    words = {"Question": "A question about"}
+
+    policy = Registry([entry(source=source, strategy_openings=words)]).policy("m")
+    assert policy.strategy_openings == words
+    with pytest.raises(ConfigError, match=r"strategy_openings: Asking not in the strategies Question, "):
+        Registry([entry(source=source, strategy_openings={"Asking": "A"})]).policy("m")
+    with pytest.raises(ValidationError, match="strategy_openings is only for a policy"):
+        entry(kind="judge", strategy_openings=words)
+    for unfit in ("", "Two\nlines", "A <tag", "A space "):
+        with pytest.raises(ValidationError, match="strategy_openings"):
+            entry(strategy_openings={"Question": unfit})
+
+
 def test_only_a_judge_gets_findings(tmp_path: Path) -> None:
     script = tmp_path / "judge.json"
     script.write_text('{"answers": ["True"]}', encoding="utf-8")

@@ -51,6 +51,8 @@ class PolicySource(FrozenModel):
     """Replaces the temperature at which an evaluation samples; greedy decoding stays greedy."""
     exact_quotations: bool = False
     """Whether reasoning steps can quote only what the seeker wrote."""
+    strategy_openings: dict[str, str] = Field(default={}, exclude_if=lambda words: not words)
+    """As in `models.toml`: first words of the strategy step where a strategy is forced."""
     gate: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
     """Whether answers that may not be shown are drawn again, as on the page. If every draw is rejected, the
     answer is empty. Greedy answers are not drawn again."""
@@ -135,7 +137,8 @@ class Answerer:
         """Take the answers from the store, or generate them."""
         if store is None:
             return self._generate_batch(batch, sampling)
-        forced = [[each.strategy, each.draws] for each in batch]
+        openings = self._policy.strategy_openings
+        forced = [[each.strategy, each.draws, openings] for each in batch]
         key = digest([self._identity, repr(sampling), repr([*map(self._prompt, batch)]), forced])
         turns = store.take(key)
         if turns is None:
@@ -208,7 +211,12 @@ class Answerer:
         lease, strategy = self._lease, request.strategy
         assert strategy is not None
         backend = TransformersBackend(lease.name, lease.scheduler, lease.adapter, lease.release)
-        policy = Policy(self._policy.name, backend, self._policy.style)
+        policy = Policy(
+            self._policy.name,
+            backend,
+            self._policy.style,
+            strategy_openings=self._policy.strategy_openings,
+        )
         history = request.dialogue.merged().utterances
         turns: list[Turn] = []
         while len(turns) < (request.draws if sampling.temperature > 0 else 1):
