@@ -524,7 +524,9 @@ def test_opening_words_are_for_strategies_of_a_policy(tmp_path: Path) -> None:
 
     policy = Registry([entry(source=source, strategy_openings=words)]).policy("m")
     assert policy.strategy_openings == words
-    with pytest.raises(ConfigError, match=r"strategy_openings: Asking not in the strategies Question, "):
+    with pytest.raises(
+        ConfigError, match=r"strategy_openings: Asking not in the strategies Question, "
+    ):
         Registry([entry(source=source, strategy_openings={"Asking": "A"})]).policy("m")
     with pytest.raises(ValidationError, match="strategy_openings is only for a policy"):
         entry(kind="judge", strategy_openings=words)
