@@ -233,6 +233,8 @@ def test_shipped_weights_reach_the_published_figures(shipped):
     assert sum(alarms[False]) / len(alarms[False]) <= 0.09
 
 
-def test_few_words_give_no_hint(shipped):
-    assert shipped.log_odds("bye.")[0] > shipped.threshold
-    assert shipped("bye.", "en") is None
+def test_few_words_give_no_hint(base, tokenizer, weights_file):
+    odds, _ = RiskClassifier(base, tokenizer, weights_file()).log_odds("Bye for ever.")
+    eager = RiskClassifier(base, tokenizer, weights_file(odds - 0.01))
+
+    assert eager("Bye for ever.", "en") is None
