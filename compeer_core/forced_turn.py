@@ -1,6 +1,7 @@
 """A turn with a forced strategy, drawn again while its reply does not show that strategy.
 
-Forcing writes the label only; the model may still reply as it likes. `take_forced_turn` checks the reply with
+Forcing writes the label, and for some models the first words of the step; the model may still reply as it likes.
+`take_forced_turn` checks the reply with
 `compeer_core.consistency.carries_out` and draws the turn again, up to `FRESH_DRAWS` times. Unlike a fault of
 `compeer_core.gate`, a missing sign withholds nothing, since the check can be wrong: of several such draws the
 judge's favourite is kept. "Cannot tell" is no reason to draw again.

@@ -17,7 +17,6 @@ kind = "policy"
 source = "openai:http://localhost:8000/v1#Qwen/Qwen2.5-VL-7B-Instruct"
 style = "prompted"                               # not trained on our grammar; a prompt asks for it
 sampling = { temperature = 0.8, max_new_tokens = 800 }
-strategy_openings = { Question = "Ask" }         # first words of the step where this strategy is forced
 
 [[models]]
 name = "qwen-judge"
@@ -188,8 +187,8 @@ class ModelEntry(FrozenModel):
     strategies: Path | None = None
     """A strategy vocabulary other than ESConv's."""
     strategy_openings: dict[str, Annotated[str, Field(pattern=r"^[^<>\n]*\S$")]] = {}  # noqa: RUF012
-    """For a policy: with which words its strategy step begins if that strategy is forced; see
-    `compeer_core.policy.Policy`."""
+    """For a policy that is not behind an endpoint: by strategy, the first words of its strategy step where that
+    strategy is forced (`Question = "A question about"`); see `compeer_core.policy.Policy`."""
     sampling: SamplingOverrides = SamplingOverrides()
     """Changes to the sampling. For a judge only `max_new_tokens` counts, if its text is parsed."""
     reply_source: str = ""
@@ -231,8 +230,10 @@ class ModelEntry(FrozenModel):
             raise ValueError("temperatures is only for a judge; a policy has sampling.temperature")
         if self.kind != "judge" and self.findings:
             raise ValueError("findings is only for a judge")
-        if self.kind != "policy" and self.strategy_openings:
-            raise ValueError("strategy_openings is only for a policy")
+        if self.strategy_openings and (self.kind != "policy" or kind is SourceKind.ENDPOINT):
+            raise ValueError(
+                "strategy_openings is only for a policy that is not behind an endpoint"
+            )
         return self
 
     @classmethod

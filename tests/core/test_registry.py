@@ -528,8 +528,9 @@ def test_opening_words_are_for_strategies_of_a_policy(tmp_path: Path) -> None:
         ConfigError, match=r"strategy_openings: Asking not in the strategies Question, "
     ):
         Registry([entry(source=source, strategy_openings={"Asking": "A"})]).policy("m")
-    with pytest.raises(ValidationError, match="strategy_openings is only for a policy"):
-        entry(kind="judge", strategy_openings=words)
+    for unfit_entry in ({"kind": "judge"}, {"source": "openai:http://localhost:8000/v1#m"}):
+        with pytest.raises(ValidationError, match="strategy_openings is only for a policy"):
+            entry(**unfit_entry, strategy_openings=words)
     for unfit in ("", "Two\nlines", "A <tag", "A space "):
         with pytest.raises(ValidationError, match="strategy_openings"):
             entry(strategy_openings={"Question": unfit})
