@@ -9,6 +9,9 @@ saves 60 % of the tokens (89,081 instead of 220,729).
 A mask over full rows would be simpler, but full attention over a row of 2,000 tokens costs a model of
 this size about as much as is saved. `shared_prefix_attention` therefore computes trunk and branches
 separately. It is registered in transformers as the attention implementation `ATTENTION`.
+
+On an accelerator it is the other way round: the many small operations of the branches cost more than full
+rows. There `padded_rows` puts the rows of several dialogues into one pass, with a mask (`PaddedLayout`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,16 +61,33 @@ class Branches:
 
 
 @dataclass(frozen=True)
+class PaddedLayout:
+    """Which tokens of several rows of equal length L see which."""
+
+    part: Tensor
+    """Number of the trunk (0) or branch that each token is in, -1 for padding; shape (rows, L)."""
+    shared: Tensor
+    """How many tokens of the trunk each token sees, at most; shape (rows, L)."""
+
+    def mask(self) -> Tensor:
+        """Return whether a token (second to last dimension) sees another, shape (rows, 1, L, L)."""
+        place = torch.arange(self.part.shape[1], device=self.part.device)
+        same_part = self.part[:, :, None] == self.part[:, None, :]
+        in_trunk = place < self.shared[:, :, None]
+        return ((same_part | in_trunk) & (place <= place[:, None]))[:, None]
+
+
+@dataclass(frozen=True)
 class SharedPrefixRow:
-    """The samples of a dialogue as one row of L tokens."""
+    """The samples of a dialogue as one row of L tokens, or several such rows (`padded_rows`)."""
 
     tokens: Tensor
-    """Shape (1, L)."""
+    """Shape (rows, L); rows is 1 unless the layout is padded."""
     positions: Tensor
-    """Rotary positions, shape (3, 1, L)."""
-    branches: Branches
+    """Rotary positions, shape (3, rows, L)."""
+    branches: Branches | PaddedLayout
     predicting: Tensor
-    """Indices of the tokens that predict a target, shape (targets,)."""
+    """Indices in the flattened `tokens` of those that predict a target, shape (targets,)."""
     targets: Tensor
     """Token ids to predict, shape (targets,)."""
     pixels: Tensor | None
@@ -75,8 +95,8 @@ class SharedPrefixRow:
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
-        return self.tokens.shape[1]
+        """Number of tokens, padding included."""
+        return self.tokens.numel()
 
     def to(self, device: str) -> "SharedPrefixRow":
         """Return the row on a device."""
@@ -84,8 +104,8 @@ class SharedPrefixRow:
 
 
 def _moved(value: Any, device: str) -> Any:
-    if isinstance(value, Branches):
-        return Branches(**{name: _moved(part, device) for name, part in vars(value).items()})
+    if isinstance(value, Branches | PaddedLayout):
+        return type(value)(**{name: _moved(part, device) for name, part in vars(value).items()})
     return value.to(device) if isinstance(value, Tensor) else value
 
 
@@ -145,6 +165,38 @@ def _branches(trunk: int, shared: Sequence[int], lengths: Sequence[int]) -> Bran
     return Branches(trunk, tuple(shared), tuple(lengths), functional.pad(mask, (trunk, 0)))
 
 
+def padded_rows(rows: Sequence[SharedPrefixRow]) -> SharedPrefixRow:
+    """Put several rows into one pass; what is predicted is the same, in the order of the rows.
+
+    Args:
+        rows: At least one, none of them padded.
+    """
+    count, length = len(rows), max(row.length for row in rows)
+    tokens = torch.zeros((count, length), dtype=torch.long)
+    positions = torch.zeros((3, count, length), dtype=torch.long)
+    part, shared = torch.full((count, length), -1), torch.zeros((count, length), dtype=torch.long)
+    for number, row in enumerate(rows):
+        layout = row.branches
+        assert isinstance(layout, Branches)
+        tokens[number, : row.length] = row.tokens[0]
+        positions[:, number, : row.length] = row.positions[:, 0]
+        lengths = torch.tensor([layout.trunk, *layout.lengths])
+        part[number, : row.length] = torch.arange(len(lengths)).repeat_interleave(lengths)
+        seen = torch.tensor([layout.trunk, *layout.shared])
+        shared[number, : row.length] = seen.repeat_interleave(lengths)
+    pixels = [row.pixels for row in rows if row.pixels is not None]
+    grids = [row.grid for row in rows if row.grid is not None]
+    return SharedPrefixRow(
+        tokens=tokens,
+        positions=positions,
+        branches=PaddedLayout(part, shared),
+        predicting=torch.cat([n * length + row.predicting for n, row in enumerate(rows)]),
+        targets=torch.cat([row.targets for row in rows]),
+        pixels=torch.cat(pixels) if pixels else None,
+        grid=torch.cat(grids) if grids else None,
+    )
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def shared_prefix_attention(
     module: Any,
@@ -154,24 +206,34 @@ def shared_prefix_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    branches: Branches,
+    branches: Branches | PaddedLayout,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Compute attention within one shared-prefix row.
+    """Compute attention within one shared-prefix row, or within several padded ones.
 
     Args:
         module: The attention layer; its `num_key_value_groups` is used.
-        query: Shape (1, heads, L, width).
-        key: Shape (1, key heads, L, width).
+        query: Shape (rows, heads, L, width).
+        key: Shape (rows, key heads, L, width).
         value: Shape of `key`.
         attention_mask: Ignored.
         scaling: Factor of the attention scores.
-        branches: Layout of the row.
+        branches: Layout of the rows.
 
     Returns:
-        The output, shape (1, L, heads, width), and no attention weights.
+        The output, shape (rows, L, heads, width), and no attention weights.
     """
-    trunk, groups = branches.trunk, module.num_key_value_groups
+    groups = module.num_key_value_groups
+    if isinstance(branches, PaddedLayout):
+        attended = functional.scaled_dot_product_attention(
+            query.to(value.dtype),
+            key.to(value.dtype).repeat_interleave(groups, dim=1),
+            value.repeat_interleave(groups, dim=1),
+            branches.mask(),
+            scale=scaling,
+        )
+        return attended.transpose(1, 2), None
+    trunk = branches.trunk
     heads, width = key.shape[1], key.shape[3]
     dtype = value.dtype
     # Grouped-query attention: the queries that share a key are batched instead of copying the key.
@@ -210,7 +272,7 @@ def row_embeddings(
     row: SharedPrefixRow,
     image_tokens: Tensor | None = None,
 ) -> Tensor:
-    """Return the embedded tokens of a row, shape (1, L, width); see `predicted_logits`."""
+    """Return the embedded tokens of a row, shape (rows, L, width); see `predicted_logits`."""
     inner = model.model
     embedded: Tensor = inner.get_input_embeddings()(row.tokens)
     if row.pixels is not None:
@@ -223,11 +285,11 @@ def row_embeddings(
 
 
 def run_layers(text: nn.Module, states: Tensor, row: SharedPrefixRow) -> Tensor:
-    """Return the output of a language model for a row, shape (1, L, width).
+    """Return the output of a language model for a row, shape (rows, L, width).
 
     Args:
         text: A language model that uses the attention implementation `ATTENTION`, or some of its layers.
-        states: Its input, shape (1, L, width).
+        states: Its input, shape (rows, L, width).
         row: The row.
     """
     no_mask: Mapping[str, None] = {"full_attention": None}
@@ -256,7 +318,7 @@ def predicted_logits(
     """
     states = row_embeddings(model, row, image_tokens)
     hidden = run_layers(model.model.language_model, states, row)
-    logits: Tensor = model.lm_head(hidden[0, row.predicting])
+    logits: Tensor = model.lm_head(hidden.flatten(0, 1)[row.predicting])
     return logits.float()
 
 

@@ -84,6 +84,9 @@ class AdapterConfig(Schedule):
     compute: Weights | None = None
     """Precision of the base and the adapter in memory; None picks the faster one of the device, see
     `fastest_precision`."""
+    batch_tokens: int | None = Field(default=None, gt=0)
+    """Maximum number of tokens of rows that are computed at once, with padding; set it on an accelerator,
+    for instance to 16384, which also keeps rows in memory between passes. None computes each row by itself."""
     longest: int = Field(default=2048, gt=0)
     """Tokens of a row; a longer row is split. A turn or conversation that is longer by itself is left out
     and counted."""
@@ -150,20 +153,37 @@ class AdapterRun:
         self._optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
         self.directory.rewind(self.step)
 
-    def add_gradients(self, rows: Sequence[R], loss_of: Callable[[R], Tensor]) -> tuple[float, int]:
+    def batches(self, rows: Sequence[R], join: Callable[[Sequence[R]], R]) -> Iterator[R]:
+        """Yield this process's share of some rows on the device, several at once if `batch_tokens` allows.
+
+        Args:
+            rows: Of all processes.
+            join: Makes one row of several.
+        """
+        own, most = own_rows(rows), self._config.batch_tokens
+        for batch in ([row] for row in own) if most is None else padded_batches(own, most):
+            yield (batch[0] if len(batch) == 1 else join(batch)).to(self.device)
+
+    def add_gradients(
+        self,
+        rows: Sequence[R],
+        loss_of: Callable[[R], Tensor],
+        join: Callable[[Sequence[R]], R],
+    ) -> tuple[float, int]:
         """Compute the gradients of a step; each process takes its share of the rows. Collective.
 
         Args:
             rows: Of all processes.
             loss_of: Returns the loss of a row on the device, which is summed over rows.
+            join: Makes one row of several, see `batches`.
 
         Returns:
             The loss and the number of tokens, both over all processes.
         """
         total = torch.zeros(1, device=self.device)
         self._masters.forget()
-        for row in own_rows(rows):
-            loss = loss_of(row.to(self.device))
+        for row in self.batches(rows, join):
+            loss = loss_of(row)
             loss.backward()
             self._masters.collect()
             total += loss.detach()
@@ -373,6 +393,24 @@ def own_rows(rows: Sequence[R]) -> list[R]:
     """Return the rows that are this process's."""
     shares = shared_out([row.length for row in rows], process_count())
     return [rows[item] for item in shares[process_rank()]]
+
+
+def padded_batches(rows: Sequence[R], most: int) -> Iterator[list[R]]:
+    """Yield rows in batches of similar length, the longest first; each row is in one batch.
+
+    Args:
+        rows: In any order.
+        most: Maximum number of tokens of a batch when its rows are padded to the longest; a longer row is a
+            batch by itself.
+    """
+    batch: list[R] = []
+    for row in sorted(rows, key=lambda row: -row.length):
+        if batch and batch[0].length * (len(batch) + 1) > most:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def split_to_fit(

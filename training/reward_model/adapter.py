@@ -17,6 +17,7 @@ calibrate it (`CALIBRATION`).
 """
 
 import copy
+import functools
 import hashlib
 import json
 import logging
@@ -25,11 +26,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,8 +46,10 @@ from training.common.processes import gather_from_processes, is_first
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
 from training.finetune.shared_prefix import (
+    Branches,
     SharedPrefixRow,
     TokenisedSample,
+    padded_rows,
     row_embeddings,
     run_layers,
     shared_prefix_row,
@@ -55,7 +58,6 @@ from training.finetune.small_adapter import (
     AdapterConfig,
     AdapterRun,
     check_folders,
-    own_rows,
     split_to_fit,
     steps_of,
 )
@@ -92,6 +94,15 @@ class Config(AdapterConfig):
     """Histories per step, of all processes together."""
     validation_cases: int | None = Field(default=None, gt=0)
     """Number of histories of the valid split to measure on, drawn by `seed`; None uses all."""
+
+    @model_validator(mode="after")
+    def _stored_states_are_of_one_row(self) -> Self:
+        if self.batch_tokens is not None and self.first_layer:
+            raise ValueError(
+                "batch_tokens computes several rows at once, whose states are not stored: set first_layer = 0 "
+                "or leave batch_tokens out"
+            )
+        return self
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -143,17 +154,23 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(
             f"longest: each history of the valid split has more than {training.limit} tokens"
         )
-    steps = steps_of(cases, config.cases_per_step, config.seed, training.step)
+    steps = steps_of(range(len(cases)), config.cases_per_step, config.seed, training.step)
+
+    def rows_of(place: int) -> list[VerdictRow]:
+        return builder.rows(cases[place])
+
+    if config.batch_tokens is not None:
+        rows_of = functools.cache(rows_of)
 
     def learn() -> tuple[float, int]:
-        rows = [row for case in next(steps) for row in builder.rows(case)]
+        rows = [row for place in next(steps) for row in rows_of(place)]
         count = max(1, sum(len(row.verdicts) for row in rows))
-        return training.add_gradients(rows, lambda row: judge.loss(row, weights) / count)
+        return training.add_gradients(rows, lambda row: judge.loss(row, weights) / count, _joined)
 
     def validate() -> dict[str, float]:
         own = [
-            (row.verdicts, judge.probabilities(row.to(training.device)))
-            for row in own_rows(validation)
+            (row.verdicts, judge.probabilities(row))
+            for row in training.batches(validation, _joined)
         ]
         measured = measures([pair for of_rank in gather_from_processes(own) for pair in of_rank])
         training.directory.log(
@@ -299,6 +316,11 @@ def _row(tokenised: Sequence[_Tokenised]) -> VerdictRow:
     return VerdictRow(row, [verdict for _, _, verdicts in tokenised for verdict in verdicts])
 
 
+def _joined(rows: Sequence[VerdictRow]) -> VerdictRow:
+    verdicts = [verdict for row in rows for verdict in row.verdicts]
+    return VerdictRow(padded_rows([row.row for row in rows]), verdicts)
+
+
 # --- the model ---------------------------------------------------------------------------------
 
 
@@ -332,7 +354,9 @@ class LowerStates:
 
     @torch.no_grad()
     def of(self, row: SharedPrefixRow) -> Tensor:
-        """Return the states of a row, shape (1, L, width), computed if they are not stored."""
+        """Return the states of a row, shape (rows, L, width), computed if they are not stored."""
+        if not len(self._lower.layers):
+            return row_embeddings(self._model, row)
         path = self._folder / f"{self._name(row)}.npy"
         weight = self._model.lm_head.weight
         if path.is_file():
@@ -348,7 +372,9 @@ class LowerStates:
 
     def _name(self, row: SharedPrefixRow) -> str:
         content = hashlib.sha256(self._key.encode())
-        layout = torch.tensor([row.branches.trunk, *row.branches.shared, *row.branches.lengths])
+        branches = row.branches
+        assert isinstance(branches, Branches)  # `Config` refuses padded rows here
+        layout = torch.tensor([branches.trunk, *branches.shared, *branches.lengths])
         for tensor in (row.tokens, row.positions, layout, row.pixels):
             if tensor is not None:
                 content.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -396,7 +422,7 @@ class _Judge:
     def _logits(self, row: VerdictRow) -> tuple[Tensor, Tensor]:
         """Return the logits of all tokens, and of the words; those of other questions are minus infinity."""
         hidden = run_layers(self._upper, self._lower.of(row.row), row.row)
-        logits = self._head(hidden[0, row.row.predicting]).float()
+        logits = self._head(hidden.flatten(0, 1)[row.row.predicting]).float()
         others = [[word not in _words_on(part) for word in self._words] for part, _ in row.verdicts]
         mask = torch.tensor(others, device=logits.device)
         return logits, logits[:, self._tokens].masked_fill(mask, -torch.inf)

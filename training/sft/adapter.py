@@ -11,6 +11,7 @@ A run stopped at any point continues from its last checkpoint with the same rows
 processes, send SIGTERM to one of them: torchrun gives the others 30 seconds and then kills them.
 """
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import (
     SharedPrefixRow,
     TokenisedSample,
+    padded_rows,
     row_loss,
     shared_prefix_row,
 )
@@ -36,7 +38,6 @@ from training.finetune.small_adapter import (
     AdapterConfig,
     AdapterRun,
     check_folders,
-    own_rows,
     split_to_fit,
     steps_of,
 )
@@ -84,17 +85,24 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(
             f"longest: each turn of the valid split has more than {training.limit} tokens"
         )
-    steps = steps_of(dialogues, config.dialogues_per_step, config.seed, training.step)
+    places = range(len(dialogues))
+    steps = steps_of(places, config.dialogues_per_step, config.seed, training.step)
+
+    def rows_of(place: int) -> list[SharedPrefixRow]:
+        return builder.rows(dialogues[place])
+
+    if config.batch_tokens is not None:
+        rows_of = functools.cache(rows_of)
 
     def learn() -> tuple[float, int]:
-        rows = [row for turns in next(steps) for row in builder.rows(turns)]
+        rows = [row for place in next(steps) for row in rows_of(place)]
         learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
-        return training.add_gradients(rows, lambda row: row_loss(model, row) / learnt)
+        return training.add_gradients(rows, lambda row: row_loss(model, row) / learnt, padded_rows)
 
     def validate() -> float:
         total = torch.zeros(1, dtype=torch.float64, device=training.device)
-        for row in own_rows(validation):
-            total += row_loss(model, row.to(training.device))
+        for row in training.batches(validation, padded_rows):
+            total += row_loss(model, row)
         return sum_over_processes(total).item() / sum(len(row.targets) for row in validation)
 
     training.train(learn, validate)

@@ -21,13 +21,14 @@ from torch.nn import functional
 from compeer_core.cer import Case, CerRecord, Split
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
-from training.common.processes import process_count, process_rank, sum_over_processes
+from training.common.processes import sum_over_processes
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
 from training.finetune.base_model import LoraShape
 from training.finetune.shared_prefix import (
     SharedPrefixRow,
     TokenisedSample,
+    padded_rows,
     predicted_logits,
     shared_prefix_row,
 )
@@ -35,7 +36,6 @@ from training.finetune.small_adapter import (
     AdapterConfig,
     AdapterRun,
     check_folders,
-    own_rows,
     steps_of,
 )
 from training.finetune.tokenise import SampleReader
@@ -71,17 +71,17 @@ class TurnPair:
 
 @dataclass(frozen=True)
 class PairRow:
-    """The row of a pair, the better turn first.
+    """The row of a pair, the better turn first, or of several pairs.
 
     Attributes:
-        number: Place of the pair among all of the run.
-        row: Both turns after their shared beginning.
-        better: Number of targets of the better turn; the others are of the worse.
+        numbers: Places of the pairs among all of the run.
+        row: Both turns of each pair after their shared beginning.
+        sizes: Number of targets of the better and of the worse turn of each pair.
     """
 
-    number: int
+    numbers: tuple[int, ...]
     row: SharedPrefixRow
-    better: int
+    sizes: tuple[tuple[int, int], ...]
 
     @property
     def length(self) -> int:
@@ -121,21 +121,19 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
         def loss(row: PairRow) -> Tensor:
             turns = log_probabilities(row, predicted_logits(model, row.row))
-            dpo = preference_loss(turns, reference[row.number].to(turns), config.beta)
-            return (dpo - config.imitation * turns[0] / row.better) / len(of_step)
+            dpo = preference_loss(turns, reference[list(row.numbers)].to(turns), config.beta)
+            return (dpo + config.imitation * _better_nll(row, turns)).sum() / len(of_step)
 
-        return training.add_gradients(of_step, loss)
+        return training.add_gradients(of_step, loss, _joined)
 
     def validate() -> dict[str, float]:
         totals = torch.zeros(3, dtype=torch.float64)
-        for row in own_rows(validation):
-            turns = log_probabilities(
-                row, predicted_logits(model, row.to(training.device).row)
-            ).cpu()
-            known = reference[row.number].to(turns)
-            margin = (turns - known).diff().item()  # worse minus better
+        for row in training.batches(validation, _joined):
+            turns = log_probabilities(row, predicted_logits(model, row.row)).cpu()
+            known = reference[list(row.numbers)].to(turns)
+            gained_more = (turns - known).diff(dim=-1)[:, 0] < 0  # worse minus better
             dpo = preference_loss(turns, known, config.beta)
-            totals += torch.tensor([dpo.item(), margin < 0, -turns[0].item() / row.better])
+            totals += torch.stack([dpo, gained_more, _better_nll(row, turns)]).sum(-1)
         sum_over_processes(totals)
         names = ("validation_loss", "better_gained_more", "better_nll")
         return dict(zip(names, (totals / len(validation)).tolist(), strict=True))
@@ -153,9 +151,9 @@ def _log_probabilities_of_all(training: AdapterRun, rows: Sequence[PairRow], cou
     values = torch.zeros((count, 2), dtype=torch.float64)
     training.model.eval()
     with torch.no_grad():
-        for row in rows[process_rank() :: process_count()]:
-            logits = predicted_logits(training.model, row.to(training.device).row)
-            values[row.number] = log_probabilities(row, logits).double().cpu()
+        for row in training.batches(rows, _joined):
+            logits = predicted_logits(training.model, row.row)
+            values[list(row.numbers)] = log_probabilities(row, logits).double().cpu()
     return sum_over_processes(values)
 
 
@@ -163,24 +161,25 @@ def _log_probabilities_of_all(training: AdapterRun, rows: Sequence[PairRow], cou
 
 
 def log_probabilities(row: PairRow, logits: Tensor) -> Tensor:
-    """Return the log-probability of the better and of the worse turn, shape (2,), in nats.
+    """Return the log-probability of the better and of the worse turn of each pair, shape (pairs, 2), in nats.
 
     Only tokens after the shared beginning count: those before are equally probable.
 
     Args:
-        row: The pair.
-        logits: Of all targets of its row, shape (targets, vocabulary).
+        row: The pairs.
+        logits: Of all targets of the row, shape (targets, vocabulary).
     """
     targets = row.row.targets.to(logits.device)
     of_tokens = -functional.cross_entropy(logits, targets, reduction="none")
-    return torch.stack([of_tokens[: row.better].sum(), of_tokens[row.better :].sum()])
+    of_turns = of_tokens.split([size for sizes in row.sizes for size in sizes])
+    return torch.stack([tokens.sum() for tokens in of_turns]).view(-1, 2)
 
 
 def preference_loss(policy: Tensor, reference: Tensor, beta: float) -> Tensor:
-    """Return the loss of DPO for a pair, Eq. 7 of arXiv 2305.18290.
+    """Return the loss of DPO for each pair, Eq. 7 of arXiv 2305.18290.
 
     Args:
-        policy: Log-probabilities of the better and of the worse turn, shape (2,), in nats.
+        policy: Log-probabilities of the better and of the worse turn, shape (..., 2), in nats.
         reference: The same under the reference.
         beta: Positive.
 
@@ -189,7 +188,7 @@ def preference_loss(policy: Tensor, reference: Tensor, beta: float) -> Tensor:
         >>> round(preference_loss(equal, equal, 0.1).item(), 4)  # ln 2
         0.6931
     """
-    better, worse = policy - reference
+    better, worse = (policy - reference).unbind(-1)
     return -functional.logsigmoid(beta * (better - worse))
 
 
@@ -246,7 +245,22 @@ class _RowBuilder:
             self._reader.read_turn(dialogue, pair.better),
             self._reader.read_turn(dialogue, pair.worse),
         )
-        return PairRow(number, shared_prefix_row([better, worse]), len(better.completion))
+        sizes = (len(better.completion), len(worse.completion))
+        return PairRow((number,), shared_prefix_row([better, worse]), (sizes,))
+
+
+def _joined(rows: Sequence[PairRow]) -> PairRow:
+    return PairRow(
+        numbers=tuple(number for row in rows for number in row.numbers),
+        row=padded_rows([row.row for row in rows]),
+        sizes=tuple(sizes for row in rows for sizes in row.sizes),
+    )
+
+
+def _better_nll(row: PairRow, turns: Tensor) -> Tensor:
+    """Return the NLL of the better turns in nats/token, shape (pairs,)."""
+    better, _ = zip(*row.sizes, strict=True)
+    return -turns[:, 0] / torch.tensor(better, device=turns.device)
 
 
 def without_shared_beginning(

@@ -20,6 +20,7 @@ from training.data.pictures import Pictures
 from training.finetune.shared_prefix import (
     ATTENTION,
     TokenisedSample,
+    padded_rows,
     row_loss,
     shared_prefix_row,
 )
@@ -133,6 +134,50 @@ def test_packed_loss_equals_the_separate_losses(model, history, turns, stranger)
         expected, actual = separate_loss(model, samples), packed_loss(model, samples)
 
     assert actual.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_padded_rows_see_their_own_tokens_alone_by_hand():
+    """A trunk of 1 2 with branches 9 4 (which sees only the 1) and 9 5, and a row of one token less."""
+    first = shared_prefix_row([text_sample([1, 9], [4]), text_sample([1, 2, 9], [5])])
+    second = shared_prefix_row([text_sample([6, 7], [3, 8, 8])])
+    padded = padded_rows([first, second])
+
+    assert padded.tokens.tolist() == [[1, 2, 9, 4, 9, 5], [6, 7, 3, 8, 8, 0]]
+    assert padded.predicting.tolist() == [2, 4, 7, 8, 9]
+    assert padded.targets.tolist() == [4, 5, 3, 8, 8]
+    mask = padded.branches.mask().int()
+    assert mask[0, 0].tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 1, 1],
+    ]
+    assert mask[1, 0].tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_padded_rows_have_the_gradients_of_separate_rows(model, base, dialogues):
+    reader = SampleReader(base, model)
+    rows = [
+        shared_prefix_row([reader.read_turn(*turn) for turn in turns])
+        for turns in (dialogues[0], dialogues[1], dialogues[0][:1])
+    ]
+    model.model.language_model.set_attn_implementation(ATTENTION)
+
+    expected = gradients(model, torch.stack([row_loss(model, row) for row in rows]).sum())
+    actual = gradients(model, row_loss(model, padded_rows(rows)))
+
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.cer import Candidate, CerRecord
@@ -177,6 +178,20 @@ def test_a_run_may_begin_with_an_adapter(config, tmp_path):
     assert metrics_of(further.output)[0]["loss"] < metrics_of(longer.output)[0]["loss"] - 0.05
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
         adapter.run(changed(config, start=tmp_path), dry_run=True)
+
+
+def test_rows_that_are_padded_together_teach_the_same(config, tmp_path):
+    alone = changed(config, first_layer=0)
+    padded = changed(alone, batch_tokens=2000, output=tmp_path / "padded")
+    adapter.run(alone)
+    adapter.run(padded)
+
+    for one, other in zip(metrics_of(alone.output), metrics_of(padded.output), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one.get("auroc", 0) == pytest.approx(other.get("auroc", 0), abs=1e-3)
+    assert not any((alone.output / "states").iterdir())  # there is no layer below
+    with pytest.raises(ValidationError, match="set first_layer = 0"):
+        Config.model_validate(vars(config) | {"batch_tokens": 2000})
 
 
 def test_the_loss_decreases(config):

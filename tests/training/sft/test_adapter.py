@@ -1,6 +1,7 @@
 """SFT of an adapter: dialogues of CER rows, interrupted and resumed, alone and in two processes."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from training.finetune.small_adapter import (
     Masters,
     fastest_precision,
     load_small_base,
+    padded_batches,
     shared_out,
     steps_of,
 )
@@ -268,6 +270,31 @@ def test_work_is_shared_out_evenly_and_whole():
     assert sorted(shares[0] + shares[1]) == list(range(24))
     loads = [sum(lengths[item] for item in share) for share in shares]
     assert abs(loads[0] - loads[1]) < 0.03 * sum(loads)
+
+
+def test_rows_that_are_padded_together_teach_the_same(config, tmp_path):
+    alone = changed(config, compute="fp32")
+    padded = changed(alone, batch_tokens=400, output=tmp_path / "padded")
+    adapter.run(alone)
+    adapter.run(padded)
+
+    for one, other in zip(metrics_of(alone.output), metrics_of(padded.output), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one.get("validation_loss", 0) == pytest.approx(
+            other.get("validation_loss", 0), rel=1e-3
+        )
+
+
+@dataclass(frozen=True)
+class Length:
+    length: int
+
+
+def test_batches_hold_each_row_once_and_at_most_so_many_tokens_with_padding():
+    rows = [Length(n) for n in (3, 9, 4, 4, 20, 1)]
+    batches = list(padded_batches(rows, 12))
+
+    assert [[row.length for row in batch] for batch in batches] == [[20], [9], [4, 4, 3], [1]]
 
 
 def test_each_pass_takes_every_dialogue_once_in_an_order_of_its_own(config):

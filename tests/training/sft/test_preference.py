@@ -129,7 +129,7 @@ def test_log_probabilities_are_split_between_the_turns():
     logits = torch.randn((3, 8), generator=torch.Generator().manual_seed(0))
     of_token = logits.log_softmax(-1)
 
-    turns = log_probabilities(PairRow(0, shared_prefix_row(samples), 2), logits)
+    (turns,) = log_probabilities(PairRow((0,), shared_prefix_row(samples), ((2, 1),)), logits)
 
     expected = [of_token[0, 3] + of_token[1, 4], of_token[2, 5]]
     assert turns.tolist() == pytest.approx([value.item() for value in expected], abs=1e-5)
@@ -179,9 +179,9 @@ def test_a_row_has_the_difference_of_separate_turns(tiny_base):
     packed = preference._RowBuilder(reader, Pictures(None, None)).row(0, pair)
     model.model.language_model.set_attn_implementation(ATTENTION)
 
-    better, worse = log_probabilities(packed, predicted_logits(model, packed.row)).tolist()
+    [(better, worse)] = log_probabilities(packed, predicted_logits(model, packed.row)).tolist()
 
-    assert packed.better < len(reader.read_turn(dialogue, pair.better).completion)
+    assert packed.sizes[0][0] < len(reader.read_turn(dialogue, pair.better).completion)
     assert better - worse == pytest.approx(whole[0] - whole[1], abs=1e-3)
 
 
@@ -227,6 +227,16 @@ def test_the_better_turns_gain_against_the_worse_ones(config):
     assert last["validation_loss"] < 0.68
     assert last["better_gained_more"] == 1
     assert weights(config.output / "adapter")
+
+
+def test_pairs_that_are_padded_together_teach_the_same(config, tmp_path):
+    padded = changed(config, batch_tokens=1000, output=tmp_path / "padded")
+    preference.run(config)
+    preference.run(padded)
+
+    for one, other in zip(metrics_of(config.output), metrics_of(padded.output), strict=True):
+        for name in ("loss", "validation_loss", "better_gained_more", "better_nll"):
+            assert one.get(name, 0) == pytest.approx(other.get(name, 0), rel=1e-3)
 
 
 def test_a_dry_run_counts_and_writes_nothing(config, caplog):
