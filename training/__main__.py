@@ -1,7 +1,7 @@
 """The command line of training: `python -m training <stage> <config.toml>`.
 
-    python -m training sft adapter training/configs/small/sft_adapter_plain.toml --set steps=200
-    python -m training sft adapter training/configs/small/sft_adapter_plain.toml --resume runs/small/plain
+    python -m training sft adapter training/configs/small/sft_adapter.toml --set steps=200
+    python -m training sft adapter training/configs/small/sft_adapter.toml --resume runs/small/sft
     python -m training run training/configs/smoke.toml
     python -m training results --check
 

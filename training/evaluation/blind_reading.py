@@ -185,7 +185,7 @@ def reader_metrics(
     judgements: Mapping[str, Judgement],
     rater: str,
 ) -> Iterator[results.Metric]:
-    """Yield the share of replies for each question, and how often the first policy is preferred.
+    """Yield the share of replies for each question, and how the first policy compares with the others.
 
     Args:
         policies: Their names; the first is compared with each of the others.
@@ -215,6 +215,12 @@ def reader_metrics(
         pairs = zip(ratings[first], ratings[other], strict=True)
         wins = [(a.rank < b.rank) + (a.rank == b.rank) / 2 for a, b in pairs]
         yield share(f"preferred over {other} (ties count half)", wins, weights, "pairwise", first)
+        for question, title in (("answers", "answers the message"), ("may_hurt", "may hurt")):
+            gained = [
+                float(getattr(a, question)) - float(getattr(b, question))
+                for a, b in zip(ratings[first], ratings[other], strict=True)
+            ]
+            yield share(f"{title}: difference to {other}", gained, weights, "pairwise", first)
 
 
 def rule_metrics(turns: Sequence[WrittenTurn]) -> Iterator[results.Metric]:

@@ -5,7 +5,7 @@ frozen; `small_adapter` describes the precision.
 
 Several processes share the dialogues of each step:
 
-    torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_adapter_plain.toml
+    torchrun --nproc-per-node 2 -m training sft adapter training/configs/small/sft_adapter.toml
 
 A run stopped at any point continues from its last checkpoint with the same rows. To stop several
 processes, send SIGTERM to one of them: torchrun gives the others 30 seconds and then kills them.

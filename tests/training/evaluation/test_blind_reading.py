@@ -73,6 +73,7 @@ def test_reader_metrics_by_hand():
 
     assert values(metrics, "answers the message") == {"a": 100.0, "b": 50.0}
     assert values(metrics, "preferred over b (ties count half)") == {"a": 75.0}  # a win and a tie
+    assert values(metrics, "answers the message: difference to b") == {"a": 50.0}
 
 
 def test_rule_metrics_by_hand():
