@@ -32,14 +32,15 @@ class ContextTurn(WrittenSupport):
 
 
 T = TypeVar("T", bound=ContextTurn)
+Placed = TypeVar("Placed")
 
 
 @dataclass(frozen=True)
-class PlacedTurn(Generic[T]):
+class PlacedTurn(Generic[Placed]):
     """A turn, and its place in a file as errors name it."""
 
     where: str
-    turn: T
+    turn: Placed
 
 
 def read_turns(paths: Sequence[Path], kind: type[T]) -> dict[str, PlacedTurn[T]]:
@@ -63,8 +64,8 @@ def read_turns(paths: Sequence[Path], kind: type[T]) -> dict[str, PlacedTurn[T]]
 
 
 def joined(
-    turns: Mapping[str, PlacedTurn[T]], contexts: Sequence[Path]
-) -> Iterator[tuple[Case, PlacedTurn[T]]]:
+    turns: Mapping[str, PlacedTurn[Placed]], contexts: Sequence[Path]
+) -> Iterator[tuple[Case, PlacedTurn[Placed]]]:
     """Yield each case that a turn answers once, in the order of the contexts; count turns without a case.
 
     Args:

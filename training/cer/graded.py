@@ -1,7 +1,7 @@
 """Graded replies of a policy as CER rows of pairs: `python -m training cer graded <config.toml>`.
 
-COMPEER-small wrote several replies after the same reasoning steps, and a large language model graded each
-(`assets/cer/README.md`). A row holds two of them for `sft preference`, so a policy learns from its own replies which
+COMPEER-small wrote several replies after the same reasoning steps, its own or corrected ones, and a large language model
+graded each (`assets/cer/README.md`). A row holds two of them for `sft preference`, so a policy learns from its own replies which
 ones fit, and no wording that it could not have found itself.
 """
 
@@ -15,11 +15,11 @@ from pydantic import Field, model_validator
 
 from compeer_core.cer import SPLITS, Candidate, CerRecord, DecidedBy
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
-from compeer_core.reasoning import SupportTurn, render
+from compeer_core.errors import CompletionError, ConfigError
+from compeer_core.reasoning import Reasoning, SupportTurn, parse, render
 from compeer_core.row_files import json_lines, parse_row, write_rows
 from compeer_core.taxonomy import Preference
-from training.cer.context_turns import joined, read_turns
+from training.cer.context_turns import PlacedTurn, joined, read_turns
 from training.cer.corrected import CorrectedTurn
 from training.stages import refuse_resume
 
@@ -33,8 +33,8 @@ class Config(FrozenModel):
 
     replies: Path
     """File of graded replies: JSON lines, compressed with gzip."""
-    turns: tuple[Path, ...] = Field(min_length=1)
-    """Files of corrected turns, which have the reasoning steps."""
+    turns: tuple[Path, ...] = ()
+    """Files of corrected turns, which have the reasoning steps of lines without `steps`."""
     contexts: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows with the contexts."""
     output: Path
@@ -42,9 +42,13 @@ class Config(FrozenModel):
 
 
 class GradedReplies(FrozenModel):
-    """One line of the file: replies to a context after the steps of its corrected turn."""
+    """One line of the file: replies to a context after the same steps."""
 
     context: str
+    policy: str = "compeer-small"
+    """Who wrote the replies."""
+    steps: str | None = None
+    """The steps before the replies, in the output grammar; None takes those of the context's corrected turn."""
     replies: tuple[str, ...]
     grades: tuple[Literal[0, 1, 2], ...]
     """0 wrong, 1 weak, 2 good, by the reader."""
@@ -86,18 +90,22 @@ def graded_rows(config: Config) -> Iterator[CerRecord]:
     if not config.replies.is_file():
         raise ConfigError(f"{config.replies}: no such file (it is in assets/cer)")
     turns = read_turns(config.turns, CorrectedTurn)
-    graded: dict[str, GradedReplies] = {}
+    graded: dict[str, PlacedTurn[GradedReplies]] = {}
     for where, line in json_lines(config.replies):
         replies = parse_row(GradedReplies, where, line)
-        if replies.context in graded or replies.context not in turns:
-            problem = "occurs twice" if replies.context in graded else "has no corrected turn"
-            raise ConfigError(f"{where}: context {replies.context} {problem}")
-        graded[replies.context] = replies
-    for case, placed in joined({name: turns[name] for name in graded}, config.contexts):
-        replies = graded[placed.turn.context]
-        reasoning = placed.turn.reasoning()
+        if replies.context in graded:
+            raise ConfigError(f"{where}: context {replies.context} occurs twice")
+        if replies.steps is None and replies.context not in turns:
+            raise ConfigError(f"{where}: context {replies.context} has no corrected turn")
+        graded[replies.context] = PlacedTurn(where, replies)
+    for case, placed in joined(graded, config.contexts):
+        replies = placed.turn
+        if replies.steps is None:
+            reasoning = turns[replies.context].turn.reasoning()
+        else:
+            reasoning = _reasoning(replies.steps, placed.where)
         candidates = [
-            Candidate(author=placed.turn.policy, reply=r, turn=render(SupportTurn(reasoning, r)))
+            Candidate(author=replies.policy, reply=r, turn=render(SupportTurn(reasoning, r)))
             for r in replies.replies
         ]
         split = "valid" if replies.held_out else case.split
@@ -110,3 +118,10 @@ def graded_rows(config: Config) -> Iterator[CerRecord]:
                 preference=Preference.FIRST,
                 preference_by=READER,
             )
+
+
+def _reasoning(steps: str, where: str) -> Reasoning:
+    try:
+        return parse(f"{steps}<reply>-</reply>").reasoning
+    except CompletionError as error:
+        raise ConfigError(f"{where}: steps: {error}") from error

@@ -56,6 +56,18 @@ def test_pairs_that_are_held_out_are_for_validation(tmp_path, caplog):
     assert len((tmp_path / "out" / "rows.jsonl").read_text("utf-8").splitlines()) == 2
 
 
+def test_replies_may_follow_the_policys_own_steps(tmp_path):
+    corrected = next(graded_rows(config(tmp_path, line())))
+    steps = corrected.first.turn.partition("<reply>")[0].replace("They feel sad.", "They are sad.")
+    own = line(steps=steps, policy="small-3")
+
+    rows = list(graded_rows(config(tmp_path, own).model_copy(update={"turns": ()})))
+
+    assert [row.first.author for row in rows] == ["small-3", "small-3"]
+    assert parse(rows[0].first.turn).reasoning.emotion.text == "They are sad."
+    assert rows[0].second.reply == corrected.second.reply
+
+
 def test_a_dry_run_writes_nothing(tmp_path):
     graded.run(config(tmp_path, line()), dry_run=True)
 
@@ -67,6 +79,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     [
         ([line(), line()], "line 2: context cat#0 occurs twice"),
         ([line(context="dog#0")], "line 1: context dog#0 has no corrected turn"),
+        ([line(steps="<history>a cat")], "line 1: steps: "),
         ([line(grades=[1, 2])], "line 1: .*3 replies, but 2 grades"),
         ([line(grades=[1, 2, 3])], "line 1: grades"),
         ([line(pairs=[[1, 3]])], r"line 1: .*pair \[1, 3\]: there are 3 replies"),
