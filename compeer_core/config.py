@@ -33,7 +33,7 @@ def load_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
         path: The file, UTF-8.
         model: The schema.
         overrides: ``"table.key=value"``; the last one wins. The value is parsed as TOML or, if
-            that fails, taken as a plain string: ``steps=10``, ``name=nano``, ``tags=["a", "b"]``.
+            that fails, taken as a plain string: ``steps=10``, ``name=mine``, ``tags=["a", "b"]``.
 
     Raises:
         ConfigError: The file cannot be read or is not TOML, an override has no ``=`` or a path

@@ -44,7 +44,8 @@ waiting for a core that another process uses costs far more."""
 
 HALF_PRECISION_FROM = 1_000_000_000
 """From this many parameters on, weights stay in 16 bits on a CPU, too, to save memory. Below, 32 bits
-are faster: 7.0 ms per token against 8.0 ms for COMPEER-nano on a CPU with AVX-512 bf16."""
+are faster: 7.0 ms per token against 8.0 ms for a model of 10 million weights on a CPU with
+AVX-512 bf16."""
 
 TORCH_THREADS = torch.get_num_threads()
 """Torch's initial setting; new threads inherit what another thread has set."""

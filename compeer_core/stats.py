@@ -15,7 +15,6 @@ is 400 times slower; a test compares the two.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -206,76 +205,6 @@ def expanded_interval(value: float, draws: Floats, clusters: int) -> Estimate:
     tail = NormalDist().cdf(-expanded_errors(clusters))
     low, high = np.quantile(draws, [tail, 1 - tail])
     return Estimate(value=value, low=min(float(low), value), high=max(float(high), value))
-
-
-@dataclass(frozen=True)
-class Run:
-    """What was measured on one training run, such as the run of one seed."""
-
-    dialogues: Sequence[str]
-    """The dialogue of each example."""
-    values: ArrayLike
-    """A value for each example, shape (examples,); NaN for an unknown value."""
-
-
-def hierarchical_bootstrap(
-    runs: Sequence[Run],
-    baseline: Sequence[Run] = (),
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Estimate:
-    """Return the mean over runs, or a difference of two such means, with both sources of variance.
-
-    Each resample draws runs with replacement, then dialogues within them. Runs on the same dialogues
-    share the draw of dialogues, whichever side of a difference they are on, so that the difference is
-    paired by dialogue. Runs themselves are not paired: another seed is another run.
-
-    An interval over the dialogues of one run says nothing about how much another seed would change.
-    With few runs this interval is still too narrow, since three runs have ten different resamples;
-    report their number.
-
-    Args:
-        runs: At least one.
-        baseline: The runs whose mean is subtracted; none for the mean of `runs` alone.
-        resamples: Number of resamples.
-        seed: Of the draws.
-
-    Returns:
-        The estimate, with `n` as the number of different dialogues.
-
-    Raises:
-        ValueError: There are no runs, or a run has no known value.
-
-    Example:
-        >>> better, worse = Run(["a", "b"], [3.0, 5.0]), Run(["a", "b"], [1.0, 3.0])
-        >>> difference = hierarchical_bootstrap([better], [worse])
-        >>> difference.value, difference.low, difference.high  # equal in every dialogue
-        (2.0, 2.0, 2.0)
-    """
-    if not runs:
-        raise ValueError("a hierarchical bootstrap needs at least one run")
-    dialogues = sorted({name for run in (*runs, *baseline) for name in run.dialogues})
-    column = {name: number for number, name in enumerate(dialogues)}
-    weights = bootstrap_weights(range(len(dialogues)), resamples, [seed, 0])
-
-    def mean_of(side: Sequence[Run], stream: int) -> Floats:
-        means = np.column_stack(
-            [
-                weighted_mean(weights[:, [column[d] for d in run.dialogues]], run.values)
-                for run in side
-            ]
-        )
-        if np.isnan(means[0]).any():
-            raise ValueError("a run has no known value")
-        times = bootstrap_weights(range(len(side)), resamples, [seed, stream])
-        # A drawn run without a drawn dialogue makes the resample undefined.
-        return ratio(np.where(times > 0, times * means, 0.0).sum(axis=1), times.sum(axis=1))
-
-    values = mean_of(runs, 1)
-    if baseline:
-        values = values - mean_of(baseline, 2)
-    return estimate(values, len(dialogues))
 
 
 def jackknife(values: Floats, n: int) -> Estimate:

@@ -122,7 +122,7 @@ class Page:
 
     def message(self, text: str, conversation: str = "", session: str = "") -> dict[str, Any]:
         """Return the body of a request that sends a message in Chat."""
-        models = ["scripted-nano", "recorded-judge"]
+        models = ["scripted-policy", "recorded-judge"]
         data = [{"text": text, "files": []}, "", *models, "", conversation or self.conversation]
         return self.body("message", "submit", data, session or self.session)
 
@@ -200,7 +200,7 @@ def send_message(client: httpx.Client, text: str, paths: Sequence[str] = ()) -> 
     message = {"text": text, "files": [picture_of(path) for path in paths]}
     conversation = f"conversation-{secrets.token_hex(8)}"
     body = {
-        "data": [message, "", "scripted-nano", "", "", conversation],
+        "data": [message, "", "scripted-policy", "", "", conversation],
         "fn_index": handlers(client)["message submit"],
         "session_hash": session,
     }

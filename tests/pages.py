@@ -93,10 +93,10 @@ def write_models(folder: Path, turns: Sequence[dict[str, Any]] = STANDARD_TURNS)
     path.write_text(
         """
 [[models]]
-name = "scripted-nano"
+name = "scripted-policy"
 small = true
 kind = "policy"
-title = "Scripted nano"
+title = "Scripted policy"
 source = "scripted:turns.toml"
 languages = ["en"]
 
@@ -189,7 +189,7 @@ class Visitor:
         text: str,
         files: Sequence[Path | str] = (),
         alt: str = "",
-        model: str = "scripted-nano",
+        model: str = "scripted-policy",
         judge: str = "recorded-judge",
         seed: str = "",
     ) -> None:
@@ -207,7 +207,7 @@ class Visitor:
         owner = self.services.owner(self.request)
         return self.services.uploads.add(path.name, path.read_bytes(), owner, "")
 
-    async def ask_again(self, index: int = 0, model: str = "scripted-nano") -> None:
+    async def ask_again(self, index: int = 0, model: str = "scripted-policy") -> None:
         """Regenerate the reply and watch until it has ended."""
         arguments = (model, "recorded-judge", None, self.conversation_id, self.request)
         await self.watch(self.chat.ask_again(*arguments, pressed(index)))
@@ -215,13 +215,13 @@ class Visitor:
     async def save_edit(self, index: int, text: str) -> None:
         """Edit a message in its place and watch until the reply has ended."""
         event = gr.EventData(None, {"turn": index, "text": text})
-        arguments = ("scripted-nano", "recorded-judge", None, self.conversation_id, self.request)
+        arguments = ("scripted-policy", "recorded-judge", None, self.conversation_id, self.request)
         await self.watch(self.chat.save_edit(*arguments, event))
 
     async def load(self, choices: object = None) -> None:
         """Load the page and watch until a running reply has ended."""
         await self.watch(
-            self.chat.load("scripted-nano", choices, self.conversation_id, self.request)
+            self.chat.load("scripted-policy", choices, self.conversation_id, self.request)
         )
 
     async def watch(self, updates: AsyncIterator[dict[Any, Any]]) -> None:

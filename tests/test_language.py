@@ -89,7 +89,7 @@ def private_terms(text: str) -> list[str]:
         "always the commonest",
         "a difference outside\n    # the interval",
         '"of": "urp less sft"',
-        "unifireward-nano less prm-orm-nano",
+        "unifireward less prm-orm",
         "Again: `python`",
     ],
 )

@@ -56,13 +56,3 @@ def test_a_judge_of_the_list_judges_steps_and_reply(registry, entry):
 
     assert [type(step) for step in judged.steps] == [StepVerdict] * 3
     assert isinstance(judged.response, ResponseVerdict)
-
-
-def test_judges_of_the_list_are_not_one_judge(registry):
-    found = [
-        [step.probability_correct for step in judged.steps]
-        for entry in entries("judge")
-        for judged in registry.judge(entry.name).judge(DIALOGUE, [read(TURN)], [None])
-    ]
-
-    assert len({tuple(one) for one in found}) == len(found)

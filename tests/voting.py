@@ -77,7 +77,7 @@ def hold_votes(
     store: VoteStore,
     number: int,
     *,
-    models: Sequence[str] = ("scripted-nano", "other"),
+    models: Sequence[str] = ("scripted-policy", "other"),
     voters: int = 8,
     seed: int = 1,
 ) -> None:

@@ -202,7 +202,7 @@ def _recorded_item() -> CerRecord:
     return CerRecord(
         id="tour/job",
         case=case,
-        first=Candidate(author="compeer-nano", reply=reply, turn=first["raw"]),
+        first=Candidate(author=first["model"], reply=reply, turn=first["raw"]),
         second=Candidate(author="base", reply=base["raw"][:300].strip() or "(nothing)"),
     )
 

@@ -42,7 +42,7 @@ def record(number):
         id=f"d{number}#0",
         case=case,
         first=Candidate(author="corpus", reply=BAD),
-        second=Candidate(author="nano", reply=GOOD, turn=turn),
+        second=Candidate(author="policy", reply=GOOD, turn=turn),
     )
 
 

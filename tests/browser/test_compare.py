@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 OWN_PARTS = ["#compare-talk", "#compare-ballot", "#compare-error"]
-CHECKPOINT = app.MODELS.parent / "checkpoints" / "compeer-nano" / "config.json"
+CHECKPOINT = app.MODELS.parent / "checkpoints" / "compeer-small" / "adapter_config.json"
 PHONE = {"width": 390, "height": 844}
 UNDO_SECONDS = 5.0
 """Half the real limit, since tests wait for it."""

@@ -27,7 +27,7 @@ class World:
         self.token = DeskOwner(self.services.votes).token()
         self.items, self.answers = folder / "items.jsonl", folder / "answers.jsonl"
         cases = [record(number).case for number in range(1, 9)]
-        items([(each, "nano", COMPLETE) for each in cases], self.items, folder / "key", seed=1)
+        items([(each, "policy", COMPLETE) for each in cases], self.items, folder / "key", seed=1)
         self.ids = [json.loads(line)["id"] for line in self.items.read_text().splitlines()]
 
     def write_answers(self, **changes):

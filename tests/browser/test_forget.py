@@ -63,7 +63,7 @@ def test_the_draft_and_the_remembered_models_are_deleted_too(page: Page) -> None
         press(page)
 
     expect(page.locator("#conversation .empty")).to_be_visible()
-    expect(page.locator("#policy input")).to_have_value("Scripted nano")
+    expect(page.locator("#policy input")).to_have_value("Scripted policy")
     expect(box).to_have_value("")
 
 

@@ -45,7 +45,7 @@ def clock() -> Clock:
 def voted(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
     """A server with 60 votes of eight people on three models."""
     services = services_over(tmp_path_factory, clock)
-    hold_votes(services.votes, 60, models=("scripted-nano", "other", "a-model-of-an-earlier-day"))
+    hold_votes(services.votes, 60, models=("scripted-policy", "other", "a-model-of-an-earlier-day"))
     clock.forward(seconds=10)
     return services
 
@@ -83,7 +83,7 @@ def test_the_tab_counts_votes_and_shows_who_is_preferred(chromium, where, voted)
     chromium.locator("#screen-results-button").click()
 
     expect(chromium.locator("#results-board")).to_contain_text("Counting votes")
-    expect(title(chromium)).to_contain_text("Scripted nano is preferred to")
+    expect(title(chromium)).to_contain_text("Scripted policy is preferred to")
     board = voted.boards.current(Filters()).result(60).board
     rows = chromium.locator("[data-table=models] tbody tr")
     expect(rows).to_have_count(3)
@@ -101,7 +101,7 @@ def test_a_vote_that_comes_meanwhile_is_there_when_one_comes_back(page, voted, c
     counted = page.locator("#results-board .head > .fine")
     before = int(counted.inner_text().split()[1])
     page.locator("#screen-chat-button").click()
-    vote(voted.votes, "voter-1", "other", "scripted-nano")
+    vote(voted.votes, "voter-1", "other", "scripted-policy")
     clock.forward(seconds=10)
     page.wait_for_timeout(1100)  # for so long the database is not asked again
     page.locator("#screen-results-button").click()
@@ -215,7 +215,7 @@ def test_without_votes_there_is_the_way_to_compare(chromium, tmp_path_factory):
 
         expect(title(page)).to_have_text("Not enough votes to rank models: 0 of 20 needed.")
         assert page.locator("#results-board progress").get_attribute("value") == "0"
-        expect(page.locator("#results-board .plot").first).to_contain_text("Scripted nano")
+        expect(page.locator("#results-board .plot").first).to_contain_text("Scripted policy")
         assert violations(page, *OWN_PARTS) == []
         example = page.locator("#results-board .example")
         expect(example.locator("h2").first).to_contain_text("Example")

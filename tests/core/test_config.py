@@ -50,7 +50,7 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones(written):
     assert (stage.redundancy.beta, stage.steps, stage.tags) == (7.0, 3, ("a", "b"))
 
 
-@pytest.mark.parametrize("value", ["nano", "a b", "hf:Qwen/Qwen2.5-VL", "x\ny = 2", "=", "1\n2"])
+@pytest.mark.parametrize("value", ["policy", "a b", "hf:Qwen/Qwen2.5-VL", "x\ny = 2", "=", "1\n2"])
 def test_an_override_that_is_not_toml_is_a_string(written, value):
     assert load_toml(written('name = "sft"'), Stage, [f"name={value}"]).name == value
 

@@ -9,7 +9,7 @@ from compeer_core import errors
 EXAMPLES = (
     errors.CompeerError("x"),
     errors.ConfigError("x"),
-    errors.UnknownModelError("nano", ["compeer-nano", "other"]),
+    errors.UnknownModelError("small", ["compeer-small", "other"]),
     errors.PromptError("x"),
     errors.CompletionError("x", "<reply>", ["history is missing"]),
     errors.InputError("x", "message_too_long", {"limit": 4000}),
@@ -54,11 +54,11 @@ def test_each_error_inherits_the_matching_builtin(error, builtin):
 
 
 def test_an_unknown_model_comes_with_the_nearest_and_all_known_names():
-    error = errors.UnknownModelError("compeer-nanno", ["compeer-nano", "qwen"])
+    error = errors.UnknownModelError("compeer-smal", ["compeer-small", "qwen"])
 
     assert str(error) == (
-        "unknown model 'compeer-nanno' (did you mean 'compeer-nano'?); "
-        "known models: compeer-nano, qwen"
+        "unknown model 'compeer-smal' (did you mean 'compeer-small'?); "
+        "known models: compeer-small, qwen"
     )
 
 

@@ -77,10 +77,10 @@ def entry(**settings: Any) -> ModelEntry:
 @pytest.mark.parametrize(
     ("text", "source"),
     [
-        ("checkpoints/nano", Source(SourceKind.CHECKPOINT, "checkpoints/nano")),
-        ("nano", Source(SourceKind.CHECKPOINT, "nano")),
+        ("checkpoints/mine", Source(SourceKind.CHECKPOINT, "checkpoints/mine")),
+        ("policy", Source(SourceKind.CHECKPOINT, "policy")),
         ("/a:b/c", Source(SourceKind.CHECKPOINT, "/a:b/c")),
-        ("C:\\models\\nano", Source(SourceKind.CHECKPOINT, "C:\\models\\nano")),
+        ("C:\\models\\mine", Source(SourceKind.CHECKPOINT, "C:\\models\\mine")),
         ("hf:Qwen/Qwen2.5-VL-3B", Source(SourceKind.HUB, "Qwen/Qwen2.5-VL-3B")),
         ("scripted:a/b.toml", Source(SourceKind.SCRIPTED, "a/b.toml")),
         (

@@ -4,14 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import cohen_kappa_score
 
 from compeer_core.stats import (
     Estimate,
-    Run,
     bootstrap_weights,
     clustered_share,
     cohen_kappa,
@@ -19,7 +18,6 @@ from compeer_core.stats import (
     expanded_errors,
     expanded_interval,
     gwet_ac1,
-    hierarchical_bootstrap,
     jackknife,
     krippendorff_alpha,
     raw_agreement,
@@ -166,97 +164,6 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
     assert found.high - found.value == pytest.approx(1.96 * values.std(ddof=1) / math.sqrt(4))
     alone = jackknife(np.array([2.0, 0.0]), 1)
     assert alone.low == alone.value == alone.high
-
-
-# --- Hierarchical bootstrap ----------------------------------------------------------------------
-
-DIALOGUES = [f"d{number}" for number in range(50)]
-
-
-def runs_of(effects, dialogue_effects, dialogues=DIALOGUES):
-    return [Run(dialogues, effect + np.asarray(dialogue_effects)) for effect in effects]
-
-
-def test_one_run_has_the_interval_of_its_dialogues():
-    values = np.random.default_rng(1).normal(size=50)
-
-    found = hierarchical_bootstrap(runs_of([0.0], values), resamples=4000)
-
-    clustered = estimate(weighted_mean(bootstrap_weights(DIALOGUES, 4000), values), 50)
-    assert found.value == pytest.approx(values.mean())
-    assert found.n == 50
-    assert (found.low, found.high) == pytest.approx((clustered.low, clustered.high), abs=0.03)
-
-
-def test_runs_that_differ_widen_the_interval():
-    # Dialogues do not differ at all. Of two runs at 0 and 1, a resample has the mean 0, 0.5 or 1 with
-    # the probabilities 1/4, 1/2, 1/4: the interval is [0, 1], though each run alone has none.
-    found = hierarchical_bootstrap(runs_of([0.0, 1.0], np.zeros(50)))
-
-    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
-    alone = hierarchical_bootstrap(runs_of([1.0], np.zeros(50)))
-    assert alone.low == alone.high == 1.0
-
-
-def test_a_difference_is_paired_by_dialogue_and_not_by_run():
-    hard = np.random.default_rng(2).normal(scale=10, size=50)
-
-    paired = hierarchical_bootstrap(runs_of([2.0, 2.0], hard), runs_of([1.0], hard))
-    runs_differ = hierarchical_bootstrap(runs_of([1.0, 3.0], hard), runs_of([0.0, 2.0], hard))
-    other_dialogues = hierarchical_bootstrap(
-        runs_of([2.0], hard), runs_of([1.0], hard, [f"other-{name}" for name in DIALOGUES])
-    )
-
-    assert (paired.low, paired.high) == pytest.approx((1.0, 1.0))
-    assert (runs_differ.value, runs_differ.low, runs_differ.high) == pytest.approx((1, -1, 3))
-    assert other_dialogues.high - other_dialogues.low > 4
-
-
-def test_the_intervals_of_a_hierarchical_bootstrap_hold_the_truth():
-    # Ten runs a side, true difference 1; runs deviate by 0.5, dialogues by 1, examples by 0.2. Over
-    # dialogues alone the interval would be +- 0.02, far too narrow for a difference of runs.
-    rng = np.random.default_rng(3)
-    held, widths = [], []
-    for seed in range(60):
-        hard = rng.normal(size=50)
-        better, worse = (
-            [Run(DIALOGUES, at + hard + rng.normal(scale=0.2, size=50)) for at in runs]
-            for runs in (rng.normal(1, 0.5, 10), rng.normal(0, 0.5, 10))
-        )
-        found = hierarchical_bootstrap(better, worse, resamples=400, seed=seed)
-        held.append(found.low <= 1 <= found.high)
-        widths.append(found.high - found.low)
-
-    assert np.mean(held) >= 0.85  # percentiles of ten runs are a little too narrow
-    assert np.mean(widths) < 1.2  # unpaired dialogues would add 0.4
-
-
-def test_unknown_values_are_left_out_and_runs_without_any_are_refused():
-    found = hierarchical_bootstrap([Run(["a", "b", "b"], [1.0, math.nan, 3.0])])
-
-    assert (found.value, found.n) == (2.0, 2)
-    with pytest.raises(ValueError, match="no known value"):
-        hierarchical_bootstrap([Run(["a"], [math.nan])])
-    with pytest.raises(ValueError, match="at least one run"):
-        hierarchical_bootstrap([])
-
-
-@given(
-    st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=4),
-    st.floats(-3, 3),
-)
-@settings(max_examples=30, deadline=None)
-def test_a_hierarchical_bootstrap_moves_with_its_values(values, shift):
-    runs = [Run(DIALOGUES[:4], each) for each in values]
-    moved = [Run(DIALOGUES[:4], np.add(each, shift)) for each in values]
-
-    found = hierarchical_bootstrap(runs, resamples=100)
-    also = hierarchical_bootstrap(moved, resamples=100)
-
-    assert found.value == pytest.approx(np.mean(values))
-    assert np.min(values) - 1e-9 <= found.low <= found.high <= np.max(values) + 1e-9
-    ends = (also.value, also.low, also.high)
-    assert ends == pytest.approx([end + shift for end in (found.value, found.low, found.high)])
 
 
 # --- Agreement -----------------------------------------------------------------------------------

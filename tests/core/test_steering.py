@@ -283,25 +283,25 @@ def test_both_wishes_are_in_the_prompt() -> None:
 
 
 @pytest.fixture(scope="module")
-def nano() -> Iterator[Policy]:
+def shipped() -> Iterator[Policy]:
     pytest.importorskip("torch")
     from compeer_core.registry import Registry
 
     registry = Registry.from_toml(Path("assets/models.toml"))
     try:
-        yield registry.policy("compeer-nano")
+        yield registry.policy("compeer-small")
     finally:
         registry.close()
 
 
-def test_the_shipped_model_goes_on_behind_an_edited_step(nano: Policy) -> None:
-    sampling = replace(nano.sampling, seed=3, temperature=0.0)
-    free = list(nano.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
+def test_the_shipped_model_goes_on_behind_an_edited_step(shipped: Policy) -> None:
+    sampling = replace(shipped.sampling, seed=3, temperature=0.0)
+    free = list(shipped.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
     before = reading_of(free)
     joy = EmotionStep("They are proud and glad.", Sentiment.POSITIVE, Emotion.JOY, 5)
     steps = (*kept_steps(before, Part.EMOTION), GivenStep(joy))
     controls = Controls(given=steps, strategy="Providing Suggestions", sampling=sampling)
-    after = reading_of(list(nano.respond(DIALOGUE, controls, threading.Event())))
+    after = reading_of(list(shipped.respond(DIALOGUE, controls, threading.Event())))
 
     assert after.history == before.history
     assert after.emotion == joy
@@ -310,11 +310,11 @@ def test_the_shipped_model_goes_on_behind_an_edited_step(nano: Policy) -> None:
     assert after.is_complete, after.problems
 
 
-def test_keeping_everything_gives_the_greedy_reply_again(nano: Policy) -> None:
+def test_keeping_everything_gives_the_greedy_reply_again(shipped: Policy) -> None:
     sampling = Sampling(temperature=0.0)
-    free = list(nano.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
+    free = list(shipped.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
     before = reading_of(free)
     controls = Controls(given=kept_steps(before, Part.REPLY), sampling=sampling)
-    after = reading_of(list(nano.respond(DIALOGUE, controls, threading.Event())))
+    after = reading_of(list(shipped.respond(DIALOGUE, controls, threading.Event())))
 
     assert after == before

@@ -8,6 +8,9 @@ import pytest
 
 from compeer_core.cer import SPLITS
 from compeer_core.processing import load_processor
+from tests.checkpoints import build_adapter
+from tests.training.cer.endpoint import Endpoint
+from tests.training.cer.whole_route import answer
 from training.__main__ import main
 from training.common.run_directory import METRICS_FILE
 
@@ -18,9 +21,9 @@ pytestmark = [
 ]
 
 
-SHIPPED_BASE = '"model=assets/checkpoints/compeer-nano"'
-"""What the vision stage starts from. A tiny checkpoint replaces it, which SFT and the reward model then
-train too. CER and GRPO keep the shipped one, since an untrained model writes no complete turn."""
+SHIPPED = "assets/checkpoints/compeer-small"
+WRITER = '"generators.compeer-small.max_new_tokens=200"'
+"""A line of the stage `cer`, which an endpoint answers here."""
 
 
 @pytest.mark.usefixtures("drawn_plots")
@@ -34,20 +37,24 @@ def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.chdir(repository)
+    adapter = build_adapter(tiny_base, tmp_path / "adapter")
     configs = repository / "training" / "configs"
     text = (configs / "smoke.toml").read_text(encoding="utf-8")
-    assert SHIPPED_BASE in text
+    assert WRITER in text
+    text = text.replace(f"{SHIPPED}-base", str(tiny_base)).replace(SHIPPED, str(adapter))
     recipe = tmp_path / "smoke.toml"
-    recipe.write_text(text.replace(SHIPPED_BASE, f'"model={tiny_base}"'), encoding="utf-8")
     output = tmp_path / "smoke"
     settings = {"data_dir": small_corpora, "output": output, "folder": configs}
     command = ["run", str(recipe)]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
 
-    assert main([*command, "--dry-run"]) == 0
-    assert not output.exists()
-    assert main(command) == 0
+    with Endpoint(answer) as endpoint:
+        writer = f"'generators={{writer={{source=\"{endpoint.source}\"}}}}'"
+        recipe.write_text(text.replace(WRITER, writer), encoding="utf-8")
+        assert main([*command, "--dry-run"]) == 0
+        assert not output.exists()
+        assert main(command) == 0
 
     for stage in ("sft", "reward"):
         rows = (output / stage / METRICS_FILE).read_text(encoding="utf-8").splitlines()
@@ -67,7 +74,7 @@ def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     assert len(rewards) == 1 and -5 <= rewards[0] <= 5
     assert (grpo / "adapter" / "adapter_model.safetensors").is_file()
     assert (grpo / "rollouts.jsonl").is_file() and (grpo / "plots" / "reward.png").is_file()
-    assert (output / "results" / "grpo_nano.json").is_file()
+    assert (output / "results" / "grpo.json").is_file()
 
     assert (output / "cer" / "train.jsonl").stat().st_size > 0
     assert (output / "cer" / "README.md").is_file()
@@ -76,4 +83,4 @@ def test_the_smoke_recipe_runs_from_the_image_tower_to_grpo(
     shutil.rmtree(output / "vision")
     caplog.clear()
     assert main(command) == 0
-    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 7
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["already done"] * 8

@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, HumanLabels, Split
 from compeer_core.config import FrozenModel
@@ -43,25 +42,12 @@ class Config(FrozenModel):
     """Folder that receives `rows.jsonl`, with the rows of all splits."""
     faces: Path | None = None
     """Folder of the packed faces; None shows no photos."""
-    readings: Path | None = None
-    """`readings.json` of a `vision` run: in the train split, draw only photos that the image tower classifies
-    correctly. Held-out turns may show any photo, or results would depend on the tower's successes."""
     face_share: float = Field(default=0.25, ge=0, le=1)
     """Share of turns whose last seeker message shows a photo that fits the emotion."""
-    held_out_face_share: float | None = Field(default=None, ge=0, le=1)
-    """The same in the validation and test splits; None is `face_share`."""
     history_characters: int = Field(default=100_000, ge=0)
     """Drop the oldest turns beyond this; no dialogue of ESConv is as long as the default."""
-    draws: int = Field(default=1, gt=0)
-    """How often to write each dialogue of the train split, with other wording and other photos."""
     seed: int = Field(default=0, ge=0)
     """Draws the wording and the photos."""
-
-    @model_validator(mode="after")
-    def _readings_are_of_faces(self) -> Self:
-        if self.readings is not None and self.faces is None:
-            raise ValueError("readings classify photos: name the folder of faces too")
-        return self
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -78,7 +64,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
-    """Yield a row for each supporter turn of a split that answers the seeker, draw after draw.
+    """Yield a row for each supporter turn of a split that answers the seeker.
 
     Raises:
         ConfigError: A file is missing or damaged, or holds no dialogue in ESConv's layout.
@@ -94,19 +80,12 @@ def rule_rows(config: Config, split: Split) -> Iterator[CerRecord]:
         _log.info("%s: %s", path, ", ".join(f"{n} x {r}" for r, n in dropped.reasons.items()))
     if not dialogues:
         raise ConfigError(f"{path}: no dialogue in ESConv's layout (one JSON object per line)")
-    readings, face_share = config.readings, config.face_share
-    if split != "train":
-        readings = None
-        if config.held_out_face_share is not None:
-            face_share = config.held_out_face_share
-    photos = {} if config.faces is None else read_photos(config.faces, readings)
+    photos = {} if config.faces is None else read_photos(config.faces)
     class_of = {} if config.faces is None else face_class_of(config.faces)
-    writer = RowWriter(split, photos, class_of, face_share, config.history_characters)
-    for draw in range(config.draws if split == "train" else 1):
-        rng = np.random.default_rng(config.seed + draw)
-        for dialogue in dialogues:
-            name = dialogue.id if draw == 0 else f"{dialogue.id}~{draw + 1}"
-            yield from writer.rows(dialogue, name, rng)
+    writer = RowWriter(split, photos, class_of, config.face_share, config.history_characters)
+    rng = np.random.default_rng(config.seed)
+    for dialogue in dialogues:
+        yield from writer.rows(dialogue, rng)
 
 
 def _is_labelled(dialogue: SourceDialogue, path: Path, dropped: Dropped) -> bool:
@@ -127,10 +106,8 @@ class RowWriter:
     face_share: float
     history_characters: int
 
-    def rows(
-        self, dialogue: SourceDialogue, name: str, rng: np.random.Generator
-    ) -> Iterator[CerRecord]:
-        """Yield the rows of one dialogue, named `name`."""
+    def rows(self, dialogue: SourceDialogue, rng: np.random.Generator) -> Iterator[CerRecord]:
+        """Yield the rows of one dialogue."""
         turns = turns_of(dialogue)
         supporter_positions = [
             n for n, turn in enumerate(turns) if turn.speaker is Speaker.SUPPORTER
@@ -145,13 +122,12 @@ class RowWriter:
         for number, (position, reply) in enumerate(answers):
             place = supporter_positions.index(position) / len(supporter_positions)
             yield self._row(
-                dialogue, name, turns[: position + 1], place, reply, number, len(answers), rng
+                dialogue, turns[: position + 1], place, reply, number, len(answers), rng
             )
 
     def _row(
         self,
         dialogue: SourceDialogue,
-        name: str,
         turns: tuple[Turn, ...],
         place: float,
         reply: str,
@@ -172,8 +148,8 @@ class RowWriter:
         face_class, photo = self._photo_for(labels.emotion, rng)
         history = _history(before, photo, self.history_characters)
         case = Case(
-            id=f"{name}#{number}",
-            dialogue_id=name,
+            id=f"{dialogue.id}#{number}",
+            dialogue_id=dialogue.id,
             source_id=dialogue.source_id,
             corpus=dialogue.corpus,
             language=dialogue.language,

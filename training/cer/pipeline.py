@@ -17,7 +17,6 @@ generate    steps/turns.jsonl                         turns with reasoning, by o
 items       annotation/items.jsonl                    people, reader: what annotators see; the run waits here
 settle      steps/labelled.jsonl                      people, reader: labels on which annotators agree
 silver      steps/labelled.jsonl                      silver: labels by the rule
-mixed       mixed.jsonl                               silver: turns of recombined steps, for training
 split       train.jsonl, valid.jsonl, test.jsonl
 human       human.<split>.jsonl                       judgements that are part of a corpus
 personality variants/duplicate.jsonl, rewrite.jsonl, persona.jsonl
@@ -57,8 +56,6 @@ from training.cer.requests.engines import Engine, LocalEngine, RayEngine
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.settings import Config, check
 from training.cer.silver import dataset as silver
-from training.cer.silver import faithful as silver_faithful
-from training.cer.silver import mixed as silver_mixed
 from training.cer.step_files import Json, Steps
 from training.cer.steps import (
     annotation,
@@ -358,6 +355,10 @@ class _Pipeline:
 
     def apply_rule(self) -> None:
         config, path = self.config, self.path
+        words = [
+            *Path(silver.__file__).parent.glob("*.toml"),
+            *VOCABULARIES.glob("strategy_signs.*.toml"),
+        ]
         self.steps.run(
             "silver",
             lambda: silver.label(
@@ -371,41 +372,13 @@ class _Pipeline:
             ),
             settings={
                 **_values(config.silver),
-                **self._rule(),
+                "rule": silver.VERSION,
+                "seed": config.seed,
+                "words": _texts(words),
             },
             inputs=[path("cases"), path("turns")],
             outputs=[path("labelled"), path("judged")],
         )
-        if config.mixing is not None:
-            self._mix(config.mixing)
-
-    def _mix(self, mixing: silver_mixed.Mixing) -> None:
-        config, path = self.config, self.path
-        output = self.folder / "mixed.jsonl"
-        self.steps.run(
-            "mixed",
-            lambda: silver_mixed.mix(
-                path("cases"),
-                path("turns"),
-                output,
-                config.silver,
-                mixing,
-                config.seed,
-                engine=self.engine,
-            ),
-            settings={**_values(config.silver), "mixing": _values(mixing), **self._rule()},
-            inputs=[path("cases"), path("turns")],
-            outputs=[output],
-        )
-
-    def _rule(self) -> dict[str, Json]:
-        """Return what else the rows of the rule depend on."""
-        files = [
-            *Path(silver.__file__).parent.glob("*.toml"),
-            *VOCABULARIES.glob("strategy_signs.*.toml"),
-            silver_faithful.WORDING,
-        ]
-        return {"rule": silver.VERSION, "seed": self.config.seed, "words": _texts(files)}
 
     # --- Output --------------------------------------------------------------------------------
 
@@ -532,8 +505,6 @@ class _Pipeline:
         """Write the card of all rows."""
         config = self.config
         files = {f"{name}.jsonl": self.folder / f"{name}.jsonl" for name in SPLITS}
-        if config.mixing is not None and config.annotation.mode == "silver":
-            files["mixed.jsonl"] = self.folder / "mixed.jsonl"
         if config.judged:
             names = [f"human.{name}.jsonl" for name in SPLITS]
             files |= {name: self.folder / name for name in names}

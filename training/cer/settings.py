@@ -20,7 +20,6 @@ from training.cer.personality.rewriting import Settings as RewritingSettings
 from training.cer.personality.traits import Settings as TraitSettings
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.silver.dataset import Settings as SilverSettings
-from training.cer.silver.mixed import Mixing
 from training.cer.steps.cases import Settings as CaseSettings
 from training.cer.steps.decontamination import Settings as DecontaminationSettings
 from training.cer.steps.filtering import Settings as FilterSettings
@@ -119,8 +118,6 @@ class Config(FrozenModel):
     """Labels by people or by the rule."""
     silver: SilverSettings = SilverSettings()
     """The thresholds of the rule, for `annotation.mode = "silver"`."""
-    mixing: Mixing | None = None
-    """Training turns made of recombined steps, in silver mode; None: none."""
     judged: tuple[JudgedCorpus, ...] = ()
     """Corpora that contain human judgements of replies; their rows get separate files."""
     human: HumanSettings = HumanSettings()

@@ -36,19 +36,6 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-@contextmanager
-def first_process_first() -> Iterator[None]:
-    """Run a block in rank 0 before the other processes, so that they can read its output."""
-    if process_count() == 1:
-        yield
-        return
-    import torch
-    from accelerate import PartialState
-
-    with PartialState(cpu=not torch.cuda.is_available()).main_process_first():
-        yield
-
-
 def join_processes(device: str) -> str:
     """Wait for all processes; return the device of this one.
 

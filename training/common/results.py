@@ -4,10 +4,8 @@ Every number in README.md, `docs` and the model cards lives in `assets/results/<
 document shows a table between two markers:
 
 ```text
-<!-- results:esconv_nano -->             all tables of a file
-<!-- results:esconv_nano/strategy -->    only the rows whose question begins with "strategy"
-<!-- results:esconv_nano/origin -->      only how they were measured
-<!-- results:headline -->                the rows that `headline.toml` picks from all files
+<!-- results:reading_small -->    all tables of a file
+<!-- results:headline -->         the rows that `headline.toml` picks from all files
 ```
 
 `python -m training results` writes the tables, `--check` reports documents that differ from the
@@ -45,12 +43,7 @@ HEADLINE = "headline"
 """The marker of the table that `HEADLINE_ROWS` describes."""
 HEADLINE_ROWS = Path(__file__).with_name("headline.toml")
 
-ORIGIN = "origin"
-"""The part of a file that says how its numbers were measured."""
-
-_MARKER = re.compile(
-    r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+)(?:/(?P<part>[\w-]+))? -->$", re.MULTILINE
-)
+_MARKER = re.compile(r"^<!-- (?P<closing>/?)results:(?P<name>[\w-]+) -->$", re.MULTILINE)
 
 
 class Metric(FrozenModel):
@@ -243,42 +236,22 @@ def write_csv(path: Path, metrics: Sequence[Metric], compared: str = "Judge") ->
             writer.writerow([metric.about, metric.of, metric.baseline, metric.name, *numbers])
 
 
-def render(result: Result, part: str = "") -> str:
-    """Return the Markdown between two markers, without the markers.
-
-    Args:
-        result: The file.
-        part: Empty for the title, all tables and their origin. Else the tables alone, of the questions
-            that begin with this (in lower case, with hyphens), or `ORIGIN`.
-
-    Raises:
-        ConfigError: No question belongs to the part.
-    """
+def render(result: Result) -> str:
+    """Return the Markdown between two markers: the title, all tables and how they were measured."""
     is_comparison = any(metric.of for metric in result.metrics)
     brackets = [f"In brackets: {result.interval}.", ""] if is_comparison else []
-    if part == ORIGIN:
-        return "\n".join([*brackets, _origin(result)])
-    metrics = [metric for metric in result.metrics if _slug(metric.about).startswith(part)]
-    if not metrics:
-        raise ConfigError(f"{result.name}.json: no question begins with {part!r}")
-    tables = _comparison(result, metrics, bool(part)) if is_comparison else _list(result, metrics)
-    if part:
-        return "\n".join(tables).strip()
+    tables = _comparison(result) if is_comparison else _list(result)
     return "\n".join([f"**{result.title}**", "", *brackets, *tables, _origin(result)])
 
 
-def _slug(question: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", question.lower()).strip("-")
-
-
-def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
+def _list(result: Result) -> list[str]:
     """Return a row for each measure of one model."""
-    has_interval = any(metric.low is not None for metric in metrics)
-    has_note = any(metric.note for metric in metrics)
+    has_interval = any(metric.low is not None for metric in result.metrics)
+    has_note = any(metric.note for metric in result.metrics)
     head = ["Measure", "Value", *([result.interval] if has_interval else []), "n"]
     align = ["---", "---:", *(["---:"] if has_interval else []), "---:"]
     rows = []
-    for metric in metrics:
+    for metric in result.metrics:
         row = [metric.name, format_value(metric.value, metric.unit)]
         if has_interval:
             row.append(_interval(metric))
@@ -289,14 +262,13 @@ def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
     return [*(_row(cells) for cells in (head, align, *rows)), ""]
 
 
-def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> list[str]:
+def _comparison(result: Result) -> list[str]:
     """Return a row for each question and system, a column for each measure.
 
-    Questions with the same measures share a table. A part's table about one question does not repeat
-    it: the heading above says it.
+    Questions with the same measures share a table.
     """
     rows: dict[tuple[str, str], dict[str, Metric]] = {}
-    for metric in metrics:
+    for metric in result.metrics:
         rows.setdefault((metric.about, metric.label), {})[metric.name] = metric
     columns_of: dict[str, dict[str, None]] = {}
     for (about, _), measures in rows.items():
@@ -310,14 +282,9 @@ def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> lis
         tables.setdefault(columns, []).append([about, label, *cells, n])
     lines = []
     for columns, body in tables.items():
-        rows_shown = [
-            ["Question", result.compared, *columns, "n"],
-            ["---", "---", *["---:"] * (len(columns) + 1)],
-            *body,
-        ]
-        if is_part and len({about for about, *_ in body}) == 1:
-            rows_shown = [cells[1:] for cells in rows_shown]
-        lines += [*map(_row, rows_shown), ""]
+        head = ["Question", result.compared, *columns, "n"]
+        align = ["---", "---", *["---:"] * (len(columns) + 1)]
+        lines += [*map(_row, (head, align, *body)), ""]
     return lines
 
 
@@ -387,12 +354,12 @@ def fill(text: str, folder: Path, document: Path) -> str:
         closing = next(markers, None)
         if opening["closing"] or closing is None or not closing["closing"]:
             raise ConfigError(f"{document}: the marker results:{name} has no partner")
-        if (closing["name"], closing["part"]) != (name, opening["part"]):
+        if closing["name"] != name:
             raise ConfigError(f"{document}: results:{name} is closed by results:{closing['name']}")
         if name == HEADLINE:
             table = render_headline(folder)
         else:
-            table = render(load(folder / f"{name}.json"), opening["part"] or "")
+            table = render(load(folder / f"{name}.json"))
         pieces += [text[position : opening.end()], f"\n\n{table}\n\n"]
         position = closing.start()
     return "".join([*pieces, text[position:]])

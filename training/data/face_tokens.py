@@ -1,4 +1,4 @@
-"""The last layer of COMPEER-nano's image tower: from expression logits to tokens that a language model can read.
+"""The last layer of the small models' image tower: from expression logits to tokens that a language model can read.
 
 A classifier's logits are mapped onto the embeddings of words for the classes: a token points towards "happy" as far
 as the tower's logits do. The map is linear, so it becomes the tower's last layer.

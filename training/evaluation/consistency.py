@@ -104,11 +104,11 @@ class Config(FrozenModel):
     """Folder for verdicts, tables and the plot."""
     output: Path = results.FOLDER
     """Folder of the results files."""
-    name: str = "consistency_nano"
+    name: str = "consistency"
     """Name of the results file."""
-    title: str = "Contradictions between verdicts on steps and on replies (nano)"
+    title: str = "Contradictions between verdicts on steps and on replies"
     command: str = (
-        "python -m training evaluate consistency training/configs/nano/evaluate_consistency.toml"
+        "python -m training evaluate consistency training/configs/small/evaluate_consistency.toml"
     )
     """Recorded with the numbers."""
     seed: int = Field(default=0, ge=0)

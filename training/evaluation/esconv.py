@@ -8,14 +8,13 @@ skipped. Reported, with baselines:
 - replies: BLEU, ROUGE-L and distinct-n, beside published results (`published_esconv.toml`), and the
   shares of complete and of repetitive turns
 - images: the emotion step with a matching photo, without one, and with one that contradicts the text
-- perplexity of the corpus's turns, and held-out metrics of earlier stages
+- perplexity of the corpus's turns
 
 95 % intervals resample whole dialogues. The run folder contains all turns (`turns.<setting>.jsonl`) and a
 random sample of them for reading (`replies.md`). An interrupted evaluation resumes by itself.
 """
 
 import datetime
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,7 +29,6 @@ from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
 from compeer_core.row_files import write_rows
-from compeer_core.stats import wilson
 from training.common import results
 from training.common.run_directory import versions
 from training.data.faces import Face, face_class_of, read_faces
@@ -79,8 +77,6 @@ class Config(FrozenModel):
     """Number of turns to compute the perplexity of."""
     printed: int = Field(default=50, ge=0)
     """Number of turns in `replies.md`."""
-    tower: Path | None = None
-    """`vision.json` of the vision stage, whose accuracy is included."""
     at_once: int = Field(default=16, gt=0)
     """Batch size in turns."""
     device: str | None = None
@@ -88,9 +84,9 @@ class Config(FrozenModel):
     """Folder for turns, tables and `replies.md`."""
     output: Path = results.FOLDER
     """Folder of the results files."""
-    name: str = "esconv_nano"
+    name: str = "esconv"
     """Name of the results file."""
-    command: str = "python -m training evaluate esconv training/configs/nano/evaluate_esconv.toml"
+    command: str = "python -m training evaluate esconv training/configs/small/evaluate_esconv.toml"
     """Recorded with the numbers."""
     label_source: str = (
         "ESConv's workers (strategy; emotion of the dialogue); stage, and Neutral or Joy of single "
@@ -118,12 +114,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             *_answer_metrics(answerer, chosen, photos, config),
             *_photo_metrics(answerer, samples, faces, photos, config),
         ]
-    metrics += [
-        *perplexity_metrics(
-            config.policy, drawn(samples, config.perplexity_turns, config.seed), photos
-        ),
-        *training_metrics(config),
-    ]
+    metrics += perplexity_metrics(
+        config.policy, drawn(samples, config.perplexity_turns, config.seed), photos
+    )
     result = results.Result(
         name=config.name,
         title=f"{config.policy.name} on ESConv's test split",
@@ -210,7 +203,7 @@ def answers_to(
     return answers
 
 
-# --- perplexity, and metrics of earlier stages ---------------------------------------------------
+# --- perplexity -----------------------------------------------------------------------------------
 
 
 def perplexity_metrics(
@@ -231,16 +224,6 @@ def perplexity_metrics(
         losses, tokens = zip(*pairs, strict=True)
         value = perplexity(losses, tokens)
         yield results.measured("perplexity", value, of=of, about="the corpus's own turns")
-
-
-def training_metrics(config: Config) -> Iterator[results.Metric]:
-    """Yield held-out metrics of earlier stages, from their reports."""
-    if config.tower is not None:
-        report = json.loads(config.tower.read_text(encoding="utf-8"))
-        n = int(report["validation_photos"])
-        right = wilson(round(report["validation_accuracy"] * n), n)
-        of, about = "image tower alone", "expressions of validation photos, 7 classes"
-        yield results.measured("accuracy", right, unit="%", of=of, about=about)
 
 
 # --- output files ------------------------------------------------------------------------------

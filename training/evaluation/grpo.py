@@ -134,10 +134,10 @@ class Config(FrozenModel):
     """Folder for turns, table and plots."""
     output: Path = results.FOLDER
     """Folder of the results files."""
-    name: str = "grpo_nano"
+    name: str = "grpo"
     title: str = "Policies on held-out histories"
     label_source: str = "people of the corpora (strategy, emotion); the judge (reward)"
-    command: str = "python -m training evaluate grpo training/configs/nano/evaluate_grpo.toml"
+    command: str = "python -m training evaluate grpo training/configs/small/evaluate_grpo.toml"
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

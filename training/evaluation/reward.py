@@ -100,11 +100,12 @@ class Config(FrozenModel):
     """Maximum number of rows to rate, of test, validation and sanity each, sampled by the seed; None uses all."""
     output: Path = results.FOLDER
     """Folder of the results files."""
-    name: str = "reward_nano"
+    name: str = "reward"
     """Name of the results file."""
-    title: str = "Judges on silver CER's test split (silver labels)"
-    label_source: str = "rule silver/1 of training/cer/silver/dataset.py, no person"
-    command: str = "python -m training evaluate reward training/configs/nano/evaluate_reward.toml"
+    title: str = "Judges on held-out rows"
+    label_source: str
+    """Who or what made the labels of `test` and `sanity`."""
+    command: str
     """Recorded with the numbers."""
     seed: int = 0
 

@@ -1,4 +1,4 @@
-"""The tokens and the chat template shared by COMPEER-nano and COMPEER-small.
+"""The tokens and the chat template of the small models.
 
 The tags of the output grammar and the verdict words are single tokens: a verdict can be read from
 the logits of one position, and one token closes a part. They are *added* tokens without the

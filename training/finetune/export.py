@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from pydantic import PositiveInt
 from safetensors.torch import load_file, save_file
 
 from compeer_core.backends.transformers_.packed_weights import PACKED
@@ -22,7 +21,6 @@ from training.stages import refuse_resume
 CARD_SUFFIX = ".md"
 """Model cards in the output folder are not deleted."""
 
-_LARGEST_FILE = 40_000_000
 _COPIED = (
     "chat_template.jinja",
     "config.json",
@@ -44,17 +42,13 @@ class Config(FrozenModel):
     base: str = ""
     """For an adapter: the path of its base, relative to the output folder."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    shard_bytes: PositiveInt | None = None
-    """Maximum size of a weights file of a checkpoint, for transfers that limit file sizes. None
-    writes one file. A sharded export can be the source of another export."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the folder to ship.
 
     Raises:
-        ConfigError: The source has no weights, an adapter's `base` is not set, or the weights exceed
-            40 MB.
+        ConfigError: The source has no weights, or an adapter's `base` is not set.
     """
     refuse_resume(resume, "an export cannot be resumed")
     packed = config.source / PACKED
@@ -77,9 +71,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         for file in ([weights] if weights.is_file() else _shards(index))
         for name, tensor in load_file(file).items()
     }
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if size > _LARGEST_FILE:
-        raise ConfigError(f"{weights}: {size / 1e6:.0f} MB as {config.dtype}, the limit is 40 MB")
     if dry_run:
         return
     _clear(config.output)
@@ -100,10 +91,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             if "dtype" in part:
                 part["dtype"] = config.dtype
         _write(config.output / "config.json", settings)
-    if config.shard_bytes is not None and weights is checkpoint:
-        save_torch_state_dict(tensors, config.output, max_shard_size=config.shard_bytes)
-    else:
+    if weights is adapter:
         save_file(tensors, config.output / weights.name, metadata={"format": "pt"})
+    else:
+        save_torch_state_dict(tensors, config.output)  # several files above 5 GB
 
 
 def _clear(folder: Path) -> None:

@@ -20,7 +20,7 @@ from compeer_core.images import Image
 from training.finetune.sft_trainer import message_rows
 
 CHATML = Path(__file__).with_name("chatml_training.jinja")
-"""ChatML with Qwen's image tokens: the template of COMPEER-nano, and of Qwen2.5-VL for conversations
+"""ChatML with Qwen's image tokens: the template of the small models, and of Qwen2.5-VL for conversations
 that begin with a system message. trl's own for Qwen2.5-VL also puts the loss on the line break after
 a turn, which no model generates."""
 

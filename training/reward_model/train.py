@@ -59,7 +59,7 @@ class Config(FrozenModel):
     in two."""
     training_template: Path | None = None
     """The chat template of `base` with `{% generation %}` around the assistant's text; None tries known
-    templates, which fit COMPEER-nano and Qwen2.5-VL."""
+    templates, which fit the small models and Qwen2.5-VL."""
     training: FineTuning = FineTuning()
 
 

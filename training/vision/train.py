@@ -1,4 +1,4 @@
-"""Trains the image tower of COMPEER-nano on faces: `python -m training vision <config.toml>`.
+"""Trains the image tower of a small model on faces: `python -m training vision <config.toml>`.
 
 Each image token learns to predict the seven expressions, optionally by distillation from a CNN
 (`teacher`, https://arxiv.org/abs/2012.12877). Finally the tower's output is mapped to word embeddings of
@@ -49,7 +49,7 @@ class Config(PhotoSchedule):
     """`[vision]`: checkpoint, photos and schedule."""
 
     model: Path
-    """Checkpoint whose tower is trained, such as `assets/checkpoints/compeer-nano`. The run directory's `model`
+    """Checkpoint whose tower is trained, such as `assets/checkpoints/compeer-small-base`. The run directory's `model`
     is this checkpoint with the trained tower and an image processor."""
     muon_lr: float = 0.01
     """Learning rate of the matrices of the tower's layers."""
@@ -66,7 +66,7 @@ class Config(PhotoSchedule):
 def build_processor(
     tokenizer_folder: Path, shape: ModelShape, image_side: int
 ) -> ImageOnlyQwen2_5_VLProcessor:
-    """Return the processor of a nano checkpoint, which scales all images to the training size.
+    """Return the processor of a checkpoint, which scales all images to the training size.
 
     Args:
         tokenizer_folder: Folder of the tokenizer.

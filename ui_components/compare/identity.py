@@ -48,7 +48,7 @@ def says_who_wrote_it(text: str, names: Iterable[str], message: str = "") -> boo
     Example:
         >>> says_who_wrote_it("I'm Qwen, made by Alibaba Cloud.", [])
         True
-        >>> says_who_wrote_it("So you asked ChatGPT before you came here.", ["compeer-nano"])
+        >>> says_who_wrote_it("So you asked ChatGPT before you came here.", ["compeer-small"])
         False
     """
     plain, question = _plain(text), _plain(message)

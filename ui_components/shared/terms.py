@@ -18,8 +18,8 @@ def explained(text: str, texts: Texts) -> Markup:
 
     Example:
         >>> from ui_components.shared.texts import load_texts
-        >>> explained("<nano>, edition", load_texts("en"))[:30]
-        Markup('&lt;nano&gt;, <abbr title="Edi')
+        >>> explained("<mine>, edition", load_texts("en"))[:30]
+        Markup('&lt;mine&gt;, <abbr title="Edi')
     """
 
     def abbreviation(term: re.Match[str]) -> Markup:

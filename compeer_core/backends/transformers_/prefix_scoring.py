@@ -45,7 +45,7 @@ LOGITS_BYTES = 512 << 20
 WRONG_DRAFTS = 0.25
 """Expected share of wrong drafts: COMPEER's annotators found 23 % of steps wrong."""
 PASS_TOKENS = {"cpu": 24}
-"""Fixed cost of a pass, in tokens. For COMPEER-nano on a CPU, fitted to `benchmark judging`."""
+"""Fixed cost of a pass, in tokens. For a model of 10 million weights on a CPU, fitted to `benchmark judging`."""
 PASS_TOKENS_ELSEWHERE = 500
 """On an accelerator a pass reads all weights and launches hundreds of kernels; for 7 B weights that
 equals some hundred tokens by estimate. Not measured."""

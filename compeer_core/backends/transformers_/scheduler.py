@@ -10,7 +10,7 @@ The owner thread generates in slices; each slice is one job in its queue:
 * Turns with different adapters, and caches that cannot be joined, take turns. (peft can apply an
   adapter per row of a batch, but a pass of two such rows took 1.02 times as long as two passes.)
 
-With COMPEER-nano on one core, two turns at once take 0.76 of the time of one after the other, and
+With a model of 10 million weights on one core, two turns at once take 0.76 of the time of one after the other, and
 four 0.40 (medians of three, 100 tokens each, prompts included).
 
 A slice ends after a tenth of a second when another job waits for the thread (a judge, a new

@@ -74,7 +74,7 @@ def control_tokens(tokenizer: Any) -> tuple[str, ...]:
 
     `prompts.neutralise` defuses them: too few, and a seeker can end their own message or open a
     tag; too many, and plain words are damaged. Control tokens are those that the tokenizer marks as
-    special, and all added tokens but plain words. (Some words, such as COMPEER-nano's verdicts, are
+    special, and all added tokens but plain words. (Some words, such as a small model's verdicts, are
     added so that each is one token.)
     """
     added = tokenizer.added_tokens_decoder.values()

@@ -36,7 +36,7 @@ def row(number):
         id=f"d{number}#0@i{number}",
         case=case_of(f"d{number}", history=HISTORY),
         first=Candidate(author="corpus", reply="Oh no."),
-        second=Candidate(author="nano", reply="Tell me more.", turn=TURN.format("Tell me more.")),
+        second=Candidate(author="policy", reply="Tell me more.", turn=TURN.format("Tell me more.")),
     )
 
 

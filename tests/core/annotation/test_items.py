@@ -26,11 +26,11 @@ def case(number, images=()):
 
 def record(number, turn=TURN, images=()):
     return CerRecord(
-        id=f"nano-{number}",
+        id=f"policy-{number}",
         case=case(number, images),
         first=Candidate(author="corpus", reply="Oh no."),
         second=Candidate(
-            author="nano",
+            author="policy",
             reply="Tell me.",
             turn=turn.format("Tell me."),
             steps=(True, False, True),
@@ -72,13 +72,13 @@ def test_rows_of_cer_become_items_without_their_labels_and_come_out_with_new_one
     assert "0 items\nleft out, already there: 2" in capsys.readouterr().out
     shown = answered_by_two(url)
     told = "".join(item.model_dump_json() for item in shown)
-    assert not any(word in told for word in ("nano", "corpus", "somebody"))
+    assert not any(word in told for word in ("policy", "corpus", "somebody"))
 
     out = tmp_path / "out" / "desk.jsonl"
     assert main(["export", str(out), "--what", "desk", "--database-url", url]) == 0
     assert capsys.readouterr().out == "2 rows\n"
     written = list(read_records(out, CerRecord))
-    assert [each.id for each in written] == ["nano-1", "nano-3"]
+    assert [each.id for each in written] == ["policy-1", "policy-3"]
     assert [each.preference for each in written] == [Preference.SECOND] * 2
     assert written[0].second.steps == (True, True, False)
     assert written[0].second.steps_by == DecidedBy(kind="people", name="ann, bo")
@@ -87,7 +87,7 @@ def test_rows_of_cer_become_items_without_their_labels_and_come_out_with_new_one
 @pytest.mark.parametrize("with_key", [True, False])
 def test_items_of_the_pipeline_come_with_their_key_or_without(url, tmp_path, with_key, capsys):
     shown, key = tmp_path / "items.jsonl", tmp_path / "key.jsonl"
-    items([(case(n), "nano", TURN.format("Tell me.")) for n in range(3)], shown, key, seed=3)
+    items([(case(n), "policy", TURN.format("Tell me.")) for n in range(3)], shown, key, seed=3)
 
     assert added(shown, url, *(["--key", key] if with_key else [])) == 0
     answered_by_two(url)
@@ -152,7 +152,7 @@ def test_a_wrong_file_is_one_sentence_and_adds_nothing(sqlite_url, tmp_path, lin
 
 def test_a_key_of_other_items_is_rejected(sqlite_url, tmp_path, capsys):
     shown, key = tmp_path / "items.jsonl", tmp_path / "key.jsonl"
-    items([(case(1), "nano", TURN.format("Tell me."))], shown, key, seed=3)
+    items([(case(1), "policy", TURN.format("Tell me."))], shown, key, seed=3)
     row = json.loads(key.read_text())
     key.write_text(json.dumps({**row, "original": None}))
     assert added(shown, sqlite_url, "--key", key) == 2

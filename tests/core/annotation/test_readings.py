@@ -139,7 +139,7 @@ def files(tmp_path):
     """Twenty items of the pipeline with their key, and a reader's answers about them."""
     shown, key = tmp_path / "items.jsonl", tmp_path / "key.jsonl"
     cases = [case_of(f"d{n}", f"I failed {n}.", ("faces/a.png",)) for n in range(20)]
-    items([(case, "nano", TURN.format("Tell me.")) for case in cases], shown, key, seed=3)
+    items([(case, "policy", TURN.format("Tell me.")) for case in cases], shown, key, seed=3)
     ids = [json.loads(line)["id"] for line in shown.read_text().splitlines()]
     answers = written(tmp_path / "answers.jsonl", *({"item_id": item} for item in ids))
     return shown, key, answers, ids

@@ -41,7 +41,7 @@ class Clock:
         self.time += timedelta(**amount)
 
 
-def plan(voter="ann", models=("nano", "base"), **changes):
+def plan(voter="ann", models=("policy", "base"), **changes):
     left, right = models
     made = BattlePlan(
         voter=voter,

@@ -44,7 +44,7 @@ def test_a_vote_is_a_row_that_says_all_that_was_compared(store, tmp_path):
         (said.speaker, said.text) for said in HISTORY
     ]
     assert (row.case.round, row.case.rounds, row.case.language) == (1, 2, "en")
-    assert (row.first.author, row.first.reply) == ("nano", "What happened?")
+    assert (row.first.author, row.first.reply) == ("policy", "What happened?")
     assert row.first.turn == TURN.format("What happened?")
     assert row.first.steps == (True, False, None)
     assert (row.second.author, row.second.steps) == ("base", None)
@@ -169,7 +169,7 @@ def test_rows_come_back_as_they_went(store, tmp_path, form, sqlite_url, clock):
     assert {vote.flags for vote in votes} == {("imported",)}
     assert {vote.voter for vote in votes} == {vote.voter for vote in store.votes()}
     assert {vote.preference for vote in votes} == set(Preference)
-    assert {(vote.left, vote.right) for vote in votes} == {("nano", "base")}
+    assert {(vote.left, vote.right) for vote in votes} == {("policy", "base")}
 
 
 @FORMS

@@ -63,7 +63,7 @@ def test_a_battle_is_stored_before_anything_is_generated(store):
     battle = store.open_battle(plan())
 
     assert store.battle(battle.id, "ann") == battle
-    assert [side.model for side in battle.sides] == ["nano", "base"]
+    assert [side.model for side in battle.sides] == ["policy", "base"]
     assert battle.statuses == (SideStatus.WRITING, SideStatus.WRITING)
     assert battle.expires_at == NOON + timedelta(days=1)
 
@@ -158,7 +158,7 @@ def test_a_vote_is_read_as_the_board_wants_it(store):
 
     [vote] = store.votes()
 
-    assert (vote.left, vote.right, vote.preference) == ("nano", "base", Preference.FIRST)
+    assert (vote.left, vote.right, vote.preference) == ("policy", "base", Preference.FIRST)
     assert (vote.blind, vote.with_reasoning, vote.has_image) == (True, True, False)
     assert (vote.language, vote.topic, vote.rater_group) == ("en", "exams", "")
     assert (vote.at, vote.dwell_ms, vote.flags) == (NOON, 5000, ())
@@ -453,7 +453,7 @@ def test_names_are_revealed_after_the_vote(store):
     store.cast(battle, "ann", "first")
     told = store.reveal(battle, "ann")
 
-    assert told.models == ("nano", "base")
+    assert told.models == ("policy", "base")
     assert told.rewards == (None, REWARD)
     assert told.agrees is False
 

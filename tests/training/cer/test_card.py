@@ -57,7 +57,7 @@ def row(
         labels=HumanLabels(),
     )
     judged = Candidate(
-        author="nano",
+        author="policy",
         reply="How so?",
         turn=TURN if steps else None,
         steps=steps,
@@ -110,7 +110,7 @@ def test_rows_are_counted_by_each_facet(described):
         "corpus": {"esconv": 4, "counselchat": 1, "smile": 1},
         "language": {"en": 5, "zh": 1},
         "split": {"train": 5, "test": 1},
-        "author of a reply": {"nano": 6, "corpus": 4},
+        "author of a reply": {"policy": 6, "corpus": 4},
         "variant": {"original": 5, "persona": 1},
         "decided by": {
             "steps: rule (silver/1 steps, chained)": 5,

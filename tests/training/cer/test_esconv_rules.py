@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from pydantic import ValidationError
 
 from compeer_core.cer import SPLITS, CerRecord
 from compeer_core.dialogue import Speaker
@@ -105,25 +104,6 @@ def test_photos_of_one_split_are_never_shown_in_another(small_corpora, tmp_path)
         assert len({class_of[name] for name in shown}) > 2
 
 
-def test_each_draw_has_other_words_and_photos_for_the_same_turns(small_corpora, tmp_path):
-    config = Config(
-        esconv=small_corpora / "esconv", output=tmp_path, faces=small_corpora / "faces", draws=2
-    )
-
-    rows = list(rule_rows(config, "train"))
-
-    first, second = rows[:60], rows[60:]
-    assert len(second) == 60 and len(list(rule_rows(config, "valid"))) == 40
-    for one, other in zip(first, second, strict=True):
-        assert other.case.dialogue_id == f"{one.case.dialogue_id}~2"
-        assert (one.case.source_id, one.case.original) == (
-            other.case.source_id,
-            other.case.original,
-        )
-    assert sum(a.first.turn != b.first.turn for a, b in zip(first, second, strict=True)) > 30
-    assert [row.case.history for row in first] != [row.case.history for row in second]
-
-
 @pytest.mark.parametrize("changes", [{"emotion_type": "bliss"}, {"dialog": None}])
 def test_lines_of_another_layout_are_skipped_and_a_file_of_nothing_else_is_an_error(
     tmp_path, caplog, changes
@@ -139,11 +119,6 @@ def test_lines_of_another_layout_are_skipped_and_a_file_of_nothing_else_is_an_er
     write_esconv(tmp_path / "train.txt.gz", [bad])
     with pytest.raises(ConfigError, match=r"train\.txt\.gz: no dialogue in ESConv's layout"):
         list(rule_rows(config, "train"))
-
-
-def test_readings_need_faces(tmp_path):
-    with pytest.raises(ValidationError, match="name the folder of faces too"):
-        Config(esconv=tmp_path, output=tmp_path, readings=tmp_path / "readings.json")
 
 
 @pytest.mark.corpora

@@ -34,7 +34,7 @@ Starter = Callable[..., Config]
 
 @pytest.fixture
 def silver(small_corpora: Path, endpoint: Endpoint, tmp_path: Path) -> Starter:
-    """Makes a config of the silver route, with an endpoint in the place of COMPEER-nano."""
+    """Makes a config of the silver route, with an endpoint in the place of COMPEER-small."""
 
     def config(*changes: str) -> Config:
         loaded = load_toml(
@@ -116,8 +116,8 @@ def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver):
     changes: list[str] = []
     for change, again in (
         ("card.title=Another title", ["card"]),
-        ("silver.replies.most_wrong_steps=0", ["silver", "mixed", "split", "card"]),
-        ("generation.samples_per_case=3", ["generate", "silver", "mixed", "split", "card"]),
+        ("silver.replies.most_wrong_steps=0", ["silver", "split", "card"]),
+        ("generation.samples_per_case=3", ["generate", "silver", "split", "card"]),
         ("human.votes_margin=2", ["human", "human_split", "card"]),
         ("engine=local", []),
         ("max_requests=100000", []),
@@ -288,10 +288,11 @@ def same_rows(local: Config, other: Config) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_compeer_nano_writes_turns_in_this_process(silver, repository):
-    checkpoint = repository / "assets" / "checkpoints" / "compeer-nano"
+def test_compeer_small_writes_turns_in_this_process(silver, repository):
+    checkpoints = repository / "assets" / "checkpoints"
+    source, adapter = checkpoints / "compeer-small-base", checkpoints / "compeer-small"
     config = silver(
-        f'generators={{nano={{source="{checkpoint}", style="trained", sees_images=true}}}}',
+        f'generators={{small={{source="{source}", adapter="{adapter}", style="trained"}}}}',
         "cases.rounds_per_dialogue=1",
         "sources_per_split=2",
         "silver.false_shares=[0.5, 0.5, 0.5]",

@@ -151,16 +151,14 @@ def test_the_silver_rule(dialogues: Path, ray_engine: RayEngine, tmp_path: Path)
     cases.draw_cases(dialogues, source, cases.Settings())
     turns = tmp_path / "turns.jsonl"
     write_rows(turns, generated(read_records(source, Case)))
-    settings = silver.Settings(faithful_share=0.2)
 
     def step(folder: Path, engine: Engine) -> StepReport:
         output, judged = folder / "labelled.jsonl", folder / "judged.jsonl"
-        return silver.label(source, turns, output, judged, settings, 3, engine=engine)
+        return silver.label(source, turns, output, judged, silver.Settings(), 3, engine=engine)
 
     report = both(step, tmp_path, ray_engine)
 
     assert report.figures["judged"]
-    assert report.figures["train.selected.faithful"]
     assert set(report.dropped["esconv"]) >= {silver.Reason.INCOMPLETE, silver.Reason.REPEATED}
 
 
@@ -177,9 +175,9 @@ def generated(result: Iterator[Case]) -> Iterator[GeneratedTurn]:
             )
             text = render(SupportTurn(reasoning, "What did you say to them?"))
             yield GeneratedTurn(
-                id=f"{case.id}/nano/{sample}",
+                id=f"{case.id}/policy/{sample}",
                 case=case,
-                author="nano",
+                author="policy",
                 sample=sample,
                 seed=0,
                 text=text[: -20 if number % 5 == 4 else None],

@@ -193,21 +193,6 @@ def test_a_difference_names_both_systems_in_the_table_and_its_baseline_in_the_cs
     assert rows[3] == '"step 1, history",a,b,AUROC,5.0,,,5,%'
 
 
-def test_a_part_shows_the_questions_that_begin_with_its_name_without_the_title(tmp_path):
-    save(judges(), tmp_path)
-    text = "<!-- results:judges/step -->\n<!-- /results:judges/step -->\n"
-
-    filled = fill(text, tmp_path, Path("docs/results.md"))
-
-    assert "AUROC" in filled
-    assert "kappa" not in filled
-    assert "**Speed**" not in filled
-    assert "| Judge | AUROC | n |" in filled  # one question, which the heading names
-    assert render(judges(), "origin").startswith("In brackets: 95 % CI.")
-    with pytest.raises(ConfigError, match="no question begins with 'nothing'"):
-        render(judges(), "nothing")
-
-
 HEADLINE = """
 [[row]]
 title = "AUROC"

@@ -54,9 +54,9 @@ def case_of(number, *, opening="I lost my job", original="I see.", split="test",
 def turn_of(number, text=None, **case):
     text = written(ASKS) if text is None else text
     return GeneratedTurn(
-        id=f"d{number}#0/nano/0",
+        id=f"d{number}#0/policy/0",
         case=case_of(number, **case),
-        author="nano",
+        author="policy",
         sample=0,
         seed=0,
         text=text,
@@ -94,7 +94,7 @@ def test_selected_turn_knows_whether_its_reply_follows_the_strategy():
 
 
 def test_cer_rows_give_the_turn_with_reasoning_and_a_reference(tmp_path):
-    model = Candidate(author="nano", reply=ASKS, turn=written(ASKS))
+    model = Candidate(author="policy", reply=ASKS, turn=written(ASKS))
     corpus = Candidate(author="corpus", reply="I see.")
     rows = [
         CerRecord(id="a", case=case_of(1), first=corpus, second=model),
@@ -218,7 +218,7 @@ def test_stage_writes_table_csv_and_plot(config):
     assert (config.folder / "table.png").read_bytes().startswith(b"\x89PNG")
     rows = [json.loads(line) for line in (config.folder / "turns.jsonl").open(encoding="utf-8")]
     assert {row["id"] for row in rows if row["contradictions"]["one"]} == {
-        f"d{number}#0/nano/0" for number in (0, 4, 8)
+        f"d{number}#0/policy/0" for number in (0, 4, 8)
     }
 
 

@@ -157,7 +157,7 @@ def test_stage_writes_turns_table_and_plot(config, tmp_path, monkeypatch):
     before = texts("sft")
     assert len(before) == 6 and len({*before}) > 3
     assert before != texts("urp")
-    result = results.load(tmp_path / "results" / "grpo_nano.json")
+    result = results.load(tmp_path / "results" / "grpo.json")
     table = by_key(list(result.metrics))
     # an untrained model writes no complete turn
     assert table["sft", "the judge", "reward"].value == -5.0
@@ -251,7 +251,7 @@ def test_training_runs_answer_with_their_own_seeds(config, tmp_path, monkeypatch
     both_runs, second_run = rows_of(tmp_path, "urp"), rows_of(tmp_path, "alone")
     assert both_runs[1] == second_run[1]
     assert len(both_runs[0]) == 3 and both_runs[0] != second_run[0]
-    result = results.load(tmp_path / "results" / "grpo_nano.json")
+    result = results.load(tmp_path / "results" / "grpo.json")
     runs = [metric for metric in result.metrics if metric.about == "reward of each run"]
     assert [(metric.of, metric.name, metric.value) for metric in runs] == [
         ("urp", "seed 0", -5.0),

@@ -121,7 +121,7 @@ def test_truncated_answer_is_requested_again(path):
 
 def test_source_must_be_an_endpoint(path):
     with pytest.raises(ConfigError, match="is not an endpoint"):
-        Assessor("assets/checkpoints/compeer-nano", path)
+        Assessor("assets/checkpoints/compeer-small", path)
 
 
 @pytest.mark.parametrize(

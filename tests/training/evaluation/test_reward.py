@@ -48,7 +48,9 @@ def record(
         history=(CaseUtterance(speaker=Speaker.SEEKER, text=f"I lost my job {number}."),),
         original="I see.",
     )
-    model = Candidate(author="nano", reply="Why?", turn=written("Why?"), steps=steps, steps_by=RULE)
+    model = Candidate(
+        author="policy", reply="Why?", turn=written("Why?"), steps=steps, steps_by=RULE
+    )
     corpus = Candidate(author="corpus", reply="I see.")
     first, second = (corpus, model) if swapped else (model, corpus)
     return CerRecord(
@@ -184,18 +186,18 @@ def test_table_by_hand():
         ),
     ]
 
-    metrics = comparison({"nano": rows})
+    metrics = comparison({"policy": rows})
     table = {(metric.about, metric.of, metric.name): metric for metric in metrics}
 
     step = "step 1, history"
-    assert table[step, "nano", "weighted F1"].value == pytest.approx(76.6667, abs=1e-3)
-    assert table[step, "nano", "recall of False"].value == pytest.approx(100)
-    assert table[step, "nano", "balanced accuracy"].value == pytest.approx(83.3333, abs=1e-3)
+    assert table[step, "policy", "weighted F1"].value == pytest.approx(76.6667, abs=1e-3)
+    assert table[step, "policy", "recall of False"].value == pytest.approx(100)
+    assert table[step, "policy", "balanced accuracy"].value == pytest.approx(83.3333, abs=1e-3)
     assert table[step, MAJORITY, "weighted F1"].value == pytest.approx(64.2857, abs=1e-3)
     assert table[step, MAJORITY, "recall of False"].value == 0
-    assert table["step 3, strategy", "nano", "weighted F1"].n == 3
+    assert table["step 3, strategy", "policy", "weighted F1"].n == 3
     # Reply: labels first first first both; verdicts first first first second: 3 of 4.
-    assert table["reply", "nano", "accuracy"].value == pytest.approx(75)
+    assert table["reply", "policy", "accuracy"].value == pytest.approx(75)
     assert table["reply", MAJORITY, "accuracy"].value == pytest.approx(75)
     assert table["reply", MAJORITY, "kappa"].value == 0
 
@@ -270,6 +272,8 @@ def config(tmp_path: Path, monkeypatch) -> Config:
         folder=tmp_path / "run",
         output=tmp_path / "results",
         name="reward_test",
+        label_source="by hand",
+        command="run",
     )
 
 

@@ -1,4 +1,4 @@
-"""COMPEER-nano has the Qwen2.5-VL architecture with smaller sizes."""
+"""Small models have the Qwen2.5-VL architecture with smaller sizes."""
 
 import pytest
 import torch

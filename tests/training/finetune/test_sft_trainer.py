@@ -584,7 +584,7 @@ def test_logits_at_labels_only_give_the_same_loss(tmp_path, monkeypatch):
 
 
 def test_reports_a_base_that_is_neither_a_path_nor_a_hub_id(tmp_path):
-    for base in (tmp_path / "runs" / "sft" / "model", "runs/nano/sft/model"):
+    for base in (tmp_path / "runs" / "sft" / "model", "runs/policy/sft/model"):
         with pytest.raises(CheckpointError, match=r"no such folder.*Hub ID"):
             open_processor(base)
         with pytest.raises(CheckpointError, match="no such folder"):

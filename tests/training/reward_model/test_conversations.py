@@ -34,7 +34,7 @@ CASE = case_of("d", corpus="esconv", round=1, rounds=2, history=HISTORY, origina
 
 def candidate(steps=(True, False, True), turn=TURN):
     return Candidate(
-        author="nano",
+        author="policy",
         reply=parse(TURN).reply,
         turn=turn,
         steps=steps,

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2_5_VLForConditi
 
 from compeer_core.config import load_toml
 from training.benchmark.random_checkpoints import SHAPES
-from training.cer.personality.rewriting import VARIANTS
 from training.finetune.base_model import freeze_image_encoder, lora_config
 from training.recipe import Config as RecipeConfig
 from training.reward_model.adapter import Config as AdapterConfig
@@ -72,31 +71,6 @@ def test_a_recipe_for_7b_has_the_papers_numbers(path, qwen_7b):
         # seven projections in each of 28 layers, two in the merger
         assert len(layers) == 7 * 28 + 2
         assert sum("visual.merger.mlp" in name for name in layers) == 2
-
-
-def test_the_nano_recipes_differ_in_what_they_compare_alone():
-    first = load_toml(CONFIGS / "nano" / "reward.toml", Config)
-    others = {
-        path.stem.removeprefix("reward_"): load_toml(path, Config)
-        for path in (CONFIGS / "nano").glob("reward_*.toml")
-    }
-
-    assert others.keys() == {"process", "outcome", *VARIANTS}
-    for name, config in others.items():
-        assert config.output == Path(f"runs/nano/reward_{name}")
-        like = config.model_copy(
-            update={
-                "kind": first.kind,
-                "records": first.records,
-                "output": first.output,
-            }
-        )
-        assert like == first
-    assert others["process"].kind == Kind.PROCESS and others["outcome"].kind == Kind.OUTCOME
-    for name in VARIANTS:
-        added = Path(f"runs/silver/variants/{name}.jsonl")
-        assert others[name].records == (*first.records, added)
-        assert others[name].kind == Kind.UNIFIED
 
 
 def test_the_small_recipe_trains_each_kind_of_judge_on_the_same_rows():

@@ -19,7 +19,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.images import read_image
 from compeer_core.model_pool import ModelPool, load_label_scorer
 from compeer_core.processing import load_processor
-from tests.checkpoints import CHATML as NANO
+from tests.checkpoints import CHATML as OURS
 from tests.checkpoints import VICUNA, build_qwen
 from tests.training.corpora_fixture import jpeg
 from tests.training.reward_model.test_train import record
@@ -29,7 +29,7 @@ from training.reward_model.template import CHATML, TRIED, misfit, training_templ
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TEMPLATES = {"nano": NANO, "qwen": qwen2_5_vl_chat_template}
+TEMPLATES = {"small": OURS, "qwen": qwen2_5_vl_chat_template}
 """trl ships Qwen2.5-VL's template as it is published, to compare with what a checkpoint brings."""
 MARKED = CHATML.read_text(encoding="utf-8")
 PHOTO = read_image(jpeg(56, "sad", 1))
@@ -69,7 +69,7 @@ def taught(kind: Kind) -> list[tuple[Message, ...]]:
 @pytest.mark.parametrize("kind", Kind)
 def test_the_tokens_before_each_verdict_are_those_of_the_judge_in_use(judge, folders, kind):
     asked = taught(kind)
-    folder = folders["nano" if judge.chat.processor.chat_template == NANO else "qwen"]
+    folder = folders["small" if judge.chat.processor.chat_template == OURS else "qwen"]
     processor = load_processor(folder)
     processor.chat_template = training_template(folder, processor)
     rows = [message_rows(messages) for messages in asked]
@@ -99,13 +99,13 @@ def test_the_tokens_before_each_verdict_are_those_of_the_judge_in_use(judge, fol
 
 
 def processor_with(folders: dict[str, Path], template: str) -> Any:
-    processor = load_processor(folders["nano"])
+    processor = load_processor(folders["small"])
     processor.chat_template = template
     return processor
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-def test_ours_is_found_for_nano_and_for_qwen(folders, template):
+def test_ours_is_found_for_small_models_and_for_qwen(folders, template):
     assert training_template("base", processor_with(folders, template)) == MARKED
 
 
@@ -134,7 +134,7 @@ def test_a_base_without_a_fitting_template_is_rejected(folders):
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        (NANO, r"mine\.jinja has no {% generation %} marks"),
+        (OURS, r"mine\.jinja has no {% generation %} marks"),
         (MARKED.replace("role'] + '\\n'", "role'] + ' '"), r"writes ' What to judge.*never reads"),
         (
             MARKED.replace("{%- generation -%}", "{%- generation -%}{{- '> ' -}}"),
@@ -156,9 +156,9 @@ def test_a_template_that_does_not_fit_is_rejected(folders, tmp_path, written, sa
     path.write_text(written, encoding="utf-8")
 
     with pytest.raises(ConfigError, match=says):
-        training_template("base", processor_with(folders, NANO), path)
+        training_template("base", processor_with(folders, OURS), path)
 
 
 def test_a_template_that_cannot_be_read_is_named(folders, tmp_path):
     with pytest.raises(ConfigError, match=r"none\.jinja cannot be read: No such file"):
-        training_template("base", processor_with(folders, NANO), tmp_path / "none.jinja")
+        training_template("base", processor_with(folders, OURS), tmp_path / "none.jinja")

@@ -38,7 +38,7 @@ def record(number: int, *, split="train", images=(), text="I lost my job") -> Ce
     return CerRecord(
         id=f"r{number}",
         case=case,
-        first=Candidate(author="nano", reply="Why?", turn=turn, steps=steps, steps_by=RULE),
+        first=Candidate(author="policy", reply="Why?", turn=turn, steps=steps, steps_by=RULE),
         second=Candidate(author="corpus", reply="I see."),
         preference=Preference.SECOND,
         preference_by=RULE,

@@ -47,7 +47,7 @@ def record(number, reply="Tell me.", text="I failed.", images=()):
         case=case,
         first=Candidate(author="corpus", reply="Oh no."),
         second=Candidate(
-            author="secret-nano",
+            author="secret-policy",
             reply=reply,
             turn=COMPLETE.partition("<reply>")[0] + f"<reply>{reply}</reply>",
         ),
@@ -324,7 +324,7 @@ def test_pages_of_other_sites_change_nothing(world, path):
 def test_an_item_shows_neither_names_nor_the_corpus_nor_its_row(world):
     html = world.enter("ann").look()
 
-    for kept_back in ("secret-nano", "made_up_corpus", "d0#0", "cy", "bo<"):
+    for kept_back in ("secret-policy", "made_up_corpus", "d0#0", "cy", "bo<"):
         assert kept_back not in html
     for shown in (
         "I failed.",

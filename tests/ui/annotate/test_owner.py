@@ -250,7 +250,7 @@ def written(tmp_path):
     """Eight items of the pipeline, their key, and a reader's answers."""
     shown, key = tmp_path / "items.jsonl", tmp_path / "key.jsonl"
     cases = [record(number).case for number in range(8)]
-    items([(case, "nano", COMPLETE) for case in cases], shown, key, seed=1)
+    items([(case, "policy", COMPLETE) for case in cases], shown, key, seed=1)
     ids = [json.loads(line)["id"] for line in shown.read_text().splitlines()]
     answers = [
         json.dumps(

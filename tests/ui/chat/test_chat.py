@@ -414,7 +414,7 @@ def test_a_page_that_comes_back_finds_its_conversation(anna):
 
 @pytest.mark.parametrize("claimed", [None, "", 5, "x", "../../etc/passwd", "x" * 100])
 def test_a_made_up_id_is_replaced_by_one_that_nobody_can_guess(anna, claimed):
-    asyncio.run(anna.watch(anna.chat.load("scripted-nano", None, claimed, anna.request)))
+    asyncio.run(anna.watch(anna.chat.load("scripted-policy", None, claimed, anna.request)))
 
     assert len(anna.screen["conversation_id"]) >= 32
     assert anna.screen["conversation_id"] != claimed
@@ -445,7 +445,9 @@ def test_a_reply_survives_a_reload_and_stops_without_watchers(anna):
 def test_two_visitors_never_meet(services):
     anna, ben = Visitor(services), Visitor(services)
     asyncio.run(anna.send("Only Anna knows this"))
-    asyncio.run(ben.watch(ben.chat.load("scripted-nano", None, anna.conversation_id, ben.request)))
+    asyncio.run(
+        ben.watch(ben.chat.load("scripted-policy", None, anna.conversation_id, ben.request))
+    )
 
     assert "Only Anna knows this" not in str(ben.updates)
     asyncio.run(ben.send("Ben here"))
@@ -556,7 +558,7 @@ def test_an_emergency_number_comes_first_where_minutes_count(anna):
 def test_the_card_cannot_be_bypassed(anna, asked):
     asyncio.run(anna.send("I want to kill myself"))
     steering = Steering(anna.services, anna.chat._parts, anna.chat)
-    order = ("scripted-nano", "recorded-judge", None, anna.conversation_id, anna.request)
+    order = ("scripted-policy", "recorded-judge", None, anna.conversation_id, anna.request)
     asyncio.run(anna.ask_again(0))
     assert "Real people answer" in anna.error
     for handler, data in (
@@ -748,7 +750,7 @@ def test_every_region_has_a_name(language):
 def test_a_language_that_the_model_does_not_list_gets_a_notice_and_a_reply(anna):
     asyncio.run(anna.send("我很难过，不知道怎么办。"))
 
-    assert "Scripted nano was trained for English" in anna.screen["conversation"]
+    assert "Scripted policy was trained for English" in anna.screen["conversation"]
     assert REPLY in anna.screen["conversation"]
 
 
@@ -785,7 +787,7 @@ def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
         sending = asyncio.create_task(anna.send("hello"))
         while "still loading" not in str(anna.screen.get("conversation")):
             await asyncio.sleep(0.01)
-        note = anna.chat.choose_model("scripted-nano", anna.request)["note"]
+        note = anna.chat.choose_model("scripted-policy", anna.request)["note"]
         assert "Loading" in note
         loaded.set()
         await asyncio.wait_for(sending, 10)
@@ -793,5 +795,6 @@ def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):
     asyncio.run(scene())
     assert REPLY in anna.screen["conversation"]
     assert (
-        "not fit to support anyone" in anna.chat.choose_model("scripted-nano", anna.request)["note"]
+        "not fit to support anyone"
+        in anna.chat.choose_model("scripted-policy", anna.request)["note"]
     )

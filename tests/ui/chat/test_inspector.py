@@ -147,10 +147,10 @@ def test_the_verdict_on_a_reply_names_its_baseline(first, sentence):
 
 def test_the_short_name_of_a_model_is_explained_on_hover_and_in_a_line():
     progress = turn(COMPLETE).progress
-    named = replace(progress, model="nano-urp", record=replace(progress.record, model="nano-urp"))
+    named = replace(progress, model="small-urp", record=replace(progress.record, model="small-urp"))
     html = drawn(Turn(Utterance(Speaker.SEEKER, "hello"), named))
 
-    assert re.search(r'nano-<abbr title="URP: like UR[^"]+">urp</abbr>', html)
+    assert re.search(r'small-<abbr title="URP: like UR[^"]+">urp</abbr>', html)
     assert "URP: like UR, but replies that repeat" in words(html)
 
 

@@ -46,7 +46,7 @@ class Steerer(Visitor):
         self.steering = Steering(services, self.chat._parts, self.chat)
 
     def ask(
-        self, name: str, model: str = "scripted-nano", judge: str = "recorded-judge", **data: Any
+        self, name: str, model: str = "scripted-policy", judge: str = "recorded-judge", **data: Any
     ):
         handler = getattr(self.steering, name)
         event = gr.EventData(None, {"turn": 0, "reply": 1} | data)
@@ -348,7 +348,7 @@ def test_replies_in_a_language_that_the_encoder_does_not_know_are_ranked_by_rewa
 def in_the_middle_of_several(visitor: Steerer, control: str, press: Callable[..., Any]) -> None:
     async def scene() -> None:
         event = gr.EventData(None, {"size": 3})
-        chosen = ("scripted-nano", "recorded-judge", "", visitor.conversation_id)
+        chosen = ("scripted-policy", "recorded-judge", "", visitor.conversation_id)
         several = getattr(visitor.steering, control)(*chosen, visitor.request, event)
         asking = asyncio.create_task(visitor.watch(several))
         while not visitor.services.chat_jobs.job(visitor.key):
@@ -430,7 +430,7 @@ def test_two_visitors_get_eight_each(services):
             *(
                 each.watch(
                     each.steering.each_strategy(
-                        "scripted-nano", "", "", each.conversation_id, each.request, event
+                        "scripted-policy", "", "", each.conversation_id, each.request, event
                     )
                 )
                 for each in visitors

@@ -185,7 +185,7 @@ def test_the_measured_comparison_has_the_figures_of_its_result(tmp_path):
 def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
     clock = Clock()
     services = replace(services_in(tmp_path, clock), demo_board=True)
-    vote(services.votes, "presenter", "scripted-nano", "other")
+    vote(services.votes, "presenter", "scripted-policy", "other")
     clock.forward(seconds=10)
     standing = services.boards.current(Filters()).result(60)
     board = standing.board
@@ -198,7 +198,7 @@ def test_a_presenter_alone_makes_a_demo_board_count(tmp_path):
     assert "Demo board: it ranks models although 20 votes by 5 raters would be needed." in drawn
     assert "scores have no CI" in drawn
     assert "--min-votes 1 --min-raters 1" in drawn
-    vote(services.votes, "guest", "scripted-nano", "other")
+    vote(services.votes, "guest", "scripted-policy", "other")
     clock.forward(seconds=10)
     rows = bradley_terry(services.votes.votes(), settings=DEMO).models
     assert all(row.score.low < row.score.value < row.score.high for row in rows)
@@ -215,13 +215,13 @@ def test_the_demo_note_tells_who_ranks_and_ends_with_enough_votes(tmp_path):
         return words(results_html(board, EN, services.models))
 
     for preference in (Preference.FIRST, Preference.SECOND):
-        vote(services.votes, "presenter", "scripted-nano", "other", preference)
-    vote(services.votes, "guest", "scripted-nano", "other", Preference.NEITHER)
+        vote(services.votes, "presenter", "scripted-policy", "other", preference)
+    vote(services.votes, "guest", "scripted-policy", "other", Preference.NEITHER)
     alone = drawn()
     assert "scores have no CI" in alone
     assert "leaving one out" not in alone  # without the only rater nothing is left
     for number in range(20):
-        vote(services.votes, f"guest-{number % 5}", "scripted-nano", "other")
+        vote(services.votes, f"guest-{number % 5}", "scripted-policy", "other")
     assert "Demo board" not in drawn()
 
 
@@ -403,7 +403,7 @@ def test_without_enough_votes_there_are_no_ranks_and_the_reason_is_named(
     assert EN("results.ranks") not in drawn
     assert "is-grey" in drawn
     if not votes:  # who could be compared is named
-        assert "Scripted nano" in drawn
+        assert "Scripted policy" in drawn
 
 
 def test_plot_and_table_hold_the_same_numbers(services):
@@ -417,7 +417,7 @@ def test_plot_and_table_hold_the_same_numbers(services):
         assert f"{row.score.value:.0f} ({numbers})" in plot
         assert f"<td>{row.score.value:.0f}</td><td>{numbers}</td>" in table
         assert f"<td>{row.wins}</td><td>{row.losses}</td><td>{row.ties}</td>" in table
-    assert "Scripted nano" in words(table)  # by its title
+    assert "Scripted policy" in words(table)  # by its title
 
 
 def test_pairs_judge_effects_and_what_is_left_out_are_shown(services):
@@ -601,7 +601,7 @@ def test_what_cannot_be_downloaded_is_one_sentence(client, path, status):
 def test_programs_get_the_rows_with_their_intervals(services):
     rows = Program(services).leaderboard()
 
-    assert [row["model"] for row in rows] == ["scripted-nano", "other"]
+    assert [row["model"] for row in rows] == ["scripted-policy", "other"]
     assert rows == json.loads(json.dumps(rows))
     assert rows[0]["score"]["low"] < rows[0]["score"]["value"] < rows[0]["score"]["high"]
     assert (rows[0]["rank"], rows[0]["rank_low"]) == (1, 1)

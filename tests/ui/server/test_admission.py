@@ -60,14 +60,14 @@ def key_of(services: Services, browser: Page, conversation: str = "") -> Session
 
 def turns(services: Services, status: str) -> float:
     """The counter of turns with that outcome."""
-    label = f'compeer_turns_total{{model="scripted-nano",status="{status}"}} '
+    label = f'compeer_turns_total{{model="scripted-policy",status="{status}"}} '
     lines = services.metrics.text().decode().splitlines()
     return sum(float(line.removeprefix(label)) for line in lines if line.startswith(label))
 
 
 def is_busy(services: Services) -> bool:
     """Whether anybody is served by the model, or waits for it."""
-    line = services.models.queue("scripted-nano")
+    line = services.models.queue("scripted-policy")
     return bool(line._served or line._waiting)
 
 
@@ -129,7 +129,7 @@ def test_unheard_messages_do_not_delay_an_honest_visitor(services, address, loca
 def test_listening_programs_do_not_delay_an_honest_visitor(services, address):
     honest = Page(address)
     quiet = seconds_of(honest.send)
-    line = services.models.queue("scripted-nano")
+    line = services.models.queue("scripted-policy")
     is_over = threading.Event()
 
     def ask() -> None:
@@ -271,7 +271,7 @@ def test_a_session_has_a_few_streams_at_once(services, address):
 
 
 def test_a_program_that_disconnects_leaves_the_queue(services, address):
-    line = services.models.queue("scripted-nano")
+    line = services.models.queue("scripted-policy")
     with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
         event = program.post(CHAT, json=asking()).json()["event_id"]
         with program.stream("GET", f"{CHAT}/{event}"):
@@ -327,7 +327,7 @@ def test_a_program_may_listen_a_little_later(address):
 
 
 def test_a_closed_page_leaves_the_queue(services, address):
-    line = services.models.queue("scripted-nano")
+    line = services.models.queue("scripted-policy")
     browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()
@@ -345,7 +345,7 @@ def test_a_closed_page_leaves_the_queue(services, address):
 
 def test_a_page_closed_before_its_first_update_leaves_the_queue(services, address, monkeypatch):
     monkeypatch.setattr(jobs.Job.stop_unless_watched, "__defaults__", (1.0,))
-    line = services.models.queue("scripted-nano")
+    line = services.models.queue("scripted-policy")
     browser = Page(address)
     with line.place(SessionKey("somebody", "").caller):
         browser.join("hello").raise_for_status()

@@ -35,7 +35,7 @@ def test_chat_returns_the_reply_its_reasoning_and_the_reward(client):
 
     assert answer["reply"] == REPLY
     assert answer["complete"] is True
-    assert answer["model"] == "scripted-nano"
+    assert answer["model"] == "scripted-policy"
     assert answer["seed"] == 7
     assert answer["seconds"] >= 0
     assert answer["reasoning"]["history"]["stage"] == "Exploration"
@@ -179,7 +179,7 @@ def test_a_message_in_danger_gets_help_and_no_reply(client, asked):
         "complete": False,
         "problems": [],
         "reward": None,
-        "model": "scripted-nano",
+        "model": "scripted-policy",
         "seed": None,
         "seconds": 0.0,
         "gate": None,
@@ -312,7 +312,7 @@ def test_models_lists_the_registry_without_paths(client):
     models = client.predict(api_name="/models")
 
     assert [model["name"] for model in models if model["default"]] == [
-        "scripted-nano",
+        "scripted-policy",
         "recorded-judge",
     ]
     assert "toml" not in str(models)
@@ -355,7 +355,7 @@ def test_a_bad_value_gives_one_sentence(client, values, sentence):
         ({"history": EXCHANGE, "turn": "x"}, "must be the seeker's"),
         ({"history": SEEKER, "turn": " "}, "turn is empty"),
         ({"history": SEEKER, "turn": "x" * 20_001}, "at most 20000"),
-        ({"history": SEEKER, "turn": "x", "judge": "scripted-nano"}, "unknown model"),
+        ({"history": SEEKER, "turn": "x", "judge": "scripted-policy"}, "unknown model"),
         ({"history": SEEKER, "turn": "x", "reference": 3}, "reference must be a string"),
     ],
 )

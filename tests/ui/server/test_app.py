@@ -76,11 +76,11 @@ def test_in_a_frame_of_another_site_the_cookie_still_travels(client):
 
 def test_health_names_the_model_and_whether_it_is_loaded(client, services):
     assert client.get("/healthz").json()["model_state"] == "loading"
-    services.models.policy("scripted-nano")
+    services.models.policy("scripted-policy")
     answer = client.get("/healthz").json()
 
     assert answer["status"] == "ok"
-    assert answer["model"] == "scripted-nano"
+    assert answer["model"] == "scripted-policy"
     assert answer["model_state"] == "ready"
     assert answer["gate"] is True
 
@@ -90,7 +90,7 @@ def test_metrics_count_turns_and_hold_no_words(client, services):
     asyncio.run(anna.send("something private"))
     text = client.get("/metrics").text
 
-    assert 'compeer_turns_total{model="scripted-nano",status="finished"}' in text
+    assert 'compeer_turns_total{model="scripted-policy",status="finished"}' in text
     assert "compeer_waiting 0.0" in text
     assert "private" not in text
 

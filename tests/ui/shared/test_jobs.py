@@ -49,14 +49,14 @@ class Runner(JobRunner[Record, Job]):
 
     def begin(self, work: Callable[[Job], None], replies: int = 1) -> Job:
         with self._reserved(KEY):
-            progress = tuple(Progress("scripted-nano") for _ in range(replies))
+            progress = tuple(Progress("scripted-policy") for _ in range(replies))
             self.store.update(KEY, lambda _: Record(progress))
             job = Job(KEY, replies, 0.05)
             self._register(job)
         self._start(job, lambda: work(job))
         return job
 
-    def generate(self, job: Job, model: str = "scripted-nano") -> None:
+    def generate(self, job: Job, model: str = "scripted-policy") -> None:
         with self._admitted(job, [model]) as policies:
             request = TurnRequest(policies[model], Controls(sampling=policies[model].sampling))
             dialogue = DIALOGUES[len(job.stop_events)]
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_loaded_fails_the_replies(runner):
 
 def test_a_job_that_is_stopped_in_the_queue_is_abandoned(runner, models):
     other = SessionKey("ben", "conversation").caller
-    with models.queue("scripted-nano").place(other):
+    with models.queue("scripted-policy").place(other):
         job = runner.begin(runner.generate)
         eventually(lambda: runner.replies[0].place == 1)
         runner.stop(KEY)

@@ -64,9 +64,7 @@ With ``chained = false`` the two dependences are removed: the unchained control.
 labels so that each step is wrong as often as `Settings.false_shares` states, for the train split
 `Settings.train_false_shares` (`training.cer.steps.raking`, which preserves odds ratios), for each split
 separately. Before that, answers to a seeker who has disclosed nothing are reduced to at most [0.1] of
-each pattern. All judged rows, selected or not, are written to a second file. A share of the selected
-rows, none by default, can be turns made from the corpus's own labels (`faithful_turn`), which are
-right by construction.
+each pattern. All judged rows, selected or not, are written to a second file.
 
 **Limits.** The rule cannot see whether a sentence makes sense, whether a quotation was ever said, and
 whether a strategy that nobody used here would have been as good. The last makes the chained labels
@@ -74,25 +72,23 @@ stricter than a reader: a fitting strategy after a wrong step counts as wrong.
 """
 
 import hashlib
-import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from compeer_core.cer import SPLITS, Candidate, Case, CerRecord, DecidedBy, Split
 from compeer_core.config import FrozenModel
-from compeer_core.reasoning import STEPS, SupportTurn, read, render
+from compeer_core.reasoning import STEPS, SupportTurn, read
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.records import StepReport
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for
-from training.cer.silver.faithful import faithful_turn
 from training.cer.silver.replies import (
     Assessment,
     ReplySettings,
@@ -116,8 +112,6 @@ from training.data.records import read_records
 VERSION = "silver/1"
 CORPUS = "corpus"
 """The author of the corpus's own reply."""
-FAITHFUL = "corpus-wording"
-"""The author of turns made from the corpus's labels."""
 
 Figures = dict[str, float | int | str | None]
 InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -139,28 +133,10 @@ class Settings(FrozenModel):
     greeting_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """In each pattern, the largest share of candidate rows that may answer a seeker who has disclosed
     nothing. Such turns are easily right, and would otherwise be most of the right ones."""
-    faithful_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of the selected rows that are made from the corpus's labels. They add rows, but a judge
-    may recognise them by their quotations, which are real while a small model's are invented; and
-    three right steps each make the labels dependent, chained or not. So evaluate without them, and
-    leave them out of the control."""
-    faithful_splits: tuple[Split, ...] = ("train",)
-    """The splits that get such rows."""
     rows_per_case: int = Field(default=1, ge=1)
     """The most generated turns of one history that are selected."""
     rows_per_split: int | None = Field(default=None, ge=1)
     """The most rows of a split that are selected; None: no limit."""
-
-    @model_validator(mode="after")
-    def _leaves_room_for_wrong_steps(self) -> Self:
-        for split in self.faithful_splits:
-            shares = self.false_shares_in(split)
-            if shares is not None and max(shares) + self.faithful_share >= 1:
-                raise ValueError(
-                    f"faithful_share {self.faithful_share} leaves no room for a share of "
-                    f"{max(shares)} wrong steps; lower one of them"
-                )
-        return self
 
     def false_shares_in(self, split: Split) -> tuple[float, float, float] | None:
         """Return the target rates of wrong steps in a split; None if all its rows are selected."""
@@ -288,13 +264,12 @@ def label(
     """Judge generated turns and select rows with the target rates of wrong steps.
 
     Args:
-        cases: `Case` rows; those of the train split provide the habit counts, and the faithful turns
-            are made for cases.
+        cases: `Case` rows; those of the train split provide the habit counts.
         turns: `GeneratedTurn` rows.
         output: Receives the selected `CerRecord` rows, atomically.
         judged: Receives all judged turns.
         settings: Thresholds and selection.
-        seed: Draws the order of replies, the selection, and the wording of faithful turns.
+        seed: Draws the order of replies and the selection.
         engine: Judges the turns. Habits are counted and rows selected in this process.
 
     Raises:
@@ -308,22 +283,17 @@ def label(
     written = write_rows(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
     selected: set[str] = set()
-    faithful: set[str] = set()
     for split, tally in tallies.items():
-        share = settings.faithful_share if split in settings.faithful_splits else 0.0
-        shares = settings.false_shares_in(split)
-        chosen, note = _chosen(tally, shares, share, settings, seed)
+        chosen, note = _chosen(tally, settings.false_shares_in(split), settings, seed)
         selected |= chosen
         rows = [row for row in tally.rows if row.id in chosen]
-        wanted = round(len(rows) * share / (1 - share))
-        shown = _faithful_cases(cases, split, wanted, settings, seed, engine)
-        faithful |= shown
         figures |= _figures(f"{split}.raw", tally.rows)
-        figures |= _figures(f"{split}.selected", rows, faithful=len(shown))
+        figures |= _figures(f"{split}.selected", rows)
         figures |= {f"{split}.raw.preference.{k}": v for k, v in sorted(tally.preferences.items())}
         if note:
             figures[f"{split}.selected.note"] = note
-    count = write_rows(output, _selected(cases, judged, selected, faithful, settings, lists, seed))
+    chosen_rows = (row for row in read_records(judged, CerRecord) if row.id in selected)
+    count = write_rows(output, chosen_rows)
     read_count = written + sum(sum(reasons.values()) for reasons in dropped.values())
     left_out = written - len(selected)
     return StepReport(
@@ -447,7 +417,6 @@ def _outcome(preference: Preference | None) -> str:
 def _chosen(
     tally: _Tally,
     false_shares: tuple[float, float, float] | None,
-    faithful_share: float,
     settings: Settings,
     seed: int,
 ) -> tuple[frozenset[str], str]:
@@ -455,14 +424,15 @@ def _chosen(
     everything = frozenset(row.id for row in tally.rows)
     if false_shares is None or not tally.rows:
         return everything, ""
-    # Faithful rows have no wrong step, so the generated ones need more of them.
-    targets = [share / (1 - faithful_share) for share in false_shares]
-    at_most = settings.rows_per_split
-    if at_most is not None:
-        at_most = max(1, round(at_most * (1 - faithful_share)))
     rows = _with_few_greetings(tally, settings.greeting_share, seed)
     try:
-        chosen = choose(rows, targets, per_group=settings.rows_per_case, at_most=at_most, seed=seed)
+        chosen = choose(
+            rows,
+            false_shares,
+            per_group=settings.rows_per_case,
+            at_most=settings.rows_per_split,
+            seed=seed,
+        )
     except UnreachableError as error:
         return everything, f"all rows are selected: {error}"
     return chosen, ""
@@ -486,16 +456,15 @@ def _with_few_greetings(tally: _Tally, share: float, seed: int) -> list[Row]:
     return [row for row in tally.rows if row.id not in dropped]
 
 
-def _figures(prefix: str, rows: Sequence[Row], *, faithful: int = 0) -> Figures:
+def _figures(prefix: str, rows: Sequence[Row]) -> Figures:
     """Return how often each step is wrong, and how the labels depend on each other.
 
     Args:
         prefix: The prefix of the names.
         rows: Generated turns.
-        faithful: The number of faithful rows, which have no wrong step.
     """
-    patterns = [row.pattern for row in rows] + [(True, True, True)] * faithful
-    figures: Figures = {f"{prefix}.rows": len(patterns), f"{prefix}.faithful": faithful}
+    patterns = [row.pattern for row in rows]
+    figures: Figures = {f"{prefix}.rows": len(patterns)}
     if not patterns:
         return figures
     for number, part in enumerate(STEPS):
@@ -510,71 +479,3 @@ def _figures(prefix: str, rows: Sequence[Row], *, faithful: int = 0) -> Figures:
             value = getattr(measured, name)
             figures[f"{prefix}.{STEPS[number]}.{name}"] = None if value is None else round(value, 4)
     return figures
-
-
-# --- turns from the corpus's labels -----------------------------------------------------------
-
-
-def _faithful_cases(
-    cases: Path, split: str, count: int, settings: Settings, seed: int, engine: Engine
-) -> set[str]:
-    """Draw cases of a split that allow a faithful turn."""
-    if not count:
-        return set()
-    of_split = (case for case in read_records(cases, Case) if case.split == split)
-    drawn = (
-        (generator_for(seed, "faithful", id).random(), id)
-        for id in engine.map(_Wordable(settings, seed), of_split)
-    )
-    return {id for _, id in heapq.nsmallest(count, drawn)}
-
-
-@dataclass(frozen=True)
-class _Wordable:
-    """Yields the ids of the cases that allow a faithful turn."""
-
-    settings: Settings
-    seed: int
-
-    def __call__(self, cases: Iterator[Case]) -> Iterator[str]:
-        lists = words()
-        for case in cases:
-            if _faithful(case, self.settings, lists, self.seed) is not None:
-                yield case.id
-
-
-def _faithful(case: Case, settings: Settings, lists: Words, seed: int) -> SupportTurn | None:
-    if case.language != LANGUAGE:
-        return None
-    rng = generator_for(seed, "faithful wording", case.id)
-    return faithful_turn(case, settings.steps, lists, rng)
-
-
-def _selected(
-    cases: Path,
-    judged: Path,
-    selected: set[str],
-    faithful: set[str],
-    settings: Settings,
-    lists: Words,
-    seed: int,
-) -> Iterator[CerRecord]:
-    for record in read_records(judged, CerRecord):
-        if record.id in selected:
-            yield record
-    for case in read_records(cases, Case):
-        turn = _faithful(case, settings, lists, seed) if case.id in faithful else None
-        if turn is not None:
-            by = DecidedBy(kind="rule", name=f"{VERSION} corpus wording")
-            yield CerRecord(
-                id=f"{case.id}/{FAITHFUL}",
-                case=case,
-                first=Candidate(
-                    author=FAITHFUL,
-                    reply=turn.reply,
-                    turn=render(turn),
-                    steps=(True, True, True),
-                    steps_by=by,
-                    reason="put together from what people labelled: right by construction",
-                ),
-            )

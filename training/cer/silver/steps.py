@@ -11,6 +11,7 @@ from compeer_core.cer import Case, StepLabels
 from compeer_core.config import FrozenModel
 from compeer_core.reasoning import EmotionStep, HistoryStep, Reasoning, StrategyStep, Unreadable
 from compeer_core.taxonomy import ESCONV_STRATEGIES, SENTIMENT_OF, Emotion, Stage, Strategy
+from training.cer.rule_reasoning import stage_at
 from training.cer.silver.words import Context, Words, quotations, without_quotations
 
 FAMILIES: Mapping[Emotion, str] = MappingProxyType(
@@ -172,11 +173,6 @@ def judge_steps(
 
 
 # --- history ----------------------------------------------------------------------------------
-
-
-def stage_at(position: float) -> Stage:
-    """Return the stage at a position in the dialogue, in [0, 1], by thirds."""
-    return _STAGES[min(2, int(position * 3))]
 
 
 def judge_history(

@@ -250,8 +250,12 @@ def test_what_cannot_be_joined_is_written_by_turns(qwen, picture, steps, monkeyp
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 def test_the_shipped_model_writes_the_same_in_company(repository, sampling, steps):
-    folder = repository / "assets" / "checkpoints" / "compeer-nano"
-    backend = load_transformers(str(folder), pool=ModelPool())
+    checkpoints = repository / "assets" / "checkpoints"
+    backend = load_transformers(
+        str(checkpoints / "compeer-small-base"),
+        adapter=checkpoints / "compeer-small",
+        pool=ModelPool(),
+    )
     talks = [said("I failed my exam."), said("My boss shouted at me today, and I cried. " * 3)]
     samplings = [replace(sampling, seed=n, max_new_tokens=48) for n in range(2)]
     alone = [written_alone(backend, m, s) for m, s in zip(talks, samplings, strict=True)]

@@ -110,7 +110,7 @@ def test_a_store_gives_the_board_of_a_moment_again(store, url, clock, capsysbina
     cast = []
     for number in range(24):
         voter = f"rater-{number % 6}"
-        models = ("nano", "base") if number % 2 else ("base", "nano")
+        models = ("policy", "base") if number % 2 else ("base", "policy")
         battle = fought(store, voter, models=models)
         clock.forward(minutes=1)
         preference = list(Preference)[number % 4]

@@ -62,7 +62,7 @@ def test_everything_is_inside_the_picture(spread):
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("COMPEER-nano (third edition)", "COMPEER-nano (third edition)"),
+        ("COMPEER-small (second edition)", "COMPEER-small (second edition)"),
         ("o" * 38, "o" * 36 + "…"),  # 46 columns without "1. (1–2) " and the dots
         ("模" * 30, "模" * 18 + "…"),  # two columns each
     ],

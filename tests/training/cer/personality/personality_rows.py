@@ -72,7 +72,7 @@ def row(
         case=case,
         first=Candidate(author="corpus", reply=reply),
         second=Candidate(
-            author="nano",
+            author="policy",
             reply=other,
             turn=turn(other),
             steps=(True, False, True),

@@ -30,8 +30,6 @@ from training.cer.requests.generators import (
     reserved_tokens,
 )
 
-NANO = Path("assets/checkpoints/compeer-nano")
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -293,7 +291,16 @@ def test_greedy_decoding_is_not_repeated(qwen: Path, tmp_path: Path) -> None:
 def test_the_shipped_policy_is_several_times_faster_in_batches(
     repository: Path, opened: Any
 ) -> None:
-    generator = opened(settings(repository / NANO, max_new_tokens=160, temperature=0.8))
+    checkpoints = repository / "assets" / "checkpoints"
+    adapter = checkpoints / "compeer-small"
+    generator = opened(
+        settings(
+            checkpoints / "compeer-small-base",
+            adapter=adapter,
+            max_new_tokens=160,
+            temperature=0.8,
+        )
+    )
     texts = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
     rows = [Prompt((Message("user", (texts[n % 3],)),), n) for n in range(32)]
     begun = time.perf_counter()
@@ -321,8 +328,8 @@ def test_recorded_turns_are_a_generator(tmp_path: Path, opened: Any) -> None:
 
 def test_an_author_is_named_after_the_model_unless_the_settings_name_it() -> None:
     assert GeneratorSettings(source="openai:http://localhost/v1#org/big").author == "org/big"
-    assert GeneratorSettings(source="runs/nano/final").author == "final"
-    assert GeneratorSettings(source="runs/nano/final", name="nano").author == "nano"
+    assert GeneratorSettings(source="runs/policy/final").author == "final"
+    assert GeneratorSettings(source="runs/policy/final", name="policy").author == "policy"
 
 
 def test_stored_responses_do_not_depend_on_the_address_of_an_endpoint() -> None:

@@ -17,13 +17,11 @@ from compeer_core.reasoning import (
     StrategyStep,
     SupportTurn,
     Unreadable,
-    parse,
     render,
 )
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Sentiment, Stage, Strategy
 from training.cer.silver import dataset as silver
-from training.cer.silver.faithful import faithful_turn
 from training.cer.silver.replies import (
     Assessment,
     ReplySettings,
@@ -41,7 +39,6 @@ from training.cer.silver.steps import (
     judge_history,
     judge_steps,
     judge_strategy,
-    stage_at,
 )
 from training.cer.silver.words import Context, words
 from training.cer.steps.generation import GeneratedTurn
@@ -592,40 +589,6 @@ def test_chaining_only_takes_away(case, reasoning):
     assert all(loose or not strict for strict, loose in zip(chained, free, strict=True))
 
 
-@given(CASES, st.integers(0, 1000), st.booleans())
-def test_a_turn_from_the_labels_is_always_right(case, seed, chained):
-    settings = StepSettings(chained=chained)
-    turn = faithful_turn(case, settings, LISTS, np.random.default_rng(seed))
-
-    assert turn is not None
-    assert parse(render(turn)) == turn
-    result = judge_steps(turn.reasoning, case, Context(case, LISTS), Habits(), settings, LISTS)
-    assert result.labels == (True, True, True), result.because
-
-
-def test_a_turn_from_the_labels_needs_them():
-    def made(**labels):
-        return faithful_turn(make_case(**labels), RULE, LISTS, np.random.default_rng(0))
-
-    assert made() is not None
-    assert made(problem="money") is None
-    assert made(strategies=()) is None
-    assert made(emotion=None) is None
-    assert made(before=None) is None
-    assert made(original=None) is None
-
-
-def test_stages_are_thirds():
-    assert [stage_at(place) for place in (0, 0.33, 0.34, 0.66, 0.67, 1)] == [
-        Stage.EXPLORATION,
-        Stage.EXPLORATION,
-        Stage.COMFORTING,
-        Stage.COMFORTING,
-        Stage.ACTION,
-        Stage.ACTION,
-    ]
-
-
 # --- raking and dependence --------------------------------------------------------------------
 
 
@@ -735,9 +698,9 @@ def turn_text(
 
 def generated_turn(case, text, sample=0):
     return GeneratedTurn(
-        id=f"{case.id}/nano/{sample}",
+        id=f"{case.id}/policy/{sample}",
         case=case,
-        author="nano",
+        author="policy",
         sample=sample,
         seed=0,
         text=text,
@@ -825,8 +788,8 @@ def test_the_train_split_may_have_shares_of_its_own(files):
 
 def test_a_row_says_what_the_rule_found_and_who_decided(files):
     _, _, judged = label(files)
-    row = next(r for r in judged if r.id == "esconv/lines/train/2#2/nano/0")
-    candidate = next(c for c in row.candidates if c.author == "nano")
+    row = next(r for r in judged if r.id == "esconv/lines/train/2#2/policy/0")
+    candidate = next(c for c in row.candidates if c.author == "policy")
 
     assert candidate.steps == (True, False, True)
     assert (candidate.steps_by.kind, candidate.steps_by.name) == ("rule", "silver/1 steps, chained")
@@ -844,11 +807,11 @@ def test_either_reply_comes_first_and_the_preference_follows(files):
     outcomes = {
         (row.first.author, row.preference)
         for row in judged
-        if next(c for c in row.candidates if c.author == "nano").steps == (False, False, False)
+        if next(c for c in row.candidates if c.author == "policy").steps == (False, False, False)
     }
 
     # three wrong steps: the original is better, wherever it stands
-    assert outcomes == {("corpus", Preference.FIRST), ("nano", Preference.SECOND)}
+    assert outcomes == {("corpus", Preference.FIRST), ("policy", Preference.SECOND)}
 
 
 def test_the_same_settings_give_the_same_bytes_and_the_order_of_turns_is_free(files):
@@ -862,19 +825,7 @@ def test_the_same_settings_give_the_same_bytes_and_the_order_of_turns_is_free(fi
     assert {row.id: row for row in first} == {row.id: row for row in second}
 
 
-def test_faithful_turns_are_added_in_the_stated_share_and_count_as_right(files):
-    report, taken, _ = label(files, faithful_share=0.3)
-    added = [row for row in taken if row.first.author == silver.FAITHFUL]
-
-    assert len(added) / len(taken) == pytest.approx(0.3, abs=0.02)
-    assert all(row.first.steps == (True, True, True) and row.second is None for row in added)
-    assert report.figures["train.selected.faithful"] == len(added)
-    assert report.figures["train.selected.wrong.history"] == pytest.approx(0.4, abs=0.05)
-
-
 def test_shares_that_leave_no_room_are_refused():
-    with pytest.raises(ValueError, match="leaves no room"):
-        silver.Settings(false_shares=(0.5, 0.2, 0.2), faithful_share=0.5)
     with pytest.raises(ValueError, match="less than 1"):
         silver.Settings(false_shares=(1.0, 0.2, 0.2))
 

@@ -259,7 +259,7 @@ def test_unusable_turns_are_counted_and_left_out(tmp_path):
 def test_incomplete_turns_can_be_kept_and_say_what_they_lack(tmp_path):
     settings = Settings(keep_incomplete=True)
     (one, _), report = written(
-        tmp_path, [case(1), case(2)], {"nano": Talker((CUT_SHORT,))}, settings
+        tmp_path, [case(1), case(2)], {"policy": Talker((CUT_SHORT,))}, settings
     )
 
     assert (one.text, one.reply) == (CUT_SHORT, "What happened on that day")
@@ -284,9 +284,11 @@ def test_at_least_one_generator_is_required(tmp_path):
 def test_stored_turns_are_joined_with_their_cases(tmp_path):
     settings = Settings(samples_per_case=2, keep_incomplete=True)
     cases = [case(1), case(2)]
-    turns, _ = written(tmp_path, cases, {"nano": Talker((CUT_SHORT, turn()))}, settings)
+    turns, _ = written(tmp_path, cases, {"policy": Talker((CUT_SHORT, turn()))}, settings)
     stored = [
-        StoredTurn(case=one.case.id, author="nano", sample=one.sample, seed=one.seed, text=one.text)
+        StoredTurn(
+            case=one.case.id, author="policy", sample=one.sample, seed=one.seed, text=one.text
+        )
         for one in turns
     ]
     other = stored[0].model_copy(update={"case": "esconv/lines/train/9#1"})
