@@ -65,11 +65,13 @@ function pick(name) {
   for (const section of tour().querySelectorAll("[data-case]")) section.hidden = section.dataset.case !== name;
 }
 
-// Put a message into the box of another screen.
-function say(screen, text) {
+// Put the message of the step into the box of another screen.
+function tryLive(screen) {
+  const all = [...tour().querySelectorAll(".t-said blockquote")];
+  const said = all.find((one) => !one.closest(".t-slide[hidden], .t-case[hidden]"));
   const box = document.querySelector(`${screen === "compare" ? "#compare-message" : "#message"} textarea`);
-  if (!box) return;
-  box.value = text;
+  if (!said || !box) return;
+  box.value = said.textContent;
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
@@ -156,7 +158,7 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-screen]");
   if (!tab && !link) return;
   if (isFull()) document.exitFullscreen();
-  if (link?.dataset.say) say(link.dataset.screen, link.dataset.say);
+  if (link?.closest(".t-try")) tryLive(link.dataset.screen);
   setTimeout(() => {
     if (visible()) show(kept.step, { announce: false });
     else {

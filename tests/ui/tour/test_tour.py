@@ -102,7 +102,7 @@ def test_without_a_success_the_first_situation_is_shown_and_called_that(tour):
     seen = words(step(1, replace(tour, notes={})))
 
     assert tour.newest()[0].reading.turn.reply in seen
-    assert "In none of the 6" in seen
+    assert "found none of the 6 free of mistakes" in seen
     assert "In plain words" not in seen
 
 
