@@ -65,6 +65,16 @@ function pick(name) {
   for (const section of tour().querySelectorAll("[data-case]")) section.hidden = section.dataset.case !== name;
 }
 
+// Put the message of the step into the box of another screen.
+function tryLive(screen) {
+  const all = [...tour().querySelectorAll(".t-said blockquote")];
+  const said = all.find((one) => !one.closest(".t-slide[hidden], .t-case[hidden]"));
+  const box = document.querySelector(`${screen === "compare" ? "#compare-message" : "#message"} textarea`);
+  if (!said || !box) return;
+  box.value = said.textContent;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 async function toggleFull() {
   const root = element.closest("#tour");
   try {
@@ -90,21 +100,45 @@ element.addEventListener("click", (event) => {
   else acts[button.dataset.act]?.();
 });
 
-document.addEventListener("fullscreenchange", () => {
-  const button = tour()?.querySelector("[data-act=full]");
-  if (button) button.textContent = isFull() ? button.dataset.on : button.dataset.off;
-});
+function fit() {
+  const root = tour();
+  if (!root) return;
+  const zoom = innerWidth < 760 ? 1 : Math.min(innerWidth / 1280, innerHeight / 720);
+  root.style.setProperty("--zoom", zoom);
+  const button = root.querySelector("[data-act=full]");
+  button.textContent = isFull() ? button.dataset.on : button.dataset.off;
+}
+document.addEventListener("fullscreenchange", fit);
+window.addEventListener("resize", fit);
+
+// A page further where more of the step is out of sight, else a step: what a presentation remote needs.
+function turn(direction) {
+  const page = isFull() ? element.closest("#tour") : document.scrollingElement;
+  const { top, bottom } = tour().getBoundingClientRect();
+  const more = direction > 0 ? bottom > innerHeight + 4 : top < -4;
+  const to = kept.step + direction;
+  if (!more && to >= 1 && to <= count()) show(to);
+  else page.scrollBy(0, direction * 0.85 * innerHeight);
+}
+
+const notes = () => tour().querySelectorAll(".t-speaker");
+function toggleNotes() {
+  const open = !notes()[0].open;
+  for (const note of notes()) note.open = open;
+}
 
 const keys = {
   ArrowRight: () => show(kept.step + 1),
   ArrowLeft: () => show(kept.step - 1),
   Home: () => show(1),
   End: () => show(count()),
+  PageDown: () => turn(1),
+  PageUp: () => turn(-1),
   f: toggleFull,
+  n: toggleNotes,
   p: () => tour().querySelector("[data-act=print]").click(),
   "?": acts.keys,
 };
-const pages = { PageDown: keys.ArrowRight, PageUp: keys.ArrowLeft };
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !visible()) return;
@@ -112,7 +146,7 @@ document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, select, [contenteditable=true], [role=combobox], .t-scroll")) return;
   if (document.querySelector("dialog[open]")) return;
   const name = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  const act = keys[name] ?? (isFull() ? pages[name] : undefined);
+  const act = keys[name];
   if (!act) return;
   event.preventDefault();
   act();
@@ -121,7 +155,10 @@ document.addEventListener("keydown", (event) => {
 // The URL names the step only while the tour is open.
 document.addEventListener("click", (event) => {
   const tab = event.target.closest("#screens button[role=tab]");
-  if (!tab && !event.target.closest("[data-screen]")) return;
+  const link = event.target.closest("[data-screen]");
+  if (!tab && !link) return;
+  if (isFull()) document.exitFullscreen();
+  if (link?.closest(".t-try")) tryLive(link.dataset.screen);
   setTimeout(() => {
     if (visible()) show(kept.step, { announce: false });
     else {
@@ -134,6 +171,7 @@ document.addEventListener("click", (event) => {
 
 function settle() {
   if (!tour()) return;
+  fit();
   if (kept.pick) pick(kept.pick);
   show(kept.step, { announce: false });
 }

@@ -1,11 +1,11 @@
 """The command line of the tour's recordings.
 
-    python -m compeer_core.tour record                        all stages whose models are listed
-    python -m compeer_core.tour record --weights base=FOLDER  also one whose weights are not shipped
-    python -m compeer_core.tour check                         do the shipped models reproduce their recordings?
+    python -m compeer_core.tour record third=compeer-small    stage `third` of plan.toml, from a listed model
+    python -m compeer_core.tour record                        nothing new: judge what is recorded again
+    python -m compeer_core.tour check                         do the listed models reproduce their recordings?
 
 Invalid flags or files give one sentence on stderr and exit code 2. `check` exits with 1 if a text
-differs, which another version of torch, another CPU or another checkpoint can cause.
+differs, which another version of torch or another CPU can cause.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from compeer_core.config import load_toml
 from compeer_core.errors import CheckpointError, CompeerError, ConfigError
 from compeer_core.tour.plan import ASSETS, FOLDER, Plan
 from compeer_core.tour.recorder import Recorder, first_difference
-from compeer_core.tour.recordings import load_recording, save_recording
+from compeer_core.tour.recordings import load_recordings, save_recording
 
 PROGRAM = "python -m compeer_core.tour"
 
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(arguments)
         plan = load_toml(options.folder / "plan.toml", Plan)
-        recorder = Recorder(plan, options.models, dict(options.weights), options.judge)
+        recorder = Recorder(plan, options.models, options.judge)
         try:
-            return options.run(plan, recorder, options.folder)  # type: ignore[no-any-return]
+            return options.run(options, plan, recorder)  # type: ignore[no-any-return]
         finally:
             recorder.close()
     except (ConfigError, CheckpointError) as error:
@@ -48,56 +48,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _record(plan: Plan, recorder: Recorder, folder: Path) -> int:
-    for stage in plan.stages:
-        made = [save_recording(recording, folder) for recording in recorder.record(stage, folder)]
-        for path in made:
-            _say(f"{path.name}: recorded")
-        if not made:
-            _say(f"{stage.name}: no model {stage.model!r} is listed, so nothing is recorded")
+def _record(options: argparse.Namespace, plan: Plan, recorder: Recorder) -> int:
+    folder: Path = options.folder
+    stages = [stage.name for stage in plan.stages]
+    for name, _ in options.stages:
+        if name not in stages:
+            raise ConfigError(f"plan.toml has no stage {name!r}, only {', '.join(stages)}")
+    for name, model in options.stages:
+        for recording in recorder.record(name, model):
+            _say(f"{save_recording(recording, folder).name}: recorded from {model}")
+    for recording in load_recordings(folder):
+        _say(f"{save_recording(recorder.judged(recording), folder).name}: judged")
     return 0
 
 
-def _check(plan: Plan, recorder: Recorder, folder: Path) -> int:
+def _check(options: argparse.Namespace, _: Plan, recorder: Recorder) -> int:
     differ = False
-    for stage in plan.stages:
-        for again in recorder.again(stage):
-            path = folder / again.file_name
-            at = first_difference(load_recording(path).raw, again.raw)
-            differ |= at is not None
-            comparison = "the same text" if at is None else f"different text from character {at} on"
-            _say(f"{path.name}: {comparison}")
+    for recording in load_recordings(options.folder):
+        again = recorder.again(recording)
+        if again is None:
+            _say(f"{recording.file_name}: its weights are not listed any more")
+            continue
+        at = first_difference(recording.raw, again.raw)
+        differ |= at is not None
+        comparison = "the same text" if at is None else f"different text from character {at} on"
+        _say(f"{recording.file_name}: {comparison}")
     return int(differ)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, allow_abbrev=False, description="record the turns of the tour")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, run, description in (
-        ("record", _record, "run each model once, store its output, and let the judge assess it"),
-        ("check", _check, "run the shipped models again and compare"),
-    ):
-        command = commands.add_parser(name, help=description, allow_abbrev=False)
+    record = commands.add_parser(
+        "record",
+        help="prompt models once, store what they write, and judge all recordings",
+        allow_abbrev=False,
+    )
+    record.add_argument(
+        "stages",
+        type=_stage,
+        nargs="*",
+        metavar="STAGE=MODEL",
+        help="a stage of plan.toml and the listed model to record it from",
+    )
+    check = commands.add_parser(
+        "check", help="run the listed models again and compare", allow_abbrev=False
+    )
+    for command, run in ((record, _record), (check, _check)):
         command.set_defaults(run=run)
         command.add_argument("--folder", type=Path, default=FOLDER, help="(%(default)s)")
         command.add_argument("--models", type=Path, default=ASSETS / "models.toml", metavar="FILE")
         command.add_argument("--judge", default="", metavar="NAME", help="(the list's default)")
-        command.add_argument(
-            "--weights",
-            type=_weights,
-            action="append",
-            default=[],
-            metavar="STAGE=FOLDER",
-            help="the weights of a stage that the list of models does not hold",
-        )
     return parser
 
 
-def _weights(text: str) -> tuple[str, Path]:
-    name, equals, folder = text.partition("=")
-    if not equals or not name or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE=FOLDER with an existing folder")
-    return name, Path(folder)
+def _stage(text: str) -> tuple[str, str]:
+    stage, _, model = text.partition("=")
+    if not stage or not model:
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE=MODEL")
+    return stage, model
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part
 from compeer_core.tour.figures import Figure, FigureList, PaperFigure, load_figures
-from compeer_core.tour.plan import ASSETS, FOLDER, Case, Note, Notes, Opinion, Plan, Stage, Words
+from compeer_core.tour.plan import ASSETS, FOLDER, Note, Notes, Opinion, Plan, Stage, Words
 from compeer_core.tour.recordings import Recording, load_recordings
 
 
@@ -40,41 +40,47 @@ class Tour:
     paper_address: str
 
     def stages(self) -> list[Stage]:
-        """Return the stages with recordings of every case, in the order of training."""
+        """Return the stages with recordings of every case, in the order of their making."""
         return [
             stage
             for stage in self.plan.stages
             if all((case.name, stage.name) in self.recordings for case in self.plan.cases)
         ]
 
-    def missing_stages(self) -> list[Stage]:
-        """Return the planned stages without recordings."""
-        there = self.stages()
-        return [stage for stage in self.plan.stages if stage not in there]
+    def turns(self, stage: str) -> list[Recording]:
+        """Return the recordings of a stage, in the order of the cases."""
+        return [self.recordings[case.name, stage] for case in self.plan.cases]
 
-    def recording(self, case: Case, stage: str) -> Recording:
-        """Return a recording.
-
-        Raises:
-            ConfigError: There is none.
-        """
-        recording = self.recordings.get((case.name, stage))
-        if recording is None:
-            raise ConfigError(f"the tour has no recording of case {case.name!r}, stage {stage!r}")
-        return recording
+    def newest(self) -> list[Recording]:
+        """Return the recordings of the last stage."""
+        return self.turns(self.stages()[-1].name)
 
     def opinion(self, recording: Recording, part: Part) -> Opinion | None:
-        """Return the reader's comment on a recorded step."""
+        """Return the reader's comment on a recorded step or reply."""
         note = self.notes.get((recording.case, recording.stage))
-        steps: Iterable[Opinion] = note.steps if note else ()
-        return next((opinion for opinion in steps if opinion.part == part), None)
+        parts: Iterable[Opinion] = note.parts if note else ()
+        return next((opinion for opinion in parts if opinion.part == part), None)
 
-    def tally(self, stage: str) -> Tally:
-        """Compare the judge's verdicts with the reader's over the cases of a stage."""
+    def successes(self) -> list[Recording]:
+        """Return the newest turns in which the reader calls every step and the reply correct."""
+        return [turn for turn in self.newest() if all(self._is_right(turn, part) for part in Part)]
+
+    def failures(self) -> list[tuple[Recording, Part]]:
+        """Return what the reader calls incorrect in the newest complete turns: the steps, then the replies."""
+        return [
+            (turn, part)
+            for parts in (STEPS, (Part.REPLY,))
+            for turn in self.newest()
+            if turn.reading.is_complete
+            for part in parts
+            if self._is_right(turn, part) is False
+        ]
+
+    def tally(self) -> Tally:
+        """Compare the judge's verdicts with the reader's on the newest turns."""
         both = [
             (opinion.right, judged.correct)
-            for case in self.plan.cases
-            for recording in [self.recording(case, stage)]
+            for recording in self.newest()
             for part in STEPS
             if (opinion := self.opinion(recording, part)) is not None
             and recording.judged is not None
@@ -86,6 +92,10 @@ class Tour:
             noticed=sum(not right and correct is False for right, correct in both),
             false_alarms=sum(right and correct is False for right, correct in both),
         )
+
+    def _is_right(self, recording: Recording, part: Part) -> bool | None:
+        opinion = self.opinion(recording, part)
+        return None if opinion is None else opinion.right
 
 
 def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
@@ -100,16 +110,14 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
     recordings = {
         (recording.case, recording.stage): recording for recording in load_recordings(folder)
     }
-    for case in plan.cases:
-        for stage in plan.stages:
-            recording = recordings.get((case.name, stage.name))
-            if recording is not None and recording.said != case.said.en:
-                raise ConfigError(
-                    f"{folder / recording.file_name}: plan.toml has another message; record the case again"
-                )
-        if (case.name, plan.shown) not in recordings:
-            raise ConfigError(f"{folder}: there is no recording {case.name}.{plan.shown}.json")
-    return Tour(
+    said = {case.name: case.said.en for case in plan.cases}
+    for one in recordings.values():
+        if said.get(one.case) != one.said:
+            raise ConfigError(
+                f"{folder / one.file_name}: plan.toml has another message, or no such case; "
+                f"delete the file or record it again"
+            )
+    tour = Tour(
         plan=plan,
         recordings=recordings,
         notes={
@@ -123,3 +131,6 @@ def load_tour(folder: Path = FOLDER, assets: Path = ASSETS) -> Tour:
         paper={figure.name: figure for figure in listed.paper},
         paper_address=listed.paper_address,
     )
+    if not tour.stages():
+        raise ConfigError(f"{folder}: no stage of plan.toml has recordings of all its cases")
+    return tour

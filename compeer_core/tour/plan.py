@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from compeer_core.config import FrozenModel
-from compeer_core.reasoning import STEPS, Part
+from compeer_core.reasoning import Part
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 FOLDER = ASSETS / "tour"
@@ -34,24 +34,12 @@ class Case(FrozenModel):
 
 
 class Stage(FrozenModel):
-    """A model at one stage of training."""
+    """A model at one stage of its making."""
 
     name: str = Field(pattern=Name)
-    model: str
-    """Its name in the model list, if it is shipped."""
-    shipped: bool = True
-    """Whether this repository contains the weights; others are given by ``--weights``."""
     title: Words
     what: Words
     """One sentence on its training."""
-
-
-class Choice(FrozenModel):
-    """A step of a recorded turn."""
-
-    case: str
-    stage: str
-    part: Part
 
 
 class Plan(FrozenModel):
@@ -61,38 +49,23 @@ class Plan(FrozenModel):
     """For every turn; fixed before the first one was recorded."""
     cases: tuple[Case, ...] = Field(min_length=1)
     stages: tuple[Stage, ...] = Field(min_length=1)
-    """In the order of training."""
-    shown: str
-    """The stage whose turns are shown in detail."""
-    close_up: Choice
-    """The incorrect step that is explained in detail."""
+    """In the order of their making."""
 
     @model_validator(mode="after")
     def _names_fit(self) -> "Plan":
-        cases = [case.name for case in self.cases]
-        stages = [stage.name for stage in self.stages]
-        for names in (cases, stages):
+        for named in (self.cases, self.stages):
+            names = [one.name for one in named]
             if len(set(names)) != len(names):
                 raise ValueError(f"duplicate name: {', '.join(names)}")
-        if self.shown not in stages:
-            raise ValueError(f"shown: there is no stage {self.shown!r}")
-        if self.close_up.case not in cases or self.close_up.stage not in stages:
-            raise ValueError("close_up: there is no such case or stage")
-        if self.close_up.part not in STEPS:
-            raise ValueError(f"close_up: {self.close_up.part} is not a reasoning step")
         return self
 
     def case(self, name: str) -> Case:
         """Return the case of that name."""
         return next(case for case in self.cases if case.name == name)
 
-    def stage(self, name: str) -> Stage:
-        """Return the stage of that name."""
-        return next(stage for stage in self.stages if stage.name == name)
-
 
 class Opinion(FrozenModel):
-    """A reader's comment on one step."""
+    """A reader's comment on one step, or on the reply."""
 
     part: Part
     right: bool
@@ -108,9 +81,8 @@ class Note(FrozenModel):
     """`Recording.text_hash` of the turn. A comment on another text is not shown."""
     summary: Words
     """The turn in plain words."""
-    steps: tuple[Opinion, ...] = ()
-    reply: Words | None = None
-    """The comment on the reply."""
+    parts: tuple[Opinion, ...] = ()
+    """On the steps and the reply; none if the turn has no steps."""
 
 
 class Notes(FrozenModel):

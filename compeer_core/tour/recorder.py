@@ -1,15 +1,15 @@
 """Records turns for the tour: each model is prompted once, and its output is stored.
 
-Generation and judging are separate. If the weights of a stage are not available, its recorded text
-stays, and the current judge scores it again.
+Generation and judging are separate: the current judge scores every recording, also those whose
+weights are not listed any more.
 """
 
 import datetime
 import importlib.metadata
 import platform
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
@@ -17,15 +17,14 @@ from compeer_core.errors import ConfigError, UnknownModelError
 from compeer_core.judgement import StepVerdict
 from compeer_core.policy import Controls, Policy
 from compeer_core.reasoning import STEPS
-from compeer_core.registry import ModelEntry, Registry
-from compeer_core.tour.plan import Case, Plan, Stage
+from compeer_core.registry import Kind, Registry
+from compeer_core.tour.plan import Plan
 from compeer_core.tour.recordings import (
     Judged,
     Origin,
     Recording,
     SamplingUsed,
     StepJudged,
-    load_recording,
     origin_of,
 )
 from compeer_core.turn import TurnDone, TurnRecord, take_turn
@@ -36,124 +35,93 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "compeer")
 DEADLINE_SECONDS = 600.0
 
 
-@dataclass(frozen=True)
-class _Writer:
-    policy: Policy
-    origin: Origin
-
-
 class Recorder:
-    """Prompts the models of a list, and those whose weights are given."""
+    """Prompts the models of a list, and judges recordings."""
 
     def __init__(
-        self,
-        plan: Plan,
-        models: Path,
-        weights: Mapping[str, Path] | None = None,
-        judge: str = "",
-        today: datetime.date | None = None,
+        self, plan: Plan, models: Path, judge: str = "", today: datetime.date | None = None
     ) -> None:
         """Prepare; nothing is loaded yet.
 
         Args:
             plan: What to record.
             models: The model list (`models.toml`).
-            weights: Folders of stages that the list does not contain.
             judge: A judge of the list; empty is its default.
             today: The date to record.
 
         Raises:
-            ConfigError: The list is invalid, or weights are given for an unknown stage.
+            ConfigError: The list is invalid.
         """
         self._plan = plan
         self._folder = models.parent
         self._registry = Registry.from_toml(models)
-        self._weights = dict(weights or {})
         self._judge_name = judge
         self._today = today or datetime.datetime.now(datetime.UTC).date()
-        for name in self._weights:
-            if name not in {stage.name for stage in plan.stages}:
-                raise ConfigError(f"--weights {name}: the plan has no such stage")
+        self._origins: dict[tuple[str, Kind], Origin] = {}
 
-    def record(self, stage: Stage, folder: Path) -> Iterator[Recording]:
-        """Record all cases of a stage, or score their recordings again.
-
-        Yields nothing if there are neither weights nor recordings.
+    def record(self, stage: str, model: str) -> Iterator[Recording]:
+        """Record all cases of a stage from a listed model.
 
         Raises:
-            ConfigError: A recording answers another message than the plan's.
-            BackendError: A model cannot be loaded.
+            ConfigError: No policy has that name, or a turn was cut off.
+            BackendError: The model cannot be loaded.
         """
-        writer = self._writer(stage)
         for case in self._plan.cases:
-            if writer is not None:
-                yield self._judged(self._written(case, stage, writer))
-                continue
-            path = folder / f"{case.name}.{stage.name}.json"
-            if path.is_file():
-                recording = load_recording(path)
-                if recording.said != case.said.en:
-                    raise ConfigError(
-                        f"{path} answers another message; name its weights: "
-                        f"--weights {stage.name}=FOLDER"
-                    )
-                yield self._judged(recording)
+            yield self._written(case.name, stage, case.said.en, model)
 
-    def again(self, stage: Stage) -> Iterator[Recording]:
-        """Record all cases of a shipped stage again, to compare with the stored recordings."""
-        writer = self._writer(stage)
-        if writer is not None:
-            for case in self._plan.cases:
-                yield self._judged(self._written(case, stage, writer))
+    def again(self, recording: Recording) -> Recording | None:
+        """Record a turn again; None if its weights are not listed any more."""
+        if not self._is_listed(recording.model):
+            return None
+        return self._written(recording.case, recording.stage, recording.said, recording.model.name)
+
+    def judged(self, recording: Recording) -> Recording:
+        """Return a recording with the current judge's verdict."""
+        judge = self._registry.judge(self._judge_name)
+        judged = None
+        if judge is not None:
+            origin = self._origin(self._judge_name, "judge")
+            judged = judge_words(judge, origin, recording, self._today)
+        shipped = self._is_listed(recording.model)
+        model = recording.model.model_copy(update={"shipped": shipped})
+        return recording.model_copy(update={"judged": judged, "model": model})
 
     def close(self) -> None:
         """Free the models."""
         self._registry.close()
 
-    # --- generation-----------------------------------------------------------------------------
+    def _origin(self, name: str, kind: Kind) -> Origin:
+        if (name, kind) not in self._origins:  # hashing large files takes seconds
+            entry = self._registry.entry(name, kind)
+            self._origins[name, kind] = origin_of(entry, self._folder)
+        return self._origins[name, kind]
 
-    def _writer(self, stage: Stage) -> _Writer | None:
-        registry, folder = self._registry, self._folder
-        if stage.name in self._weights:
-            location = str(self._weights[stage.name].resolve())
-            entry = ModelEntry(name=stage.model, kind="policy", source=location)
-            registry, folder = Registry([entry]), Path()
+    def _is_listed(self, model: Origin) -> bool:
         try:
-            entry = registry.entry(stage.model, "policy")
+            return self._origin(model.name, "policy").files == model.files
         except UnknownModelError:
-            return None
-        return _Writer(registry.policy(entry.name), origin_of(entry, folder, shipped=stage.shipped))
+            return False
 
-    def _written(self, case: Case, stage: Stage, writer: _Writer) -> Recording:
-        sampling = replace(writer.policy.sampling, seed=self._plan.seed)
-        record = _turn(writer.policy, case.said.en, Controls(sampling=sampling))
+    def _written(self, case: str, stage: str, said: str, model: str) -> Recording:
+        policy = self._registry.policy(model)
+        sampling = replace(policy.sampling, seed=self._plan.seed)
+        record = _turn(policy, said, Controls(sampling=sampling))
         if record.status != "finished":
-            raise ConfigError(f"{case.name}, {stage.name}: the turn was cut off: {record.error}")
+            raise ConfigError(f"{case}, {stage}: the turn was cut off: {record.error}")
         return Recording(
-            case=case.name,
-            stage=stage.name,
-            said=case.said.en,
+            case=case,
+            stage=stage,
+            said=said,
             raw=record.raw,
             status=record.status,
             tokens=record.tokens,
             date=self._today,
-            command=COMMAND if stage.shipped else f"{COMMAND} --weights {stage.name}=FOLDER",
-            model=writer.origin,
+            command=f"{COMMAND} {stage}={model}",
+            model=self._origin(model, "policy"),
             sampling=SamplingUsed(**asdict(sampling)),
             versions=_versions(),
             machine=platform.machine(),
         )
-
-    # --- judging -------------------------------------------------------------------------------
-
-    def _judged(self, recording: Recording) -> Recording:
-        judge = self._registry.judge(self._judge_name)
-        if judge is None:
-            return recording.model_copy(update={"judged": None})
-        entry = self._registry.entry(self._judge_name, "judge")
-        origin = origin_of(entry, self._folder, shipped=True)
-        judged = judge_words(judge, origin, recording, self._today)
-        return recording.model_copy(update={"judged": judged})
 
 
 def judge_words(judge: Judge, origin: Origin, recording: Recording, today: datetime.date) -> Judged:

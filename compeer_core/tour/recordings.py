@@ -14,7 +14,7 @@ from compeer_core.reasoning import Part, Reading, read
 from compeer_core.registry import ModelEntry
 
 CARD = "README.md"
-"""A model card may change without changing the model's output."""
+"""The name of a model card."""
 
 Hash = str
 
@@ -25,11 +25,12 @@ class Origin(FrozenModel):
     name: str
     title: str
     shipped: bool
-    """Whether the files are part of this repository."""
+    """Whether the list of models still held these very files when it was last judged."""
     licence: str = ""
     """Of the weights."""
     files: Mapping[str, Hash]
-    """SHA-256 of every file that determines its output: ``folder/file``, cards excluded."""
+    """SHA-256 of every file that determines its output: ``folder/file``. Texts such as its card
+    are left out."""
 
     @property
     def weights(self) -> str:
@@ -158,13 +159,12 @@ def save_recording(recording: Recording, folder: Path) -> Path:
     return path
 
 
-def origin_of(entry: ModelEntry, folder: Path, *, shipped: bool) -> Origin:
+def origin_of(entry: ModelEntry, folder: Path) -> Origin:
     """Describe a model of a list by its files.
 
     Args:
         entry: The model; a local checkpoint or script.
         folder: The folder that its paths are relative to.
-        shipped: Whether this repository contains the files.
     """
     places = [folder / entry.where.location]
     if entry.adapter is not None:
@@ -173,12 +173,12 @@ def origin_of(entry: ModelEntry, folder: Path, *, shipped: bool) -> Origin:
         f"{path.parent.name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
         for place in places
         for path in ([place] if place.is_file() else sorted(place.iterdir()))
-        if path.is_file() and path.name != CARD
+        if path.is_file() and path.suffix != ".md"
     }
     return Origin(
         name=entry.name,
         title=entry.title or entry.name,
-        shipped=shipped,
+        shipped=True,
         licence=entry.licence,
         files=files,
     )

@@ -10,7 +10,6 @@ the tour; README says so under each.
 
 import argparse
 import io
-import json
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from compeer_core.annotation.items import add_items
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.registry import Registry
 from compeer_core.row_files import write_rows
+from compeer_core.tour.contents import load_tour
 from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.cases import case_of
@@ -146,7 +146,8 @@ def annotate(camera: Camera) -> None:
 
 
 def tour(camera: Camera) -> None:
-    page = camera.page("tour", "&step=3")
+    page = camera.page("tour", "&step=2")
+    page.keyboard.press("f")
     page.wait_for_timeout(1000)
     _keep("tour", page)
 
@@ -193,17 +194,14 @@ def _animate(name: str, frames: Sequence[Frame]) -> None:
 
 
 def _recorded_item() -> CerRecord:
-    base, first = (
-        json.loads((REPOSITORY / "assets" / "tour" / f"job.{stage}.json").read_text("utf-8"))
-        for stage in ("base", "sft")
-    )
-    case = case_of("tour/job", first["said"], corpus="tour", split="test", original=None)
-    reply = first["raw"].split("<reply>")[1].split("</reply>")[0]
+    tour = load_tour()
+    second, first = (tour.turns(stage.name)[0] for stage in tour.stages()[-2:])
+    case = case_of("tour/job", first.said, corpus="tour", split="test", original=None)
     return CerRecord(
         id="tour/job",
         case=case,
-        first=Candidate(author=first["model"], reply=reply, turn=first["raw"]),
-        second=Candidate(author="base", reply=base["raw"][:300].strip() or "(nothing)"),
+        first=Candidate(author=first.model.name, reply=first.reading.turn.reply, turn=first.raw),
+        second=Candidate(author=second.model.name, reply=second.reading.turn.reply),
     )
 
 

@@ -81,8 +81,6 @@ def test_buttons_and_dots_lead_the_same_way(chromium, address):
 def test_full_screen_print_and_the_list_of_keys(chromium, address):
     page = tour(chromium, address)
     full = "document.fullscreenElement?.id === 'tour'"
-    page.keyboard.press("PageDown")
-    shows(page, 1)  # a page that is no presentation scrolls
     page.keyboard.press("f")
     page.wait_for_function(full)
     expect(page.get_by_role("button", name="Leave full screen")).to_be_visible()
@@ -143,23 +141,100 @@ def test_the_address_names_the_step_and_a_reload_keeps_it(chromium, address):
     shows(page, 1)
 
 
-def test_a_situation_that_is_picked_is_the_same_before_and_after(chromium, address):
-    page = tour(chromium, address, "&step=2")
-    shows(page, 2)
+def test_a_situation_that_is_picked_is_the_same_before_and_after_and_in_the_comparison(
+    chromium, address
+):
+    page = tour(chromium, address, "&step=3")
+    shows(page, 3)
+    case = page.locator("#tour .t-slide:visible .t-case:visible")
+    expect(case).to_have_attribute("data-case", "job")
     page.get_by_role("button", name="A friend who went quiet").click()
-    expect(page.locator("#tour .t-slide:visible .t-case:visible")).to_have_attribute(
-        "data-case", "friend"
-    )
-    raw = page.locator("#tour .t-slide:visible .t-case:visible .t-raw")
-    raw.locator("summary").click()
-    expect(raw.locator("pre")).to_contain_text("<history>The seeker is dealing with")
-    page.keyboard.press("ArrowRight")
+    expect(case).to_have_attribute("data-case", "friend")
+    expect(case.locator(".t-stage")).to_have_count(2)
     page.keyboard.press("ArrowRight")
     shows(page, 4)
-    expect(page.locator("#tour .t-slide:visible .t-case:visible")).to_have_attribute(
-        "data-case", "friend"
-    )
-    expect(page.locator("#tour .t-slide:visible .t-stage:visible")).to_have_count(5)
+    expect(case).to_have_attribute("data-case", "friend")
+    expect(case.locator(".t-answer")).to_have_count(2)
+    expect(case.locator("details p")).to_be_hidden()
+    case.locator("summary").click()
+    expect(case.locator("details p")).to_be_visible()
+
+
+@pytest.mark.parametrize("locale", ["en-US", "zh-CN"])
+@pytest.mark.parametrize("screen", [(1280, 720), (1920, 1080)], ids=["720p", "1080p"])
+def test_every_step_fits_a_wide_screen_and_fills_it(browser, address, locale, screen):
+    width, height = screen
+    context = browser.new_context(locale=locale, viewport={"width": width, "height": height})
+    context.set_default_timeout(30_000)
+    page = tour(context.new_page(), address)
+    page.keyboard.press("f")
+    page.wait_for_function("document.fullscreenElement?.id === 'tour'")
+    for step in STEPS:
+        shows(page, step)
+        room = page.locator("#tour").evaluate("one => [one.scrollHeight, one.scrollWidth]")
+        head = page.locator("#tour .t-slide:visible h2").bounding_box()
+        assert room == [height, width], step
+        assert head is not None
+        assert head["height"] == pytest.approx(
+            0.045 * height, abs=2
+        )  # one line, as large as the screen allows
+        page.keyboard.press("PageDown")
+    context.close()
+
+
+def test_a_remote_shows_all_of_a_step_before_the_next(browser, address):
+    context = browser.new_context(locale="en-US", viewport={"width": 1280, "height": 720})
+    context.set_default_timeout(30_000)
+    page = tour(context.new_page(), address)
+    live = page.locator("#tour .t-slide:visible .t-try")
+    expect(live).not_to_be_in_viewport()
+    page.keyboard.press("PageDown")
+    expect(live).to_be_in_viewport()
+    shows(page, 1)
+    for _ in range(3):
+        page.keyboard.press("PageDown")
+        if page.locator("#tour [data-step='2']").is_visible():
+            break
+    shows(page, 2)
+    page.keyboard.press("PageUp")
+    page.keyboard.press("PageUp")
+    shows(page, 1)
+    context.close()
+
+
+def test_speaker_notes_are_one_key_away_and_not_on_the_screen_by_themselves(chromium, address):
+    page = tour(chromium, address)
+    notes = page.locator("#tour .t-slide:visible .t-speaker")
+    page.keyboard.press("f")
+    expect(notes).to_be_hidden()
+    page.keyboard.press("n")
+    expect(notes.locator("p")).to_have_text(EN("tour.speaker_1"))
+    page.keyboard.press("ArrowRight")
+    expect(notes.locator("p")).to_have_text(EN("tour.speaker_2"))
+    page.keyboard.press("n")
+    expect(notes).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("step", "box", "talk"),
+    [(1, "#message", "#conversation"), (4, "#compare-message", "#compare-talk")],
+)
+def test_the_live_trial_leaves_full_screen_with_the_message_in_the_box(
+    chromium, address, step, box, talk
+):
+    page = tour(chromium, address, f"&step={step}")
+    page.keyboard.press("f")
+    page.wait_for_function("document.fullscreenElement?.id === 'tour'")
+    if step == 4:
+        page.get_by_role("button", name="A friend who went quiet").click()
+    message = page.locator("#tour .t-said blockquote:visible").inner_text()
+    page.locator("#tour .t-slide:visible .t-try a").click()
+
+    expect(page.locator(f"{box} textarea")).to_have_value(message)
+    page.wait_for_function("!document.fullscreenElement")
+    expect(page).not_to_have_url(re.compile("step="))
+    page.locator(f"{box} textarea").press("Enter")
+    expect(page.locator(talk)).to_contain_text(message)
 
 
 @pytest.fixture
@@ -245,23 +320,17 @@ def test_on_a_phone_in_chinese_nothing_overflows_or_moves(browser, address):
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_printed_tour_is_a_few_sheets_of_a4(chromium, address, language):
+def test_the_printed_tour_has_a_step_with_its_notes_on_each_sheet(chromium, address, language):
     chromium.goto(f"{address}/tour/print?lang={language}")
-    assert chromium.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    chromium.set_viewport_size({"width": 1046, "height": 733})  # A4 less the margins, at 96 dpi
+    chromium.emulate_media(media="print")
     paper = chromium.pdf(prefer_css_page_size=True)
-    sheets = len(re.findall(rb"/Type\s*/Page\b(?!s)", paper))
-    boxes = set(re.findall(rb"/MediaBox\s*\[([^\]]*)\]", paper))
+    boxes = re.findall(rb"/MediaBox\s*\[([^\]]*)\]", paper)
 
-    assert 1 <= sheets <= 5  # five recorded stages of training
+    assert chromium.evaluate("document.documentElement.scrollWidth") == 1046
+    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", paper)) == len(STEPS)
     for box in boxes:
         width, height = (float(number) for number in box.split()[2:])
-        assert (round(width), round(height)) in {(595, 842), (596, 842), (595, 841), (594, 841)}
-
-
-def test_it_leads_to_the_comparison(chromium, address):
-    page = tour(chromium, address, "&step=5")
-    shows(page, 5)
-    page.get_by_role("link", name="Compare two replies").click()
-
-    expect(page.locator("#screen-compare-button")).to_have_attribute("aria-selected", "true")
-    expect(page).not_to_have_url(re.compile("step="))
+        assert (width, height) == (pytest.approx(842, abs=1), pytest.approx(595, abs=1))
+    for step in STEPS:
+        assert chromium.locator(f"[data-step='{step}'] p.t-speaker").is_visible()

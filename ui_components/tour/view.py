@@ -1,19 +1,16 @@
 """The values for the tour's templates: its contents in one language."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from compeer_core.reasoning import STEPS, Part, Reading, Unreadable
+from compeer_core.reasoning import STEPS, Part, Unreadable
 from compeer_core.safety import load_help_lines
 from compeer_core.tour.contents import Tour
-from compeer_core.tour.figures import Figure
 from compeer_core.tour.plan import Case, Opinion
 from compeer_core.tour.recordings import Recording, StepJudged
 from compeer_core.votes.leaderboard.board import Settings
 from ui_components.chat.reply_words import signed
 from ui_components.shared.help import lines_for
 from ui_components.shared.session_store import KEEP_SECONDS
-from ui_components.shared.terms import explained, terms_line
 from ui_components.shared.texts import Texts
 
 STEP_COUNT = 6
@@ -27,14 +24,12 @@ def tour_view(tour: Tour, texts: Texts) -> dict[str, Any]:
     settings = Settings()
     return {
         "slides": [{"number": n, "name": texts(f"tour.name_{n}")} for n in numbers],
+        "opening": _opening(tour, texts),
+        "failure": _failure(tour, texts),
         "cases": [_case(tour, case, texts) for case in tour.plan.cases],
-        "missing": texts.listed(
-            [f"“{stage.title.in_language(texts.language)}”" for stage in tour.missing_stages()]
-        ),
-        "close_up": _close_up(tour, texts),
         "tally": _tally(tour, texts),
         "judge": _judge(tour, texts),
-        "learnt": _learnt(tour, texts),
+        "measured": _measured(tour, texts),
         "paper": {name: figure.value for name, figure in tour.paper.items()},
         "paper_place": {name: figure.place for name, figure in tour.paper.items()},
         "paper_address": tour.paper_address,
@@ -50,41 +45,64 @@ def tour_view(tour: Tour, texts: Texts) -> dict[str, Any]:
     }
 
 
+# --- recorded turns ------------------------------------------------------------------------------
+
+
+def _opening(tour: Tour, texts: Texts) -> dict[str, Any]:
+    """The first newest turn without a mistake, by the reader; the first of all if there is none."""
+    good = tour.successes()
+    recording = (good or tour.newest())[0]
+    rule = "tour.rule_success" if good else "tour.rule_no_success"
+    return _said(tour.plan.case(recording.case), texts) | {
+        "turn": _turn(tour, recording, texts),
+        "rule": texts(rule, good=len(good), count=len(tour.plan.cases)),
+        "chosen": texts("tour.chosen", seed=tour.plan.seed),
+    }
+
+
+def _failure(tour: Tour, texts: Texts) -> dict[str, Any] | None:
+    """The first newest step that the reader calls incorrect, else the first reply; None without one."""
+    recording, part = next(iter(tour.failures()), (None, None))
+    if recording is None or part is None:
+        return None
+    return _said(tour.plan.case(recording.case), texts) | {
+        "part": _part(tour, recording, part, texts),
+        "turn": _turn(tour, recording, texts),
+    }
+
+
 def _case(tour: Tour, case: Case, texts: Texts) -> dict[str, Any]:
+    """A situation with the turns of the last two stages."""
+    language = texts.language
     turns = [
-        _turn(tour, tour.recording(case, stage.name), texts)
-        | {
-            "title": stage.title.in_language(texts.language),
-            "what": stage.what.in_language(texts.language),
-        }
-        for stage in tour.stages()
+        _turn(tour, tour.recordings[case.name, stage.name], texts)
+        | {"title": stage.title.in_language(language), "what": stage.what.in_language(language)}
+        for stage in tour.stages()[-2:]
     ]
+    # Which reply comes first alternates, so that its place says nothing.
+    swapped = tour.plan.cases.index(case) % 2 == 0
+    return _said(case, texts) | {"turns": turns, "blind": turns[::-1] if swapped else turns}
+
+
+def _said(case: Case, texts: Texts) -> dict[str, Any]:
     return {
         "name": case.name,
         "title": case.title.in_language(texts.language),
         "said": case.said.en,
         "translation": case.said.zh if texts.language == "zh" else "",
-        "turns": turns,
-        "shown": next(turn for turn in turns if turn["stage"] == tour.plan.shown),
     }
-
-
-# --- a recorded turn -----------------------------------------------------------------------------
 
 
 def _turn(tour: Tour, recording: Recording, texts: Texts) -> dict[str, Any]:
     reading = recording.reading
     note = tour.notes.get((recording.case, recording.stage))
     return {
-        "stage": recording.stage,
-        "complete": reading.is_complete,
-        "steps": [_step(tour, recording, reading, part, texts) for part in STEPS]
+        "steps": [_part(tour, recording, part, texts) for part in STEPS]
         if reading.is_complete
         else [],
         "reply": reading.turn.reply if reading.is_complete else recording.raw,
         "raw": recording.raw,
         "summary": note.summary.in_language(texts.language) if note else "",
-        "reply_note": note.reply.in_language(texts.language) if note and note.reply else "",
         "score": _score(recording, texts),
         "model": recording.model.title,
         "shipped": recording.model.shipped,
@@ -101,21 +119,22 @@ def _turn(tour: Tour, recording: Recording, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _step(
-    tour: Tour, recording: Recording, reading: Reading, part: Part, texts: Texts
-) -> dict[str, Any]:
-    step = getattr(reading.turn.reasoning, part.value)
+def _part(tour: Tour, recording: Recording, part: Part, texts: Texts) -> dict[str, Any]:
+    """A step, or the reply, of a complete turn."""
+    turn = recording.reading.turn
     opinion = tour.opinion(recording, part)
     judged = recording.judged.step(part) if recording.judged else None
+    is_step = part in STEPS
+    step = getattr(turn.reasoning, part.value) if is_step else None
     return {
         "part": part.value,
-        "number": STEPS.index(part) + 1,
-        "title": texts(f"inspector.{part}"),
-        "text": step.text,
-        "labels": _labels(step, part, texts),
+        "number": [*Part].index(part) + 1,
+        "title": texts(f"inspector.{part}") if is_step else texts("tour.supporter"),
+        "text": step.text if step else turn.reply,
+        "labels": _labels(step, part, texts) if step else [],
         "reader": _reader(opinion, texts),
         "judge": _verdict(judged, texts),
-        "outcome": _outcome(opinion, judged, texts),
+        "outcome": _outcome(opinion, judged, texts) if is_step else texts("tour.judge_reply"),
     }
 
 
@@ -172,66 +191,29 @@ def _outcome(opinion: Opinion | None, judged: StepJudged | None, texts: Texts) -
     return texts("tour.judge_alarm") if opinion.right else texts("tour.judge_missed")
 
 
-def _score(recording: Recording, texts: Texts) -> dict[str, str]:
+def _score(recording: Recording, texts: Texts) -> str:
     judged = recording.judged
     if judged is None or judged.total is None:
-        return {"value": texts("tour.score_none"), "why": ""}
-    total = signed(judged.total)
-    return {
-        "value": texts("tour.score_of", total=total, maximum=judged.maximum),
-        "why": "" if judged.asked else texts("tour.score_rule"),
-    }
+        return texts("tour.score_none")
+    return texts("tour.score_of", total=signed(judged.total), maximum=judged.maximum)
 
 
 def _sign(right: bool) -> str:
     return "✓" if right else "✗"
 
 
-# --- close up ------------------------------------------------------------------------------------
-
-
-def _close_up(tour: Tour, texts: Texts) -> dict[str, Any] | None:
-    """The incorrect step that is explained; None if the reader has not marked it incorrect."""
-    chosen = tour.plan.close_up
-    case = tour.plan.case(chosen.case)
-    recording = tour.recordings.get((chosen.case, chosen.stage))
-    if recording is None or not recording.reading.is_complete:
-        return None
-    opinion = tour.opinion(recording, chosen.part)
-    if opinion is None or opinion.right:
-        return None
-    return {
-        "said": case.said.en,
-        "translation": case.said.zh if texts.language == "zh" else "",
-        "title": case.title.in_language(texts.language),
-        "step": _step(tour, recording, recording.reading, chosen.part, texts),
-        "turn": _turn(tour, recording, texts),
-    }
-
-
-def _tally(tour: Tour, texts: Texts) -> dict[str, Any]:
-    shown = tour.plan.shown
-    counted = tour.tally(shown)
-    rows = []
-    for case in tour.plan.cases:
-        recording = tour.recording(case, shown)
-        if recording.reading.is_complete:
-            steps = [_step(tour, recording, recording.reading, part, texts) for part in STEPS]
-            rows.append({"title": case.title.in_language(texts.language), "steps": steps})
-    return {
-        "words": texts(
-            "tour.tally_text",
-            wrong=counted.wrong,
-            steps=counted.steps,
-            noticed=counted.noticed,
-            alarms=counted.false_alarms,
-        ),
-        "steps": counted.steps,
-        "rows": rows,
-    }
-
-
 # --- numbers -------------------------------------------------------------------------------------
+
+
+def _tally(tour: Tour, texts: Texts) -> str:
+    counted = tour.tally()
+    return texts(
+        "tour.tally_text",
+        wrong=counted.wrong,
+        steps=counted.steps,
+        noticed=counted.noticed,
+        alarms=counted.false_alarms,
+    )
 
 
 def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
@@ -272,83 +254,49 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _learnt(tour: Tour, texts: Texts) -> dict[str, Any]:
+def _measured(tour: Tour, texts: Texts) -> dict[str, Any]:
+    """What two policies score, and what GRPO changed."""
     figures = tour.figures
-    complete, stage = figures["complete"], figures["stage"]
+    before, after, preferred = (
+        figures["answers_before"],
+        figures["answers_after"],
+        figures["preferred"],
+    )
     return {
-        "form": texts(
-            "tour.learnt_form",
-            value=complete.text,
-            interval=complete.interval,
-            n=f"{complete.n:,}",
-        ),
-        "caption": texts("tour.learnt_table", model=stage.model, n=f"{stage.n:,}"),
-        "file": complete.file,
-        "reward": explained(
-            texts(
-                "tour.learnt_reward",
-                sft=_tenths(figures["reward_sft"].value),
-                urp=_tenths(figures["reward_urp"].value),
-                strategy=_tenths(figures["strategy_urp"].value),
-                strategy_interval=_between(figures["strategy_urp"]),
-                emotion=_tenths(figures["emotion_urp"].value),
-                emotion_interval=_between(figures["emotion_urp"]),
-            ),
-            texts,
-        ),
-        "terms": terms_line(["URP"], texts),
-        "reward_file": figures["reward_urp"].file,
+        "caption": texts("tour.measured_table", n=after.n),
+        "labels": after.labels,
+        "file": after.file,
+        "models": (before.model, after.model),
         "rows": [
             {
-                "title": texts(f"tour.learnt_{name}"),
-                "right": figures[name],
-                "guess": figures[f"{name}_guess"],
+                "title": texts(f"tour.measured_{name}"),
+                "cells": (figures[f"{name}_before"], figures[f"{name}_after"]),
             }
-            for name in ("stage", "emotion", "strategy")
+            for name in ("answers", "hurt")
         ],
+        "preferred": texts(
+            "tour.preferred",
+            before=before.model,
+            after=preferred.model,
+            value=preferred.text,
+            interval=preferred.interval,
+            n=preferred.n,
+        ),
+        "preferred_file": preferred.file,
     }
-
-
-def _between(figure: Figure) -> str:
-    """Return the CI of a difference, with signs and without an en dash."""
-    if figure.low is None or figure.high is None:
-        return ""
-    return f"[{_tenths(figure.low)}, {_tenths(figure.high)}]"
-
-
-def _tenths(value: float) -> str:
-    """Return a number with its sign and one decimal.
-
-    Example:
-        >>> _tenths(2.97), _tenths(-0.46), _tenths(-0.04)
-        ('+3.0', '−0.5', '0.0')
-    """
-    tenths = round(value, 1)
-    return f"{tenths:+.1f}".replace("-", "−") if tenths else "0.0"
 
 
 def _limits(tour: Tour, texts: Texts) -> list[dict[str, str]]:
     """Return each limit with its source file."""
-    shown = tour.recording(tour.plan.cases[0], tour.plan.shown)
-    sensitivity: Mapping[str, str] = {
-        part.value: tour.figures[f"judge_found_{part}"].text for part in STEPS
-    }
-    each_misread = all(
-        any(
-            (opinion := tour.opinion(tour.recording(case, tour.plan.shown), part)) is not None
-            and not opinion.right
-            for part in STEPS
-        )
-        for case in tour.plan.cases
-    )
-    first = texts("tour.limit_1") if each_misread else texts("tour.limit_1_plain")
+    model = tour.newest()[0].model
+    found = {part.value: tour.figures[f"judge_found_{part}"].text for part in STEPS}
     return [
-        {"words": first, "file": "tour/notes.toml" if each_misread else shown.model.card},
+        {"words": texts("tour.limit_1"), "file": model.card},
         {
-            "words": texts("tour.limit_2", **sensitivity),
+            "words": texts("tour.limit_2", **found),
             "file": tour.figures["judge_found_history"].file,
         },
-        {"words": texts("tour.limit_3"), "file": shown.model.card},
+        {"words": texts("tour.limit_3"), "file": model.card},
         {"words": texts("tour.limit_4"), "file": ""},
-        {"words": texts("tour.limit_5", licence=shown.model.licence), "file": shown.model.card},
+        {"words": texts("tour.limit_5", licence=model.licence), "file": model.card},
     ]

@@ -1,6 +1,5 @@
 """The tour as rendered by the server: both languages, data-dependent parts, routes."""
 
-import json
 import re
 import warnings
 from dataclasses import replace
@@ -12,10 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
-from compeer_core.reasoning import Part
+from compeer_core.reasoning import STEPS, Part
 from compeer_core.taxonomy import Preference
 from compeer_core.tour.contents import Tour, load_tour
 from compeer_core.tour.plan import ASSETS
+from compeer_core.tour.recordings import Recording
 from compeer_core.votes.battles import BattlePlan, SidePlan, SideResult, SideStatus
 from tests.pages import make_services
 from ui_components.server.app import build_server
@@ -24,6 +24,7 @@ from ui_components.shared.templating import render
 from ui_components.shared.texts import LANGUAGES, load_texts
 from ui_components.tour.routes import SERVED, print_html
 from ui_components.tour.screen import steps_in, tour_html
+from ui_components.tour.view import tour_view
 
 HOSTILE = "<script>window.stolen(1)</script> ${window.stolen(2)} {{ 7 * 7 }}"
 
@@ -54,9 +55,9 @@ def step(number: int, tour: Tour, language: str = "en", *, printed: bool = False
     return render(f"tour_{number}.html", **values)
 
 
-def with_recording(tour: Tour, case: str, stage: str, **changes: object) -> Tour:
-    changed = tour.recordings[case, stage].model_copy(update=changes)
-    return replace(tour, recordings={**tour.recordings, (case, stage): changed})
+def with_recording(tour: Tour, recording: Recording, **changes: object) -> Tour:
+    changed = recording.model_copy(update=changes)
+    return replace(tour, recordings={**tour.recordings, (changed.case, changed.stage): changed})
 
 
 # --- rendering ------------------------------------------------------------------------------------
@@ -70,67 +71,107 @@ def test_all_six_steps_are_there_in_every_language(language):
     for number in range(1, 7):
         assert f'data-step="{number}"' in html
         assert texts(f"tour.head_{number}") in unescape(html)
+        assert texts(f"tour.try_{number}") in unescape(html)
+        assert texts(f"tour.speaker_{number}") in unescape(html)
     assert html.count("<h2") == 7  # six steps and the list of keys
     assert len(re.findall(r'class="t-slide"[^>]*hidden', html)) == 5
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_recorded_words_are_shown_letter_by_letter_and_marked_as_english(language, tour):
-    html = step(2, tour, language)
+def test_it_opens_with_a_success_its_rule_and_its_origin(language, tour):
+    html = unescape(step(1, tour, language))
+    good = tour.successes()
+    shown, texts = good[0], load_texts(language)
+    turn = shown.reading.turn
 
-    for case in tour.plan.cases:
-        recording = tour.recording(case, "sft")
-        assert recording.raw in unescape(html)
-        assert recording.model.short_hash in html
-        assert recording.date.isoformat() in html
+    for text in (turn.reply, *(getattr(turn.reasoning, part.value).text for part in STEPS)):
+        assert text in html
+    counted = texts("tour.rule_success", good=len(good), count=len(tour.plan.cases))
+    assert counted in html
+    assert texts("tour.chosen", seed=tour.plan.seed) in html
+    assert shown.model.short_hash in html
+    assert shown.date.isoformat() in html
+    assert html.count(texts("tour.judge_right")) == 3
     assert 'lang="en"' in html
     assert (load_texts("zh")("tour.english") in html) == (language == "zh")
-    if language == "zh":
-        note = tour.notes["job", "sft"]
-        assert note.summary.zh in unescape(html)
-        assert tour.plan.cases[0].said.zh in html
+    assert (tour.plan.case(shown.case).said.zh in html) == (language == "zh")
+
+
+def test_without_a_success_the_first_situation_is_shown_and_called_that(tour):
+    seen = words(step(1, replace(tour, notes={})))
+
+    assert tour.newest()[0].reading.turn.reply in seen
+    assert "found none of the 6 free of mistakes" in seen
+    assert "In plain words" not in seen
 
 
 def with_verdict(tour: Tour, *, correct: bool, probability: float) -> Tour:
     """The same tour with another verdict on the explained step."""
-    judged = tour.recordings["friend", "sft"].judged
-    assert judged is not None
+    recording, chosen = tour.failures()[0]
+    assert recording.judged is not None
     update = {"correct": correct, "probability_correct": probability}
     steps = tuple(
-        one.model_copy(update=update) if one.part is Part.HISTORY else one for one in judged.steps
+        one.model_copy(update=update) if one.part is chosen else one
+        for one in recording.judged.steps
     )
-    changed = judged.model_copy(update={"steps": steps})
-    return with_recording(tour, "friend", "sft", judged=changed)
+    return with_recording(
+        tour, recording, judged=recording.judged.model_copy(update={"steps": steps})
+    )
 
 
 def test_the_wrong_step_stands_beside_what_the_reader_and_the_judge_say(tour):
     missed = with_verdict(tour, correct=True, probability=0.78)
-    seen = words(step(3, missed))
-    counted = missed.tally("sft")
+    recording, part = tour.failures()[0]
+    opinion = tour.opinion(recording, part)
+    seen = words(step(2, missed))
+    counted = missed.tally()
 
-    assert tour.notes["friend", "sft"].steps[0].why.en in seen
+    assert opinion is not None
+    assert opinion.why.en in seen
     assert "78 % confident" in seen
     assert "The judge missed the error." in seen
-    assert f"calls {counted.wrong} of the {counted.steps} recorded steps incorrect" in seen
+    assert f"calls {counted.wrong} of the {counted.steps} steps" in seen
     assert f"found {counted.noticed} of those" in seen
 
 
 def test_a_judge_that_finds_the_error_gets_credit(tour):
-    seen = words(step(3, with_verdict(tour, correct=False, probability=0.1)))
+    seen = words(step(2, with_verdict(tour, correct=False, probability=0.1)))
 
     assert "The judge found the error." in seen
     assert "90 % confident" in seen
     assert "The judge missed the error." not in seen
 
 
+def test_where_only_a_reply_is_wrong_it_is_shown_and_the_judge_has_no_verdict(tour):
+    notes = {
+        key: note.model_copy(
+            update={
+                "parts": tuple(
+                    one.model_copy(update={"right": one.part is not Part.REPLY})
+                    for one in note.parts
+                )
+            }
+        )
+        for key, note in tour.notes.items()
+    }
+    seen = words(step(2, replace(tour, notes=notes)))
+
+    assert tour.newest()[0].reading.turn.reply in seen
+    assert "a single reply gets no verdict" in seen
+
+
+def test_unread_turns_have_no_failure(tour):
+    assert "has not read them yet" in words(step(2, replace(tour, notes={})))
+
+
 @pytest.mark.parametrize(
-    ("low", "said", "not_said", "caveat"),
+    ("low", "said", "not_said"),
     [
-        (45.0, "near chance", "better than chance", "The score reflects the format"),
-        (55.0, "better than chance", "near chance", "Do not read the score as progress"),
+        (45.0, "near chance", "better than chance"),
+        (55.0, "better than chance", "near chance"),
     ],
 )
-def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said, caveat):
+def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, not_said):
     figures = {
         name: replace(figure, value=60.0, low=low, high=65.0)
         if name.startswith("judge_order")
@@ -138,89 +179,72 @@ def test_whether_the_judge_is_a_guess_comes_from_the_numbers(tour, low, said, no
         for name, figure in tour.figures.items()
     }
     changed = replace(tour, figures=figures)
-    seen = words(step(3, changed))
+    seen = words(step(2, changed))
 
     assert said in seen
     assert not_said not in seen
     assert f"60.0 % ({low}–65.0)" in seen
-    assert caveat in words(step(4, changed))
 
 
-def test_an_uncommented_recording_shows_no_other_comment(tour):
-    other = tour.recordings["friend", "sft"].raw.replace("sadness", "fear")
-    unread = replace(with_recording(tour, "friend", "sft", raw=other), notes={})
+def test_the_last_two_stages_are_compared_once_all_their_turns_are_recorded(tour):
+    before, after = (stage.name for stage in tour.stages()[-2:])
 
-    assert "No commentary has been written" in words(step(3, unread))
-    assert "In plain words" not in words(step(2, unread))
-
-
-def test_a_new_stage_appears_once_all_its_turns_are_recorded(tour):
-    early = {
-        (case, stage): one
-        for (case, stage), one in tour.recordings.items()
-        if stage in {"base", "sft"}
-    }
-    assert len(early) == 6
-    tour = replace(tour, recordings=early)
-
-    def learnt(cases: list[str]) -> Tour:
+    def recorded(cases: list[str]) -> Tour:
+        stages = [one for one in tour.plan.stages if one.name in {before, after}]
+        plan = tour.plan.model_copy(
+            update={"stages": (*stages, stages[-1].model_copy(update={"name": "new"}))}
+        )
         made = {
-            (case, "ur"): tour.recordings[case, "sft"].model_copy(update={"stage": "ur"})
+            (case, "new"): tour.recordings[case, after].model_copy(update={"stage": "new"})
             for case in cases
         }
-        return replace(tour, recordings={**tour.recordings, **made})
+        return replace(tour, plan=plan, recordings={**tour.recordings, **made})
 
-    some, every = learnt(["job"]), learnt([case.name for case in tour.plan.cases])
+    some, every = recorded(["job"]), recorded([case.name for case in tour.plan.cases])
 
-    assert step(4, tour).count('class="t-stage"') == 6
-    assert "(UR)" in words(step(4, tour)).split("Not trained yet")[1]
-    assert step(4, some).count('class="t-stage"') == 6
-    assert step(4, every).count('class="t-stage"') == 9
-    assert "(UR)”" not in words(step(4, every)).split("Not trained yet")[1]
-
-
-def test_the_reward_gain_is_shown_beside_agreement_with_people(tour):
-    result = json.loads((ASSETS / "results" / "grpo_nano.json").read_text(encoding="utf-8"))
-    values = {
-        (one["about"], one["of"], one["baseline"], one["name"]): one for one in result["metrics"]
-    }
-    reward = values["the judge", "urp", "", "reward"]["value"]
-    strategy = values["people's labels", "urp", "sft", "strategy"]
-
-    seen = words(step(4, tour))
-
-    assert f"to +{reward:.1f} of 5" in seen
-    low, high = (f"{strategy[end]:+.1f}".replace("-", "−") for end in ("low", "high"))
-    assert f"points [{low}, {high}]" in seen
-    assert seen.count("assets/results/grpo_nano.json") == 1
+    assert step(3, tour).count('class="t-box t-stage"') == 12
+    assert f"job.{before}.json" in step(3, some)
+    assert "job.new.json" not in step(3, some)
+    assert f"job.{before}.json" not in step(3, every)
+    assert "job.new.json" in step(3, every)
 
 
-def test_the_base_is_said_not_to_be_shipped(tour):
-    seen = words(step(4, tour))
+def test_the_place_of_a_blind_reply_says_nothing_about_its_model(tour):
+    first = [case["blind"][0]["title"] for case in tour_view(tour, load_texts("en"))["cases"]]
 
-    assert seen.count("Recorded from the pre-trained base model, which is not shipped.") == 3
-    assert seen.count("Recorded from weights that are no longer shipped.") == 3  # POR's
-    assert "the judge was not asked" in seen
+    assert len(set(first)) == 2
+    assert first[0] != first[1]
+
+
+def test_weights_that_are_gone_are_said_to_be_gone(tour):
+    recording = tour.newest()[0]
+    gone = with_recording(
+        tour, recording, model=recording.model.model_copy(update={"shipped": False})
+    )
+
+    assert "no longer shipped" not in words(step(3, tour))
+    assert words(step(3, gone)).count("Its weights are no longer shipped.") == 1
 
 
 def test_the_papers_numbers_and_ours_share_no_table(tour):
     everything = "".join(step(number, tour) for number in range(1, 7))
     tables = re.findall(r"<table>.*?</table>", everything, re.DOTALL)
 
-    assert len(tables) == 3
+    assert len(tables) == 2
     for figure in tour.paper.values():
         assert all(figure.value not in words(table).split() for table in tables)
-    for name in ("found_history", "sage_urp", "labels"):
+    for name in ("found_history", "labels"):
         value = tour.paper[name].value
         asides = re.findall(r'<aside class="t-paper">.*?</aside>', everything, re.DOTALL)
         assert any(value in words(aside) and "From the paper" in words(aside) for aside in asides)
 
 
 def test_hostile_words_of_a_model_stay_words(tour):
-    html = step(4, with_recording(tour, "job", "base", raw=HOSTILE))
+    for number in (3, 4):
+        html = step(number, with_recording(tour, tour.newest()[0], raw=HOSTILE))
 
-    assert "<script>" not in html
-    assert HOSTILE in unescape(html)
+        assert "<script>" not in html
+        assert HOSTILE in unescape(html)
 
 
 def test_without_its_files_the_tour_says_so(monkeypatch):
@@ -251,7 +275,7 @@ def test_every_claim_leads_to_a_file_that_is_served(client, language):
 @pytest.mark.parametrize(
     "name",
     [
-        "checkpoints/compeer-nano/model.safetensors",
+        "checkpoints/compeer-small/adapter_model.safetensors",
         "../app.py",
         "%2e%2e/app.py",
         "results/../../app.py",
