@@ -19,7 +19,8 @@ import datetime
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -145,6 +146,22 @@ class Result(FrozenModel):
     metrics: tuple[Metric, ...] = Field(min_length=1)
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of results, for Markdown and for pages."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: Collection[int] = (0,)
+    """Columns of texts; the others are numbers, which are aligned to the right."""
+
+    @property
+    def markdown(self) -> str:
+        """The table in Markdown, with an empty line at its end."""
+        align = ["---" if place in self.texts else "---:" for place in range(len(self.head))]
+        return "\n".join([*map(_row, (self.head, align, *self.rows)), ""])
+
+
 class Selection(FrozenModel):
     """The fields that pick one metric of a file."""
 
@@ -257,26 +274,36 @@ def render(result: Result, part: str = "") -> str:
     is_comparison = any(metric.of for metric in result.metrics)
     brackets = [f"In brackets: {result.interval}.", ""] if is_comparison else []
     if part == ORIGIN:
-        return "\n".join([*brackets, _origin(result)])
+        return "\n".join([*brackets, origin(result)])
+    tables = [table.markdown for table in tables_of(result, part)]
+    if part:
+        return "\n".join(tables).strip()
+    return "\n".join([f"**{result.title}**", "", *brackets, *tables, origin(result)])
+
+
+def tables_of(result: Result, part: str = "") -> list[Table]:
+    """Return the tables of a file, or those of a part as in `render`.
+
+    Raises:
+        ConfigError: No question belongs to the part.
+    """
     metrics = [metric for metric in result.metrics if _slug(metric.about).startswith(part)]
     if not metrics:
         raise ConfigError(f"{result.name}.json: no question begins with {part!r}")
-    tables = _comparison(result, metrics, bool(part)) if is_comparison else _list(result, metrics)
-    if part:
-        return "\n".join(tables).strip()
-    return "\n".join([f"**{result.title}**", "", *brackets, *tables, _origin(result)])
+    if any(metric.of for metric in result.metrics):
+        return _comparison(result, metrics, bool(part))
+    return [_list(result, metrics)]
 
 
 def _slug(question: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", question.lower()).strip("-")
 
 
-def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
+def _list(result: Result, metrics: Sequence[Metric]) -> Table:
     """Return a row for each measure of one model."""
     has_interval = any(metric.low is not None for metric in metrics)
     has_note = any(metric.note for metric in metrics)
     head = ["Measure", "Value", *([result.interval] if has_interval else []), "n"]
-    align = ["---", "---:", *(["---:"] if has_interval else []), "---:"]
     rows = []
     for metric in metrics:
         row = [metric.name, format_value(metric.value, metric.unit)]
@@ -285,11 +312,11 @@ def _list(result: Result, metrics: Sequence[Metric]) -> list[str]:
         row.append(_count(metric.n))
         rows.append([*row, metric.note] if has_note else row)
     if has_note:
-        head, align = [*head, "Note"], [*align, "---"]
-    return [*(_row(cells) for cells in (head, align, *rows)), ""]
+        return Table([*head, "Note"], rows, texts=(0, len(head)))
+    return Table(head, rows)
 
 
-def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> list[str]:
+def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> list[Table]:
     """Return a row for each question and system, a column for each measure.
 
     Questions with the same measures share a table. A part's table about one question does not repeat
@@ -301,24 +328,21 @@ def _comparison(result: Result, metrics: Sequence[Metric], is_part: bool) -> lis
     columns_of: dict[str, dict[str, None]] = {}
     for (about, _), measures in rows.items():
         columns_of.setdefault(about, {}).update(dict.fromkeys(measures))
-    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    bodies: dict[tuple[str, ...], list[list[str]]] = {}
     for (about, label), measures in rows.items():
         columns = tuple(columns_of[about])
         cells = [_cell(measures.get(column)) for column in columns]
         counts = sorted({metric.n or 0 for metric in measures.values()})
         n = " to ".join(_count(count or None) for count in dict.fromkeys((counts[0], counts[-1])))
-        tables.setdefault(columns, []).append([about, label, *cells, n])
-    lines = []
-    for columns, body in tables.items():
-        rows_shown = [
-            ["Question", result.compared, *columns, "n"],
-            ["---", "---", *["---:"] * (len(columns) + 1)],
-            *body,
-        ]
+        bodies.setdefault(columns, []).append([about, label, *cells, n])
+    tables = []
+    for columns, body in bodies.items():
+        head = ["Question", result.compared, *columns, "n"]
         if is_part and len({about for about, *_ in body}) == 1:
-            rows_shown = [cells[1:] for cells in rows_shown]
-        lines += [*map(_row, rows_shown), ""]
-    return lines
+            tables.append(Table(head[1:], [cells[1:] for cells in body]))
+        else:
+            tables.append(Table(head, body, texts=(0, 1)))
+    return tables
 
 
 def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
@@ -328,15 +352,16 @@ def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
         ConfigError: `headline.toml` or a results file is invalid, or a row matches no metric.
     """
     head = ["Measure", "Result (95 % CI)", "Measured against"]
-    lines = [_row(head), _row(["---", "---", "---"])]
+    rows_shown = []
     for row in load_toml(rows, Headline).row:
         result = load(folder / f"{row.file}.json")
         metric = row.value.pick(result)
         title = f"{row.title} (n = {_count(metric.n)} {row.unit_of_n})"
         reference = "" if row.reference is None else _cell(row.reference.pick(result))
         against = f"{row.against}: {reference}" if reference else row.against
-        lines.append(_row([title, _cell(metric), against]))
-    return "\n".join([*lines, "", "Reproduce the table: `python -m training results`."])
+        rows_shown.append([title, _cell(metric), against])
+    table = Table(head, rows_shown, texts=(0, 1, 2)).markdown
+    return "\n".join([table, "Reproduce the table: `python -m training results`."])
 
 
 def _cell(metric: Metric | None) -> str:
@@ -403,7 +428,8 @@ def _documents(root: Path) -> Iterator[Path]:
         yield from sorted(root.glob(pattern))
 
 
-def _origin(result: Result) -> str:
+def origin(result: Result) -> str:
+    """Return two lines: how the numbers were measured, and the command that reproduces them."""
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     parts = [
         f"Model: {result.model}",
@@ -421,7 +447,7 @@ def _count(n: int | None) -> str:
     return "not reported" if n is None else f"{n:,}"
 
 
-def _row(cells: list[str]) -> str:
+def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
