@@ -26,11 +26,11 @@ class FrozenModel(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def load_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
+def load_toml(path: Path | None, model: type[Model], overrides: Sequence[str] = ()) -> Model:
     """Read a TOML file as a model.
 
     Args:
-        path: The file, UTF-8.
+        path: The file, UTF-8; None if there are only overrides.
         model: The schema.
         overrides: ``"table.key=value"``; the last one wins. The value is parsed as TOML or, if
             that fails, taken as a plain string: ``steps=10``, ``name=mine``, ``tags=["a", "b"]``.
@@ -41,17 +41,18 @@ def load_toml(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> 
             case the message has one line per invalid key.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+    where = path or Path("command line")
     for override in overrides:
-        _apply(values, override, path)
+        _apply(values, override, where)
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(path, model, dict(detail)) for detail in error.errors()]
+        lines = [_explain(where, model, dict(detail)) for detail in error.errors()]
         raise ConfigError("\n".join(lines)) from error
 
 

@@ -14,6 +14,7 @@ Every expected failure prints one sentence on stderr instead of a traceback. Exi
 """
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -88,10 +89,19 @@ def _run(arguments: list[str], stages: Mapping[str, Stage]) -> int:
 
 def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
     parser = _Parser(prog=f"{PROGRAM} {name}", allow_abbrev=False)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("config", nargs="?", type=Path, help="the stage's TOML file")
+    stage = stages.get(name)
+    named = stage.arguments if stage else {}
+    for key, purpose in named.items():
+        parser.add_argument(key, help=f"{purpose} (config key: {key})")
+    source = parser.add_mutually_exclusive_group(required=not named)
+    if not named:
+        source.add_argument("config", nargs="?", type=Path, help="the stage's TOML file")
     source.add_argument(
-        "--config", dest="config_flag", type=Path, metavar="FILE", help="the same, as a flag"
+        "--config",
+        dest="config_flag",
+        type=Path,
+        metavar="FILE",
+        help="the stage's TOML file, as a flag",
     )
     parser.add_argument(
         "--set",
@@ -104,11 +114,11 @@ def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
         "--dry-run", action="store_true", help="validate the config and its input files, then exit"
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="resume the run in a directory")
-    flags = stages[name].flags if name in stages else {}
+    flags = stage.flags if stage else {}
     for key, purpose in flags.items():
         parser.add_argument(_flag(key), metavar="VALUE", help=f"{purpose} (config key: {key})")
-    if name in stages:
-        parser.description = stages[name].summary
+    if stage:
+        parser.description = stage.summary
         if "-h" in arguments or "--help" in arguments:
             print(parser.format_help(), end="")
             return 0
@@ -116,7 +126,8 @@ def _stage(name: str, arguments: list[str], stages: Mapping[str, Stage]) -> int:
     options = parser.parse_args(arguments)
     values = {key: getattr(options, key) for key in flags}
     overrides = [f"{key}={value}" for key, value in values.items() if value is not None]
-    path = options.config or options.config_flag
+    overrides += [f"{key}={json.dumps(getattr(options, key), ensure_ascii=False)}" for key in named]
+    path = options.config_flag if named else options.config or options.config_flag
     config = load_toml(path, module.Config, [*options.set, *overrides])
     if isinstance(config, recipe.Config):
         config = config.model_copy(update={"folder": path.parent / config.folder})
@@ -152,6 +163,11 @@ def _help(stages: Mapping[str, Stage]) -> str:
         f"  {name} also accepts {_flag(key)}: {purpose}"
         for name, stage in stages.items()
         for key, purpose in stage.flags.items()
+    ]
+    flags += [
+        f"  {name} takes {' and '.join(stage.arguments)} instead of a file"
+        for name, stage in stages.items()
+        if stage.arguments
     ]
     width = max(map(len, stages))
     lines = [

@@ -42,6 +42,8 @@ class Stage:
     flags: Mapping[str, str] = field(default_factory=dict)
     """Config keys that are also command-line flags, with their help text:
     `{"max_requests": "..."}` adds `--max-requests VALUE`."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Config keys that the command line names in order, with their help text; `--config` is optional then."""
 
 
 STAGES: Mapping[str, Stage] = MappingProxyType(
@@ -149,6 +151,15 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "evaluate sage": Stage(
             "training.evaluation.sage",
             "SAGE: measure how dialogues change the emotion of a simulated seeker",
+        ),
+        "evaluate compare": Stage(
+            "training.evaluation.compare",
+            "test whether two runs with the same settings differ on their shared dialogues",
+            arguments={"first": "folder of run A", "second": "folder of run B"},
+        ),
+        "evaluate report": Stage(
+            "training.evaluation.report",
+            "write a page of results, plots and transcripts of evaluations",
         ),
         "benchmark": Stage(
             "training.benchmark.measure", "measure the speed and memory use of the demo"

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import cohen_kappa_score
 
 from compeer_core.stats import (
     Estimate,
+    bootstrap_p,
     bootstrap_weights,
     clustered_share,
     cohen_kappa,
@@ -18,6 +19,7 @@ from compeer_core.stats import (
     expanded_errors,
     expanded_interval,
     gwet_ac1,
+    holm,
     jackknife,
     krippendorff_alpha,
     raw_agreement,
@@ -152,6 +154,55 @@ def test_an_expanded_interval_contains_its_value_and_widens_for_few_clusters():
         assert width == pytest.approx(
             expanded_errors(clusters), abs=0.25 if clusters == 5 else 0.05
         )
+
+
+def test_a_bootstrap_p_value_by_hand():
+    # 20 of 199 resamples are at most 0: (20 + 0.5) / 200 = 0.1025, which is 1.2673 standard errors.
+    # For 5 clusters sqrt(4 / 5) of them, 1.1335, and twice the tail of Student's t with 4 degrees: 0.3203
+    draws = np.array([-1.0] * 20 + [1.0] * 179)
+
+    assert bootstrap_p(draws, 5) == pytest.approx(0.3203, abs=1e-4)
+    assert bootstrap_p(-draws, 5) == bootstrap_p(draws, 5)
+    assert bootstrap_p(draws, 10_000) == pytest.approx(2 * 0.1025, abs=1e-3)
+    assert bootstrap_p(np.zeros(50), 9) == 1.0
+
+
+@given(st.integers(0, 10**6), st.integers(5, 200), st.floats(-4, 4))
+@settings(max_examples=50)
+def test_a_p_value_is_below_5_percent_where_the_interval_excludes_0(seed, clusters, shift):
+    draws = shift + np.random.default_rng(seed).normal(size=4000)
+    interval = expanded_interval(shift, draws, clusters)
+    p = bootstrap_p(draws, clusters)
+
+    assert 0 < p <= 1
+    if not 0.045 < p < 0.055:
+        assert (p < 0.05) == (interval.low > 0 or interval.high < 0)
+
+
+def test_equal_systems_differ_significantly_as_rarely_as_claimed():
+    rng = np.random.default_rng(7)
+    weights = bootstrap_weights(range(8), 500)[1:]
+    small = [bootstrap_p(weighted_mean(weights, rng.normal(size=8)), 8) < 0.05 for _ in range(1000)]
+
+    assert sum(small) < 70  # 50 are expected
+
+
+def test_holm_by_hand():
+    # sorted: 4 * 0.005, 3 * 0.01, 2 * 0.02, 1 * 0.3
+    assert holm([0.02, 0.005, 0.3, 0.01]) == pytest.approx([0.04, 0.02, 0.3, 0.03])
+    assert holm([0.03, 0.04]) == pytest.approx([0.06, 0.06])  # never below a smaller p-value's
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_lies_between_no_correction_and_bonferroni_and_keeps_the_order(p_values):
+    corrected = holm(p_values)
+
+    for p, after in zip(p_values, corrected, strict=True):
+        assert p <= after <= min(1.0, len(p_values) * p)
+    in_order = [after for _, after in sorted(zip(p_values, corrected, strict=True))]
+    assert in_order == sorted(in_order)
 
 
 def test_the_jackknife_of_a_mean_is_its_standard_error():

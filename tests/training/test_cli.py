@@ -75,6 +75,23 @@ def test_config_file_can_be_a_flag(stage, config_file, capsys):
     assert len(stage.calls) == 1
 
 
+def test_a_stage_may_take_config_keys_as_arguments(stage, config_file, capsys):
+    stages = {"polish": Stage("a_stage_for_tests", "polish", arguments={"steps": "how often"})}
+
+    assert main(["polish", "7", "--set", "shape.layers=5"], stages) == 0
+    assert main(["polish", "7", "--config", config_file], stages) == 0
+    assert main(["polish", "often"], stages) == main(["polish"], stages) == 2
+    assert stage.calls == [
+        (Config(steps=7, shape=Shape(layers=5)), None, False),
+        (Config(steps=7), None, False),
+    ]
+    errors = capsys.readouterr().err.splitlines()
+    assert "command line: steps: " in errors[0]
+    assert "required: steps" in errors[1]
+    assert main(["--help"], stages) == 0
+    assert "polish takes steps instead of a file" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

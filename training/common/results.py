@@ -17,7 +17,8 @@ import datetime
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -138,6 +139,22 @@ class Result(FrozenModel):
     metrics: tuple[Metric, ...] = Field(min_length=1)
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of results, for Markdown and for pages."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: Collection[int] = (0,)
+    """Columns of texts; the others are numbers, which are aligned to the right."""
+
+    @property
+    def markdown(self) -> str:
+        """The table in Markdown, with an empty line at its end."""
+        align = ["---" if place in self.texts else "---:" for place in range(len(self.head))]
+        return "\n".join([*map(_row, (self.head, align, *self.rows)), ""])
+
+
 class Selection(FrozenModel):
     """The fields that pick one metric of a file."""
 
@@ -240,16 +257,22 @@ def render(result: Result) -> str:
     """Return the Markdown between two markers: the title, all tables and how they were measured."""
     is_comparison = any(metric.of for metric in result.metrics)
     brackets = [f"In brackets: {result.interval}.", ""] if is_comparison else []
-    tables = _comparison(result) if is_comparison else _list(result)
-    return "\n".join([f"**{result.title}**", "", *brackets, *tables, _origin(result)])
+    tables = [table.markdown for table in tables_of(result)]
+    return "\n".join([f"**{result.title}**", "", *brackets, *tables, origin(result)])
 
 
-def _list(result: Result) -> list[str]:
+def tables_of(result: Result) -> list[Table]:
+    """Return the tables of a file."""
+    if any(metric.of for metric in result.metrics):
+        return _comparison(result)
+    return [_list(result)]
+
+
+def _list(result: Result) -> Table:
     """Return a row for each measure of one model."""
     has_interval = any(metric.low is not None for metric in result.metrics)
     has_note = any(metric.note for metric in result.metrics)
     head = ["Measure", "Value", *([result.interval] if has_interval else []), "n"]
-    align = ["---", "---:", *(["---:"] if has_interval else []), "---:"]
     rows = []
     for metric in result.metrics:
         row = [metric.name, format_value(metric.value, metric.unit)]
@@ -258,11 +281,11 @@ def _list(result: Result) -> list[str]:
         row.append(_count(metric.n))
         rows.append([*row, metric.note] if has_note else row)
     if has_note:
-        head, align = [*head, "Note"], [*align, "---"]
-    return [*(_row(cells) for cells in (head, align, *rows)), ""]
+        return Table([*head, "Note"], rows, texts=(0, len(head)))
+    return Table(head, rows)
 
 
-def _comparison(result: Result) -> list[str]:
+def _comparison(result: Result) -> list[Table]:
     """Return a row for each question and system, a column for each measure.
 
     Questions with the same measures share a table.
@@ -273,19 +296,17 @@ def _comparison(result: Result) -> list[str]:
     columns_of: dict[str, dict[str, None]] = {}
     for (about, _), measures in rows.items():
         columns_of.setdefault(about, {}).update(dict.fromkeys(measures))
-    tables: dict[tuple[str, ...], list[list[str]]] = {}
+    bodies: dict[tuple[str, ...], list[list[str]]] = {}
     for (about, label), measures in rows.items():
         columns = tuple(columns_of[about])
         cells = [_cell(measures.get(column)) for column in columns]
         counts = sorted({metric.n or 0 for metric in measures.values()})
         n = " to ".join(_count(count or None) for count in dict.fromkeys((counts[0], counts[-1])))
-        tables.setdefault(columns, []).append([about, label, *cells, n])
-    lines = []
-    for columns, body in tables.items():
-        head = ["Question", result.compared, *columns, "n"]
-        align = ["---", "---", *["---:"] * (len(columns) + 1)]
-        lines += [*map(_row, (head, align, *body)), ""]
-    return lines
+        bodies.setdefault(columns, []).append([about, label, *cells, n])
+    return [
+        Table(["Question", result.compared, *columns, "n"], body, texts=(0, 1))
+        for columns, body in bodies.items()
+    ]
 
 
 def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
@@ -295,15 +316,16 @@ def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
         ConfigError: `headline.toml` or a results file is invalid, or a row matches no metric.
     """
     head = ["Measure", "Result (95 % CI)", "Measured against"]
-    lines = [_row(head), _row(["---", "---", "---"])]
+    rows_shown = []
     for row in load_toml(rows, Headline).row:
         result = load(folder / f"{row.file}.json")
         metric = row.value.pick(result)
         title = f"{row.title} (n = {_count(metric.n)} {row.unit_of_n})"
         reference = "" if row.reference is None else _cell(row.reference.pick(result))
         against = f"{row.against}: {reference}" if reference else row.against
-        lines.append(_row([title, _cell(metric), against]))
-    return "\n".join([*lines, "", "Reproduce the table: `python -m training results`."])
+        rows_shown.append([title, _cell(metric), against])
+    table = Table(head, rows_shown, texts=(0, 1, 2)).markdown
+    return "\n".join([table, "Reproduce the table: `python -m training results`."])
 
 
 def _cell(metric: Metric | None) -> str:
@@ -370,7 +392,8 @@ def _documents(root: Path) -> Iterator[Path]:
         yield from sorted(root.glob(pattern))
 
 
-def _origin(result: Result) -> str:
+def origin(result: Result) -> str:
+    """Return two lines: how the numbers were measured, and the command that reproduces them."""
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     parts = [
         f"Model: {result.model}",
@@ -388,7 +411,7 @@ def _count(n: int | None) -> str:
     return "not reported" if n is None else f"{n:,}"
 
 
-def _row(cells: list[str]) -> str:
+def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

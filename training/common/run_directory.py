@@ -1,7 +1,7 @@
 """The directory of a run: everything needed to inspect, resume and reproduce it.
 
 ```text
-<run>/config.json     the resolved config, seed, versions, git commit and command, written first
+<run>/config.json     the stage's module, the resolved config, seed, versions, git commit and command, written first
 <run>/metrics.jsonl   one row per step, appended
 <run>/log.txt         log lines with timestamps
 ```
@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -79,6 +81,7 @@ class RunDirectory:
             )
         path.mkdir(parents=True, exist_ok=True)
         record = {
+            "stage": type(config).__module__,
             "config": values,
             "seed": values.get("seed"),
             "resumed": [],
@@ -143,6 +146,37 @@ class RunDirectory:
         record["config"] = dict(values)
         record["resumed"].append(_provenance())
         _write_json(path, record)
+
+
+class Record(BaseModel):
+    """What is read back from `config.json`."""
+
+    stage: str
+    """The module of the stage."""
+    config: Mapping[str, Any]
+    command: str
+    date: str
+    git_commit: str | None
+    versions: Mapping[str, str]
+
+
+def read_record(run: Path) -> Record:
+    """Read how a run was made.
+
+    Raises:
+        ConfigError: The record is missing, truncated, or from before records named their stage.
+    """
+    path = run / CONFIG_FILE
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); name the folder of a run, or run its stage again"
+        ) from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "the file"
+        raise ConfigError(f"{path}: {where}: {detail['msg']}; run the stage again") from error
 
 
 def versions(libraries: Collection[str] = _LIBRARIES) -> dict[str, str]:

@@ -33,7 +33,7 @@ from compeer_core.row_files import json_lines, parse_row, replacing, write_rows
 from compeer_core.stats import Floats, estimate, weighted_mean
 from training.common import results
 from training.common.fingerprints import digest
-from training.common.run_directory import versions
+from training.common.run_directory import RunDirectory, versions
 from training.evaluation.answer_store import clear_stores
 from training.evaluation.contexts import Contexts, SampledTurn, read_contexts
 from training.evaluation.policy_answers import PolicySource, gate_state
@@ -215,7 +215,8 @@ def _matched(path: Path, kind: type[AnyLine], lines: Collection[str]) -> dict[st
 
 
 def publish(config: SheetConfig, title: str, metrics: Iterable[results.Metric]) -> None:
-    """Save the result, and its table in the output."""
+    """Save the result, and its table and the config in the output."""
+    RunDirectory.open(config.output, config)
     result = results.Result(
         name=config.name,
         title=f"{title} by {config.reader}",

@@ -33,6 +33,7 @@ from compeer_core.prompts import fill, neutralise
 from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common.interrupts import StopRequest
+from training.common.run_directory import RunDirectory
 from training.evaluation.esc_eval_scores import (
     DIMENSIONS,
     ROUNDS,
@@ -184,7 +185,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if dry_run:
         log_bounds(_bounds(config, sum(map(len, cards.values())), sum(map(len, numbers.values()))))
         return
-    config.output.mkdir(parents=True, exist_ok=True)
+    RunDirectory.open(config.output, config)
     with StopRequest() as stopping:
         held = dict(_hold(config, cards, stopping)) if config.policies else {}
         dialogues = _write_dialogues(held, config.output) | written

@@ -29,7 +29,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.row_files import replacing, write_rows
 from training.common import results
 from training.common.fingerprints import digest
-from training.common.run_directory import versions
+from training.common.run_directory import RunDirectory, versions
 from training.data.pictures import Pictures
 from training.evaluation.answer_store import clear_stores
 from training.evaluation.contexts import Contexts, read_contexts, sampled_turns
@@ -147,6 +147,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     answers = read_ratings(files, {item.item_id: item for item in key.items})
     if not answers:
         raise ConfigError(f"{ratings}: the files have no answers")
+    RunDirectory.open(config.output, config)
     for source, of_source in answers.items():
         _publish(config, key, source, of_source)
 

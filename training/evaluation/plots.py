@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
+from compeer_core.stats import Estimate
 from training.common import results
 from training.common.calibration import reliability
 from training.evaluation.preferences import OUTCOMES
@@ -17,6 +19,7 @@ _DPI = 150
 _LINES = ("-", "--", ":", "-.")
 _COLOURS = ("#1d4ed8", "#b45309", "#047857", "#7c3aed")
 _OUTCOME_COLOURS = ("#93c5fd", "#e5e7eb", "#9ca3af", "#fdba74")
+_OUTCOME_HATCHES = ("", "..", "xx", "//")
 _STEPS_PER_POINT = 5
 
 TRAINING: Mapping[str, str] = {
@@ -158,13 +161,16 @@ def plot_preferences(metrics: Sequence[results.Metric], raters: str, path: Path)
         if metric.name in OUTCOMES and not metric.baseline
     }
     pairs = list(dict.fromkeys(about for about, _ in shares))
-    figure = Figure(figsize=(8, 1.6 + 0.6 * max(1, len(pairs))), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.6 + 0.6 * max(1, len(pairs))), layout="constrained")
     axes = figure.subplots()
     places = [-place for place in range(len(pairs))]
     begin = np.zeros(len(pairs))
-    for name, colour in zip(OUTCOMES, _OUTCOME_COLOURS, strict=True):
+    styles = zip(OUTCOMES, _OUTCOME_COLOURS, _OUTCOME_HATCHES, strict=True)
+    for name, colour, hatch in styles:
         widths = np.array([shares[pair, name].value for pair in pairs])
-        axes.barh(places, widths, left=begin, height=0.55, color=colour, label=name, edgecolor=_INK)
+        bars = axes.barh(places, widths, left=begin, height=0.55, color=colour, label=name)
+        for bar in bars:
+            bar.set(hatch=hatch, edgecolor=_INK)
         begin += widths
     for place, pair in zip(places, pairs, strict=True):
         wins = shares[pair, OUTCOMES[0]]
@@ -176,6 +182,73 @@ def plot_preferences(metrics: Sequence[results.Metric], raters: str, path: Path)
     axes.set_xlabel("share of answers, %; line: 95 % CI of the wins")
     axes.set_title(f"answers: {raters}", fontsize="medium")
     figure.legend(loc="outside lower center", ncols=len(OUTCOMES), fontsize="small")
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_dimensions(
+    metrics: Sequence[results.Metric], dimensions: Sequence[str], path: Path
+) -> None:
+    """Plot measures of each model with their intervals, a panel for each question.
+
+    Args:
+        metrics: Of one results file.
+        dimensions: Names of the measures, from top to bottom.
+        path: Output file; its suffix decides the format.
+    """
+    shown = [metric for metric in metrics if metric.name in dimensions and not metric.baseline]
+    questions = list(dict.fromkeys(metric.about for metric in shown))
+    models = list(dict.fromkeys(metric.of for metric in shown))
+    height = 0.9 + len(questions) * (0.5 + len(dimensions) * (0.16 + 0.12 * len(models)))
+    figure = Figure(figsize=(5.6, height), layout="constrained")
+    panels = figure.subplots(len(questions), sharex=True, squeeze=False)[:, 0]
+    for axes, question in zip(panels, questions, strict=True):
+        for number, model in enumerate(models):
+            own = [metric for metric in shown if (metric.about, metric.of) == (question, model)]
+            shift = 0.7 * ((number + 0.5) / len(models) - 0.5)
+            places = [-dimensions.index(metric.name) - shift for metric in own]
+            style = {"color": _COLOURS[number % len(_COLOURS)]}
+            ends = [(metric.low, metric.high) for metric in own]
+            axes.hlines(places, *zip(*ends, strict=True), linewidth=1, **style)
+            marker = _DOTS[number % len(_DOTS)]
+            values = [metric.value for metric in own]
+            axes.plot(values, places, marker=marker, linestyle="none", label=model, **style)
+        axes.set_yticks([-place for place in range(len(dimensions))], dimensions)
+        axes.set_title(question, fontsize="medium")
+        axes.grid(axis="x", alpha=0.3)
+    panels[-1].set_xlabel("% of the highest score, with 95 % CI")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.savefig(path, dpi=_DPI)
+
+
+def plot_rounds(curves: Mapping[str, Sequence[Estimate]], measure: str, path: Path) -> None:
+    """Plot a measure by round of a dialogue, a line with its 95 % CI for each model.
+
+    Args:
+        curves: By model, an estimate before the first round and after each.
+        measure: Label of the axis.
+        path: Output file; its suffix decides the format.
+    """
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for number, (model, curve) in enumerate(curves.items()):
+        rounds = range(len(curve))
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.plot(
+            rounds,
+            [each.value for each in curve],
+            color=colour,
+            linestyle=_LINES[number % len(_LINES)],
+            marker=_DOTS[number % len(_DOTS)],
+            markersize=4,
+            label=model,
+        )
+        ends = ([each.low for each in curve], [each.high for each in curve])
+        axes.fill_between(rounds, *ends, color=colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("rounds so far")
+    axes.set_ylabel(measure)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(path, dpi=_DPI)
 
 

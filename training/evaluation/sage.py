@@ -42,6 +42,7 @@ from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common import results
 from training.common.interrupts import StopRequest
+from training.common.run_directory import RunDirectory
 from training.evaluation.simulated_dialogues import (
     Conversation,
     SimulationConfig,
@@ -238,7 +239,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         bounds = [(policy, total * config.max_turns) for policy in config.policies]
         log_bounds([*bounds, (config.simulator, calls)])
         return
-    config.output.mkdir(parents=True, exist_ok=True)
+    RunDirectory.open(config.output, config)
     with StopRequest() as stopping:
         played = dict(_play(config, profiles, stopping))
     about = f"simulator {config.simulator.author}, at most {config.max_turns} turns"

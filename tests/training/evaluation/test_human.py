@@ -18,7 +18,7 @@ from compeer_core.row_files import read_rows, write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.__main__ import main as votes
 from tests.cases import case_of
-from training.evaluation import human
+from training.evaluation import human, report
 from training.evaluation.contexts import SampledTurn, read_contexts
 from training.evaluation.human import Config
 from training.evaluation.pair_items import NO_REPLY, PairKey, blind_items, model_pairs
@@ -309,6 +309,12 @@ def test_people_and_language_models_get_a_result_each(package):
     for source in ("person", "llm"):
         assert (package.output / source / "table.md").is_file()
         assert (package.output / source / "preferences.png").stat().st_size > 1000
+
+    report.run(report.Config(runs=(package.output,), output=package.output / "report"))
+    page = (package.output / "report" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<figure>") == 2  # one for each source of answers
+    assert page.count("<summary>a and b: ") == page.count("<summary>a and c: ") == 6
+    assert "Message " not in page  # the licence of the contexts' corpus is unknown
 
 
 def test_a_revision_in_the_same_file_replaces_the_answer(package):

@@ -12,6 +12,7 @@ from compeer_core.taxonomy import ESCONV_STRATEGIES
 from tests.checkpoints import build_qwen
 from training.evaluation import steering
 from training.evaluation.policy_answers import Answerer
+from training.evaluation.saved_runs import read_run
 from training.evaluation.steering import (
     ALL,
     CONTROL,
@@ -222,6 +223,9 @@ def test_the_second_run_publishes(config, sheet):
     assert (result["name"], result["gate"]) == ("steering_test", "off")
     assert result["label_source"].startswith("llm")
     assert "| Question | a | 100 % (100 to 100)" in (config.output / "table.md").read_text()
+    saved = read_run(config.output)
+    assert saved.stage == "evaluate steering"
+    assert "forced strategy: Question" in {each.note for each in saved.transcripts}
 
 
 # --- judgements that cannot be used --------------------------------------------------------------
