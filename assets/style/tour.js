@@ -65,12 +65,12 @@ function pick(name) {
   for (const section of tour().querySelectorAll("[data-case]")) section.hidden = section.dataset.case !== name;
 }
 
-// Put the message of the step into the box of another screen.
+// Put the message of the slide into the box of another screen, unless a draft is in it.
 function tryLive(screen) {
   const all = [...tour().querySelectorAll(".t-said blockquote")];
   const said = all.find((one) => !one.closest(".t-slide[hidden], .t-case[hidden]"));
   const box = document.querySelector(`${screen === "compare" ? "#compare-message" : "#message"} textarea`);
-  if (!said || !box) return;
+  if (!said || !box || box.value.trim()) return;
   box.value = said.textContent;
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }

@@ -75,7 +75,7 @@ def test_buttons_and_dots_lead_the_same_way(chromium, address):
     page.get_by_role("button", name=EN("tour.name_6")).click()
     shows(page, 6)
     expect(onward).to_have_attribute("aria-disabled", "true")
-    expect(page.locator("#tour .t-where")).to_have_text("Step 6 of 6")
+    expect(page.locator("#tour .t-where")).to_have_text("Slide 6 of 6")
 
 
 def test_full_screen_print_and_the_list_of_keys(chromium, address):

@@ -225,7 +225,7 @@ def save(result: Result, folder: Path = FOLDER) -> Path:
 
 
 def publish(result: Result, output: Path, folder: Path) -> None:
-    """Save a comparison, write it as `table.md` and `table.csv` into the run, and log it.
+    """Save a comparison for all runs and in its own, write it there as `table.md` and `table.csv`, and log it.
 
     Args:
         result: The comparison.
@@ -233,6 +233,7 @@ def publish(result: Result, output: Path, folder: Path) -> None:
         folder: Of the run.
     """
     save(result, output)
+    save(result, folder)  # another run of the same name overwrites the first file
     table = render(result)
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
     write_csv(folder / "table.csv", result.metrics, result.compared)

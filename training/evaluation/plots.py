@@ -207,8 +207,8 @@ def plot_dimensions(
             shift = 0.7 * ((number + 0.5) / len(models) - 0.5)
             places = [-dimensions.index(metric.name) - shift for metric in own]
             style = {"color": _COLOURS[number % len(_COLOURS)]}
-            ends = [(metric.low, metric.high) for metric in own]
-            axes.hlines(places, *zip(*ends, strict=True), linewidth=1, **style)
+            lows, highs = ([getattr(each, end) for each in own] for end in ("low", "high"))
+            axes.hlines(places, lows, highs, linewidth=1, **style)
             marker = _DOTS[number % len(_DOTS)]
             values = [metric.value for metric in own]
             axes.plot(values, places, marker=marker, linestyle="none", label=model, **style)
@@ -216,7 +216,12 @@ def plot_dimensions(
         axes.set_title(question, fontsize="medium")
         axes.grid(axis="x", alpha=0.3)
     panels[-1].set_xlabel("% of the highest score, with 95 % CI")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=_DPI)
 
 

@@ -121,7 +121,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     folder = config.output / "plots"
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [(section, list(_plots(section, folder))) for section in sections]
+    parts = [
+        (section, list(_plots(section, folder, f"{number}_")))
+        for number, section in enumerate(sections, start=1)
+    ]
     today = datetime.datetime.now(datetime.UTC).date()
     for name in PAGES:
         template = _templates(escape=name.endswith(".html")).get_template(f"{name}.jinja")
@@ -131,26 +134,31 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 def _results_of(run: SavedRun) -> list[results.Result]:
     """Return the results files of a run; a preference study has one for each source of answers."""
-    folder, name = run.config.results, run.config.name
+    name = run.config.name
     if run.stage != "evaluate human":
-        return [results.load(folder / f"{name}.json")]
-    paths = [folder / f"{name}_{source}.json" for source in SOURCES]
-    return [results.load(path) for path in paths if path.is_file()]
+        return [results.load(run.path / f"{name}.json")]
+    paths = [run.path / source / f"{name}_{source}.json" for source in SOURCES]
+    found = [results.load(path) for path in paths if path.is_file()]
+    if not found:
+        raise ConfigError(
+            f"{run.path}: no answers are analysed yet; run `evaluate human` on it with answers"
+        )
+    return found
 
 
-def _plots(section: Section, folder: Path) -> Iterator[Plot]:
+def _plots(section: Section, folder: Path, prefix: str) -> Iterator[Plot]:
     for result in section.results:
         names = {metric.name for metric in result.metrics}
         if names.issuperset(DIMENSIONS.values()):
-            path = folder / f"{result.name}_dimensions.svg"
+            path = folder / f"{prefix}{result.name}_dimensions.svg"
             plot_dimensions(result.metrics, tuple(DIMENSIONS.values()), path)
             yield Plot(path, "The seven dimensions of ESC-Eval, with 95 % CI")
         if names.issuperset(OUTCOMES):
-            path = folder / f"{result.name}_preferences.svg"
+            path = folder / f"{prefix}{result.name}_preferences.svg"
             plot_preferences(result.metrics, result.label_source, path)
             yield Plot(path, "Wins, ties and losses, with the 95 % CI of the wins")
     if section.run is not None and (curves := emotion_by_round(section.run.transcripts)):
-        path = folder / f"{section.run.config.name}_rounds.svg"
+        path = folder / f"{prefix}{section.run.config.name}_rounds.svg"
         plot_rounds(curves, "mean emotion of the seeker", path)
         yield Plot(path, "Mean emotion of the seeker by round, with 95 % CI")
 

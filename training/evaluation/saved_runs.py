@@ -1,7 +1,7 @@
 """Finished runs of evaluations, read back from their folders: settings, dialogues, and measures of each dialogue."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from compeer_core.annotation.annotations import AnnotationItem
 from compeer_core.errors import ConfigError
 from compeer_core.ngrams import loops
-from compeer_core.reasoning import read
+from compeer_core.reasoning import read, reply_of
 from compeer_core.row_files import read_rows
 from training.common.run_directory import CONFIG_FILE, Record, read_record
 from training.evaluation import blind_reading, blind_sheet, esc_eval, human, sage, steering
@@ -219,9 +219,11 @@ def _written(
 ) -> Transcript:
     pairs = (line.partition(": ") for line in turn.conversation)
     lines = [Line(speaker, text) for speaker, _, text in pairs]
-    if turn.corpus not in blind_reading.OWN:
+    text = turn.text
+    if turn.corpus not in blind_reading.OWN:  # its steps may quote the conversation
         lines = [Line("conversation", HIDDEN.format(corpus=turn.corpus))]
-    lines.append(Line("supporter", turn.text))
+        text = reply_of(text) or blind_sheet.NO_REPLY
+    lines.append(Line("supporter", text))
     shares = {measure: float(value) for measure, value in values.items()}
     return Transcript(turn.policy, turn.context, tuple(lines), turn.source, note, shares)
 
@@ -230,9 +232,11 @@ def _human(run: Path, config: human.Config) -> Iterator[Transcript]:
     items = {item.id: item for item in read_rows(run / human.PACKAGE / human.ITEMS, AnnotationItem)}
     for key in read_file(run / human.KEY, human.Key).items:
         lines = [Line(said.speaker.value, said.text) for said in items[key.item_id].history]
+        turns: Sequence[str] = key.turns
         if key.corpus not in blind_reading.OWN:
             lines = [Line("conversation", HIDDEN.format(corpus=key.corpus))]
-        lines += map(Line, key.models, key.turns)
+            turns = [reply_of(turn) or blind_sheet.NO_REPLY for turn in turns]
+        lines += map(Line, key.models, turns)
         yield Transcript(" and ".join(sorted(key.models)), key.case, tuple(lines), key.source)
 
 

@@ -242,7 +242,7 @@ def _example(board: Board, texts: Texts) -> dict[str, object]:
 def _measured(texts: Texts, named: Named) -> str:
     """Name the blind comparison that a language model made of two shipped models."""
     result = _measured_result()
-    (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
+    (metric,) = (each for each in result["metrics"] if each["name"].startswith("preferred over "))
     model, against = result["model"].split(", ")
     return texts(
         "results.measured",

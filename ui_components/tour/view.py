@@ -233,7 +233,6 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
         if recording.judged is not None
     ]
     return {
-        "a_guess": a_guess,
         "words": texts("tour.judge_guess") if a_guess else texts("tour.judge_better"),
         "caption": texts("tour.judge_table", model=first.model, n="–".join(turns)),
         "labels": first.labels,
@@ -244,9 +243,6 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
                 "title": texts(f"inspector.{part}"),
                 "order": order[part].text,
                 "interval": order[part].interval,
-                "low": order[part].low,
-                "high": order[part].high,
-                "value": order[part].value,
                 "found": sensitivity[part].text,
             }
             for part in STEPS
@@ -255,7 +251,7 @@ def _judge(tour: Tour, texts: Texts) -> dict[str, Any]:
 
 
 def _measured(tour: Tour, texts: Texts) -> dict[str, Any]:
-    """What two policies score, and what GRPO changed."""
+    """What two policies score, blind."""
     figures = tour.figures
     before, after, preferred = (
         figures["answers_before"],

@@ -62,7 +62,7 @@ def rows_of(
     dialogue: SourceDialogue, share: float = 0.0, limit: int = 1200, seed: int = 0, photos=PHOTOS
 ) -> list[CerRecord]:
     writer = RowWriter("train", photos, FACE_OF, share, limit)
-    return list(writer.rows(dialogue, dialogue.id, np.random.default_rng(seed)))
+    return list(writer.rows(dialogue, np.random.default_rng(seed)))
 
 
 def turn_of(row: CerRecord):

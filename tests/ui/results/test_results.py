@@ -174,7 +174,7 @@ def test_the_measured_comparison_has_the_figures_of_its_result(tmp_path):
     services = services_in(tmp_path)
     drawn = words(results_html(board_of(services), EN, services.models, example_board()))
     result = json.loads(MEASURED.read_text(encoding="utf-8"))
-    (metric,) = (each for each in result["metrics"] if each["about"] == "pairwise")
+    (metric,) = (each for each in result["metrics"] if each["name"].startswith("preferred over "))
 
     assert f"the replies to {metric['n']} messages" in drawn
     assert f"{round(metric['value'])} % of them (95 % CI {round(metric['low'])}" in drawn
