@@ -314,7 +314,7 @@ def test_on_a_phone_in_chinese_nothing_overflows_or_moves(browser, address):
         )
         assert small == []
         if step < STEPS[-1]:
-            page.get_by_role("button", name="下一步").tap()
+            page.get_by_role("button", name="下一页").tap()
     assert page.locator("#tour blockquote").first.get_attribute("lang") == "en"
     context.close()
 
