@@ -5,6 +5,7 @@ overrides from the command line and reports all invalid keys at once, each with 
 nearest valid key.
 """
 
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,7 +98,9 @@ def _explain(path: Path, model: type[BaseModel], detail: Mapping[str, Any]) -> s
 
 
 def _shortened(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    text = re.sub(
+        r"//[^/@\s]*@", "//...@", repr(value)
+    )  # errors are logged, and a URL may hold a key
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

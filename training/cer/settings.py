@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveInt, model_validator
 
-from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.cer import Split
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
@@ -162,13 +160,8 @@ def check(config: Config) -> None:
         _must_exist(config.data_dir / config.faces)
     elif config.cases.face_share:
         raise ConfigError("cases.face_share is above 0: set `faces` to the packed folder of faces")
-    for name, settings in config.generators.items():
+    for settings in config.generators.values():
         where = settings.where
-        if where.kind is SourceKind.ENDPOINT and urlsplit(where.location).username is not None:
-            raise ConfigError(
-                f"generators.{name}.source: the URL contains a user name or key, which would be saved "
-                f"in the run's config.json; set {' or '.join(KEY_VARIABLES)} instead"
-            )
         if where.kind in {SourceKind.CHECKPOINT, SourceKind.SCRIPTED}:
             _must_exist(Path(where.location))
 

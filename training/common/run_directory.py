@@ -90,6 +90,19 @@ class RunDirectory:
         _write_json(path / CONFIG_FILE, record)
         return directory
 
+    @classmethod
+    def continued(cls, path: Path, config: FrozenModel) -> "RunDirectory":
+        """Open the run of a stage that continues by itself, whatever settings have changed.
+
+        The first start is recorded, each later one under `resumed`.
+        """
+        if not (path / CONFIG_FILE).is_file():
+            return cls.open(path, config)
+        directory = cls(path)
+        if is_first():
+            directory._record_resumption(config.model_dump(mode="json"))
+        return directory
+
     def metrics(self, *, step: int, **row: float | int | str | None) -> None:
         """Append one row to metrics.jsonl.
 

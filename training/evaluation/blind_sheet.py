@@ -172,6 +172,9 @@ def judgements_of(
     if not (output / KEY).is_file():
         if judgements.exists():
             raise ConfigError(f"{judgements} belongs to an earlier sheet; move it elsewhere")
+        RunDirectory.continued(
+            output, config
+        )  # now, since the turns are sampled with these weights
         sheet = make()
         write_rows(output / TURNS, sheet.turns)
         write_rows(output / SHEET, sheet.lines)
@@ -215,8 +218,8 @@ def _matched(path: Path, kind: type[AnyLine], lines: Collection[str]) -> dict[st
 
 
 def publish(config: SheetConfig, title: str, metrics: Iterable[results.Metric]) -> None:
-    """Save the result, and its table and the config in the output."""
-    RunDirectory.open(config.output, config)
+    """Save the result, and its table in the output."""
+    RunDirectory.continued(config.output, config)
     result = results.Result(
         name=config.name,
         title=f"{title} by {config.reader}",

@@ -185,7 +185,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if dry_run:
         log_bounds(_bounds(config, sum(map(len, cards.values())), sum(map(len, numbers.values()))))
         return
-    RunDirectory.open(config.output, config)
+    RunDirectory.continued(config.output, config)
     with StopRequest() as stopping:
         held = dict(_hold(config, cards, stopping)) if config.policies else {}
         dialogues = _write_dialogues(held, config.output) | written

@@ -147,7 +147,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     answers = read_ratings(files, {item.item_id: item for item in key.items})
     if not answers:
         raise ConfigError(f"{ratings}: the files have no answers")
-    RunDirectory.open(config.output, config)
+    RunDirectory.continued(config.output, config)
     for source, of_source in answers.items():
         _publish(config, key, source, of_source)
 
@@ -162,6 +162,7 @@ def _settings(config: Config) -> str:
 
 def _write_package(config: Config, contexts: Sequence[Case]) -> None:
     """Write items, pictures and key. The key is last, so that an interrupted run is resumed."""
+    RunDirectory.continued(config.output, config)
     pictures = Pictures(config.data_dir, config.faces)
     sampling = Sampling(
         temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens

@@ -9,8 +9,9 @@ plots, how each run was made and what it cost, and every transcript. Output:
 <output>/plots/         the plots, as SVG
 ```
 
-Transcripts, names and titles are untrusted: the template escapes all of them, and a content security policy
-forbids scripts and requests. The conversations of corpora whose licence may forbid it are not shown.
+Transcripts, names and titles are untrusted: report.html escapes all of them, and a content security policy
+forbids scripts and requests. report.md has no transcripts and escapes nothing: show it where HTML in Markdown is
+cleaned. The conversations of corpora whose licence may forbid it are not shown.
 """
 
 import base64

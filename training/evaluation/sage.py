@@ -239,7 +239,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         bounds = [(policy, total * config.max_turns) for policy in config.policies]
         log_bounds([*bounds, (config.simulator, calls)])
         return
-    RunDirectory.open(config.output, config)
+    RunDirectory.continued(config.output, config)
     with StopRequest() as stopping:
         played = dict(_play(config, profiles, stopping))
     about = f"simulator {config.simulator.author}, at most {config.max_turns} turns"

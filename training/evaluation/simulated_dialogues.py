@@ -70,8 +70,8 @@ class SimulationConfig(FrozenModel):
     """The models under test. The first is compared with each of the others."""
     count: int | None = Field(default=None, gt=0)
     """The first so many cards or profiles; None uses all."""
-    prompts: Path = PROMPTS
-    """Folder of the prompts of seekers and judges; another folder replaces the wording."""
+    prompts: Path | None = None
+    """Folder with other prompts of seekers and judges; None uses the shipped ones."""
     command: str = ""
     """The command that reproduces the result."""
 
@@ -200,13 +200,13 @@ def check_text(key: str, text: str) -> str | None:
     return None if text.strip() else "empty text"
 
 
-def load_prompt(folder: Path, name: str) -> str:
-    """Return the text of a prompt file, without outer white space.
+def load_prompt(folder: Path | None, name: str) -> str:
+    """Return the text of a prompt file, without outer white space; None is the folder of the shipped ones.
 
     Raises:
         ConfigError: It cannot be read.
     """
-    path = folder / f"{name}.md"
+    path = (folder or PROMPTS) / f"{name}.md"
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -15,7 +15,8 @@ rows. There `padded_rows` puts the rows of several dialogues into one pass, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -69,8 +70,9 @@ class PaddedLayout:
     shared: Tensor
     """How many tokens of the trunk each token sees, at most; shape (rows, L)."""
 
+    @cached_property
     def mask(self) -> Tensor:
-        """Return whether a token (second to last dimension) sees another, shape (rows, 1, L, L)."""
+        """Whether a token (second to last dimension) sees another, shape (rows, 1, L, L); the same in all layers."""
         place = torch.arange(self.part.shape[1], device=self.part.device)
         same_part = self.part[:, :, None] == self.part[:, None, :]
         in_trunk = place < self.shared[:, :, None]
@@ -105,7 +107,8 @@ class SharedPrefixRow:
 
 def _moved(value: Any, device: str) -> Any:
     if isinstance(value, Branches | PaddedLayout):
-        return type(value)(**{name: _moved(part, device) for name, part in vars(value).items()})
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return type(value)(**{name: _moved(part, device) for name, part in parts.items()})
     return value.to(device) if isinstance(value, Tensor) else value
 
 
@@ -229,7 +232,7 @@ def shared_prefix_attention(
             query.to(value.dtype),
             key.to(value.dtype).repeat_interleave(groups, dim=1),
             value.repeat_interleave(groups, dim=1),
-            branches.mask(),
+            branches.mask,
             scale=scaling,
         )
         return attended.transpose(1, 2), None

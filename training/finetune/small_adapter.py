@@ -6,6 +6,7 @@ is nine times slower (measured on AVX2). In bf16 small updates would be rounded 
 always updates an fp32 copy of the adapter (`Masters`).
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -152,6 +153,14 @@ class AdapterRun:
             masters.publish()
         self._optimisers.all[0].register_step_post_hook(lambda *_: masters.publish())
         self.directory.rewind(self.step)
+
+    def kept(self, rows_of: Callable[[int], list[R]]) -> Callable[[int], list[R]]:
+        """Return a function that makes the rows of an item, once per item where rows stay in memory.
+
+        Args:
+            rows_of: Makes the rows of an item from its number.
+        """
+        return rows_of if self._config.batch_tokens is None else functools.cache(rows_of)
 
     def batches(self, rows: Sequence[R], join: Callable[[Sequence[R]], R]) -> Iterator[R]:
         """Yield this process's share of some rows on the device, several at once if `batch_tokens` allows.

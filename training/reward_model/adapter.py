@@ -17,7 +17,6 @@ calibrate it (`CALIBRATION`).
 """
 
 import copy
-import functools
 import hashlib
 import json
 import logging
@@ -155,15 +154,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             f"longest: each history of the valid split has more than {training.limit} tokens"
         )
     steps = steps_of(range(len(cases)), config.cases_per_step, config.seed, training.step)
-
-    def rows_of(place: int) -> list[VerdictRow]:
-        return builder.rows(cases[place])
-
-    if config.batch_tokens is not None:
-        rows_of = functools.cache(rows_of)
+    rows_of = training.kept(lambda number: builder.rows(cases[number]))
 
     def learn() -> tuple[float, int]:
-        rows = [row for place in next(steps) for row in rows_of(place)]
+        rows = [row for number in next(steps) for row in rows_of(number)]
         count = max(1, sum(len(row.verdicts) for row in rows))
         return training.add_gradients(rows, lambda row: judge.loss(row, weights) / count, _joined)
 

@@ -11,7 +11,6 @@ A run stopped at any point continues from its last checkpoint with the same rows
 processes, send SIGTERM to one of them: torchrun gives the others 30 seconds and then kills them.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,17 +84,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(
             f"longest: each turn of the valid split has more than {training.limit} tokens"
         )
-    places = range(len(dialogues))
-    steps = steps_of(places, config.dialogues_per_step, config.seed, training.step)
-
-    def rows_of(place: int) -> list[SharedPrefixRow]:
-        return builder.rows(dialogues[place])
-
-    if config.batch_tokens is not None:
-        rows_of = functools.cache(rows_of)
+    numbers = range(len(dialogues))
+    steps = steps_of(numbers, config.dialogues_per_step, config.seed, training.step)
+    rows_of = training.kept(lambda number: builder.rows(dialogues[number]))
 
     def learn() -> tuple[float, int]:
-        rows = [row for place in next(steps) for row in rows_of(place)]
+        rows = [row for number in next(steps) for row in rows_of(number)]
         learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
         return training.add_gradients(rows, lambda row: row_loss(model, row) / learnt, padded_rows)
 

@@ -101,10 +101,8 @@ def _turn(tour: Tour, recording: Recording, texts: Texts) -> dict[str, Any]:
         if reading.is_complete
         else [],
         "reply": reading.turn.reply if reading.is_complete else recording.raw,
-        "raw": recording.raw,
         "summary": note.summary.in_language(texts.language) if note else "",
         "score": _score(recording, texts),
-        "model": recording.model.title,
         "shipped": recording.model.shipped,
         "provenance": texts(
             "tour.recorded",

@@ -206,6 +206,7 @@ def test_a_subset_of_the_sources_can_be_drawn(silver):
         ("silver.fals_shares=[1]", "(did you mean 'false_shares'?)"),
         ("roles.turns=['writr']", "no generator 'writr' (did you mean 'writer'?)"),
         ("generators={}", "at least one is needed"),
+        ("generators={a={source='openai:http://me:sk-1@localhost/v1#m'}}", "COMPEER_API_KEY"),
         ("corpora=[{loader='esconf', path='x'}]", "no loader 'esconf'"),
         ("corpora=[]", "at least 1 item"),
         ("max_requests=-1", "greater than or equal to 0"),
@@ -216,6 +217,7 @@ def test_a_wrong_key_is_named_with_its_place(silver, change, says):
         silver(change)
 
     assert says in str(caught.value)
+    assert "sk-1" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,6 @@ def test_a_wrong_key_is_named_with_its_place(silver, change, says):
         ("judged=[{name='pair', paths=['pair/none.csv']}]", "none.csv"),
         ("annotation.files=['nobody.csv']", "nobody.csv"),
         ("generators={a={source='no/such/checkpoint'}}", "no/such/checkpoint"),
-        ("generators={a={source='openai:http://me:sk-1@localhost/v1#m'}}", "COMPEER_API_KEY"),
     ],
 )
 def test_missing_inputs_are_reported_before_anything_is_written(silver, change, says):
@@ -236,7 +237,6 @@ def test_missing_inputs_are_reported_before_anything_is_written(silver, change, 
         with pytest.raises(ConfigError) as caught:
             pipeline.run(config, dry_run=dry_run)
         assert says in str(caught.value)
-        assert "sk-1" not in str(caught.value)
     assert not config.output.exists()
 
 

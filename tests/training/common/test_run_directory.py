@@ -31,6 +31,18 @@ def test_the_config_is_written_before_the_first_step(tmp_path):
     assert record["git_commit"] == git_commit()
 
 
+def test_a_run_that_continues_by_itself_keeps_how_it_began(tmp_path):
+    RunDirectory.continued(tmp_path / "run", Config(steps=3))
+    first = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    RunDirectory.continued(tmp_path / "run", Config(steps=4))
+
+    record = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert first["resumed"] == []
+    assert record["config"]["steps"] == 4
+    assert (record["date"], record["command"]) == (first["date"], first["command"])
+    assert [each["command"] for each in record["resumed"]] == [first["command"]]
+
+
 def test_metrics_are_appended_row_by_row(tmp_path):
     run = RunDirectory.open(tmp_path, Config())
 

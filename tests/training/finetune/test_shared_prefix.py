@@ -145,7 +145,7 @@ def test_padded_rows_see_their_own_tokens_alone_by_hand():
     assert padded.tokens.tolist() == [[1, 2, 9, 4, 9, 5], [6, 7, 3, 8, 8, 0]]
     assert padded.predicting.tolist() == [2, 4, 7, 8, 9]
     assert padded.targets.tolist() == [4, 5, 3, 8, 8]
-    mask = padded.branches.mask().int()
+    mask = padded.branches.mask.int()
     assert mask[0, 0].tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],

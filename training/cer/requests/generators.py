@@ -8,12 +8,15 @@ same way. Requests to an endpoint are in `training.cer.requests.endpoint_request
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.config import FrozenModel
@@ -60,6 +63,18 @@ class GeneratorSettings(FrozenModel):
     price_per_million_input: float | None = Field(default=None, ge=0)
     """Per million tokens, in any currency, for the estimate of a dry run; None: unknown."""
     price_per_million_output: float | None = Field(default=None, ge=0)
+
+    @field_validator("source")
+    @classmethod
+    def _holds_no_key(cls, source: str) -> str:
+        with suppress(ConfigError):  # a source that cannot be parsed is refused where it is opened
+            where = parse_source(source)
+            if where.kind is SourceKind.ENDPOINT and urlsplit(where.location).username is not None:
+                raise ValueError(
+                    "the URL contains a user name or key, which would be saved in the run's config.json; "
+                    f"set {' or '.join(KEY_VARIABLES)} instead"
+                )
+        return source
 
     @property
     def where(self) -> Source:
