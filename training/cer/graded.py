@@ -21,6 +21,7 @@ from compeer_core.row_files import json_lines, parse_row, write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.context_turns import PlacedTurn, joined, read_turns
 from training.cer.corrected import CorrectedTurn
+from training.cer.requests.seeding import stable_hash
 from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def graded_rows(config: Config) -> Iterator[CerRecord]:
-    """Yield a row for each pair, in the order of the contexts.
+    """Yield a row for each pair, in the order of the contexts, with sides by the row's id.
 
     Raises:
         ConfigError: See `read_turns` and `joined`; or a line is not valid, a context occurs twice or has no corrected
@@ -110,12 +111,16 @@ def graded_rows(config: Config) -> Iterator[CerRecord]:
         ]
         split = "valid" if replies.held_out else case.split
         for number, (better, worse) in enumerate(replies.pairs):
+            name = f"{case.id}/graded-{number}"
+            swap = (
+                stable_hash("graded side", name) % 2
+            )  # or a judge would learn to prefer the first
             yield CerRecord(
-                id=f"{case.id}/graded-{number}",
+                id=name,
                 case=case.model_copy(update={"split": split}),
-                first=candidates[better],
-                second=candidates[worse],
-                preference=Preference.FIRST,
+                first=candidates[worse if swap else better],
+                second=candidates[better if swap else worse],
+                preference=Preference.SECOND if swap else Preference.FIRST,
                 preference_by=READER,
             )
 

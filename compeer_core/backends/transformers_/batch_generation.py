@@ -4,7 +4,8 @@ The demo's turns come and go one by one (`compeer_core.backends.transformers_.sc
 pipeline and GRPO need thousands of turns at once, and a batch takes hardly longer than one row,
 since reading the weights dominates. So
 
-1. each prompt is read once, however many turns are drawn from it;
+1. each prompt is read once, however many turns are drawn from it, and what it shares with the prompt
+   before, as turns of one dialogue do, is copied;
 2. its cache is repeated for each of them and joined with those of the other prompts, padded on the
    left and masked. The joined cache has room for the new tokens: a cache that grows by copying
    costs more than the attention over it;
@@ -127,11 +128,15 @@ def generate_encoded(
         constraints: For each prompt, makes the constraint of one turn.
     """
     heads: list[_Head] = []
+    before: list[SequenceState] = []
     with torch.inference_mode():
         for number, (encoded, of_prompt) in enumerate(zip(prompts, seeds, strict=True)):
             if not of_prompt:
                 continue
-            head = _read(chat, adapter, encoded, of_prompt, sampling)
+            state = SequenceState(encoded, adapter)
+            state.copy_from(before)
+            head = _read(chat, state, of_prompt, sampling)
+            before = [state]
             if constraints is not None:
                 for row in head.rows:
                     row.quotations = constraints[number]()
@@ -167,10 +172,8 @@ class _Head:
     rows: list[_Row]
 
 
-def _read(
-    chat: ChatModel, adapter: str | None, encoded: Encoded, seeds: Sequence[int], sampling: Sampling
-) -> _Head:
-    state = SequenceState(encoded, adapter)
+def _read(chat: ChatModel, state: SequenceState, seeds: Sequence[int], sampling: Sampling) -> _Head:
+    encoded = state.encoded
     logits = chat.run(state, 1, logits=True).logits[0]
     budget = sampling.max_new_tokens
     if chat.limit is not None:

@@ -6,7 +6,7 @@ The owner thread generates in slices; each slice is one job in its queue:
 * Turns with the same adapter form a batch. Each has a cache of its own; a slice joins them and
   gives each turn its part back at the end, so that turns are independent between two jobs. Turns
   join and leave at a token. What a turn has to read first (its prompt, or text that was written
-  into it) it reads alone; a prompt that another open turn has read is copied from there.
+  into it) it reads alone; the beginning that another open turn has read is copied from there.
 * Turns with different adapters, and caches that cannot be joined, take turns. (peft can apply an
   adapter per row of a batch, but a pass of two such rows took 1.02 times as long as two passes.)
 
@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import torch
 from transformers import StoppingCriteria
 
-from compeer_core.backends.transformers_.kv_cache import beginning, is_plain, joined, restore_cache
+from compeer_core.backends.transformers_.kv_cache import is_plain, joined, restore_cache
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.sampler import Sampler
 from compeer_core.backends.transformers_.sequence_state import SequenceState
@@ -179,7 +179,7 @@ class Scheduler:
         for row in group:
             if not row.state.read:
                 with self._guard(row):
-                    self._reuse_prompt(row.state)
+                    row.state.copy_from(self.states)
         unread = [row for row in group if row.state.unread > 1]
         if len(group) == 1:
             self._generate_alone(group[0], ends)
@@ -201,16 +201,6 @@ class Scheduler:
             failure = BackendError(f"{self.chat.name} failed while generating: {brief(error)}")
             failure.__cause__ = error
             row.fail(failure)
-
-    def _reuse_prompt(self, state: SequenceState) -> None:
-        """Copy what another state has read of the same prompt."""
-        prompt = len(state.encoded.ids)
-        for other in self.states:
-            if other.read >= prompt and is_plain(other.cache) and other.has_prompt_of(state):
-                # Not the last token of all: it has to be read again.
-                state.cache = beginning(other.cache, min(prompt, len(state.ids) - 1))
-                state.offsets = list(other.offsets)
-                return
 
     def _generate_alone(self, row: Row, ends: Callable[[], bool]) -> None:
         def take(token: int) -> bool:

@@ -9,12 +9,14 @@ A `StateCache` stores the states of the last few conversations, since the next t
 conversation begins with what was read for the one before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from compeer_core.backends.transformers_.kv_cache import beginning, is_plain
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,22 @@ class SequenceState:
         """Difference between a token's position (as the model counts) and its index."""
         return next((int(o.flatten()[0]) for o in self.offsets if o is not None), 0)
 
-    def has_prompt_of(self, other: "SequenceState") -> bool:
-        """Whether both have the same prompt tokens, images and adapter."""
-        return (
-            self.adapter == other.adapter
-            and self.encoded.ids == other.encoded.ids
-            and _same_images(self.encoded, other.encoded)
-        )
+    def shares(self, other: "SequenceState") -> int:
+        """Return how many tokens of this prompt another state has read, or 0 if they cannot be copied."""
+        if self.adapter != other.adapter or not other.read or not is_plain(other.cache):
+            return 0
+        # Not the last token of all: the next one is predicted from it.
+        shared = min(_shared(other, self.encoded), len(self.ids) - 1)
+        fixed = self.encoded.fixed
+        is_whole = shared >= (len(self.encoded.ids) - 1 if fixed is None else fixed)
+        return shared if is_whole and _same_images(self.encoded, other.encoded) else 0
+
+    def copy_from(self, others: Iterable["SequenceState"]) -> None:
+        """Copy the longest part of this prompt that another state has read; this one has read nothing."""
+        best = max(others, key=self.shares, default=None)
+        if best is not None and (shared := self.shares(best)):
+            self.cache = beginning(best.cache, shared)
+            self.offsets = list(best.offsets)
 
     def set_prompt(self, encoded: Encoded) -> None:
         """Replace the tokens, and reuse the cache of the prefix that they share with the old ones."""

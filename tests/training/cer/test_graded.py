@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.taxonomy import Preference
@@ -31,21 +32,39 @@ def config(folder: Path, *lines: dict[str, Any]) -> Config:
     return Config(replies=file, turns=(turns,), contexts=(known,), output=folder / "out")
 
 
+def by_preference(row: CerRecord) -> tuple[Candidate, ...]:
+    """Return the better and the worse turn."""
+    is_first = row.preference is Preference.FIRST
+    return row.candidates if is_first else row.candidates[::-1]
+
+
 def test_pairs_follow_the_corrected_steps_by_hand(tmp_path):
     rows = list(graded_rows(config(tmp_path, line())))
 
-    assert [(row.first.reply, row.second.reply) for row in rows] == [
+    assert [tuple(turn.reply for turn in by_preference(row)) for row in rows] == [
         ("So sad, your cat is gone.", "Good for the cat."),
         ("The cat is gone.", "Good for the cat."),
     ]
     assert [row.id for row in rows] == ["cat#0/graded-0", "cat#0/graded-1"]
-    assert {row.preference for row in rows} == {Preference.FIRST}
     assert rows[0].preference_by.kind == "model"
-    better, worse = (parse(turn.turn) for turn in rows[0].candidates)
+    better, worse = (parse(turn.turn) for turn in by_preference(rows[0]))
     assert better.reasoning == worse.reasoning
     assert better.reasoning.emotion.text == "They feel sad."
-    assert better.reply == rows[0].first.reply
+    assert better.reply == "So sad, your cat is gone."
     assert rows[0].case.split == "train"
+
+
+def test_the_better_reply_is_on_either_side_about_as_often(tmp_path):
+    lines = [line(context=f"cat#{number}") for number in range(100)]
+    cases = [case(f"cat#{number}", "the cat is gone") for number in range(100)]
+    settings = config(tmp_path, *lines)
+    turns = pack(tmp_path, *(correction(context=f"cat#{number}") for number in range(100)))
+    known = contexts(tmp_path, *cases)
+
+    rows = list(graded_rows(settings.model_copy(update={"turns": (turns,), "contexts": (known,)})))
+
+    first = sum(row.preference is Preference.FIRST for row in rows)
+    assert len(rows) == 200 and 70 < first < 130
 
 
 def test_pairs_that_are_held_out_are_for_validation(tmp_path, caplog):
