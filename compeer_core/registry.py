@@ -419,14 +419,14 @@ class Registry:
         """Return the check for signs of danger in messages.
 
         It is the phrase list. If that finds nothing, the learned check of the first entry that has one may give a
-        hint. It loads its base at the first such message and shares it with the entry's policy. If it cannot be
+        sign or a hint. It loads its base at the first such message and shares it with the entry's policy. If it cannot be
         loaded, the phrase list remains and the error is logged.
         """
         for entry in self.entries:
             if entry.risk_check is not None:
                 source, file = self._checkpoint(entry.where), self._folder / entry.risk_check
-                hint_of = self._learned_check(source, file)
-                return lambda text, language: find_risk(text, language) or hint_of(text, language)
+                learned = self._learned_check(source, file)
+                return lambda text, language: find_risk(text, language) or learned(text, language)
         return find_risk
 
     def check(self) -> None:

@@ -201,7 +201,7 @@ def padded(rows: Sequence[int], prefix: int) -> tuple[Tensor, Tensor]:
 
 
 class RiskClassifier:
-    """Returns a hint of danger in an English message. Thread-safe.
+    """Returns a sign or a hint of danger in an English message. Thread-safe.
 
     It reads one message at a time, so that many senders occupy one core at most.
     """
@@ -222,6 +222,7 @@ class RiskClassifier:
                 settings = json.loads(opened.metadata()["risk"])
                 weights = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118
             self.threshold = float(settings["threshold"])
+            self.sure = float(settings["sure"])
             net = RiskNet(model.model.language_model, RiskShape(**settings["shape"]))
             net.load_state_dict(weights)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -249,7 +250,7 @@ class RiskClassifier:
             return float(danger(logits)[gravest]), cast("RiskKind", kind)
 
     def __call__(self, text: str, language: str = "und") -> RiskSign | None:
-        """Return a hint, or None.
+        """Return a sign if the log odds are above `sure`, a hint if only above `threshold`, or None.
 
         None also for Chinese, which the base does not read, for few words, and if other messages take too long.
         """
@@ -265,4 +266,4 @@ class RiskClassifier:
             odds, kind = self.log_odds(text)
         finally:
             self._lock.release()
-        return RiskSign(kind, is_hint=True) if odds > self.threshold else None
+        return RiskSign(kind, is_hint=odds <= self.sure) if odds > self.threshold else None

@@ -22,7 +22,7 @@ On the part ``wide`` (English and Chinese, most signs without an explicit word; 
 were visible too) they find 468 of 2402 signs, with 38 false alarms in 2469 look-alikes. On the part ``fresh``
 (by another, one in three without an explicit word, and 100 ordinary messages) they find 72 of 260 signs, with 4
 false alarms in 260, and on the part ``final`` (English, written before the last changes) they find 24 of 150 signs,
-with 2 false alarms in 150. **Most hints are missed.** `compeer_core.risk_classifier` finds more of them, with more false alarms.
+with 2 false alarms in 150. **Most hints are missed.** `compeer_core.risk_classifier` finds more of them, with a few more false alarms.
 Of 19,372 utterances of ESConv's seekers 30 are flagged, most of them correctly, and of 60,000 lines of
 DailyDialog 5; both corpora were inspected during development. No crisis professional has reviewed the
 phrases, the labels or the messages.
@@ -153,7 +153,7 @@ class RiskSign:
     Attributes:
         phrase: The matched words, as `Folding` normalises them; empty if the check matches no phrase.
             They are the visitor's own: do not log them.
-        is_hint: The check is often wrong, so help is shown beside the reply instead of in its place.
+        is_hint: The check is often wrong, so help is shown and the reply folded behind it, not withheld.
     """
 
     kind: RiskKind

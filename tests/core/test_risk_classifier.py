@@ -52,8 +52,8 @@ def net(base):
 
 @pytest.fixture
 def weights_file(net, tmp_path):
-    def write(threshold=0.0, shape=SHAPE):
-        settings = {"threshold": threshold, "shape": shape.model_dump()}
+    def write(threshold=0.0, shape=SHAPE, sure=1e9):
+        settings = {"threshold": threshold, "sure": sure, "shape": shape.model_dump()}
         file = tmp_path / "risk.safetensors"
         weights = {name: tensor.half() for name, tensor in net.state_dict().items()}
         save_file(weights, file, {"risk": json.dumps(settings)})
@@ -106,6 +106,8 @@ def test_a_message_is_a_sign_from_the_threshold_on(base, tokenizer, weights_file
     below = RiskClassifier(base, tokenizer, weights_file(odds - 0.01))("They left me alone.", "en")
     above = RiskClassifier(base, tokenizer, weights_file(odds + 0.01))("They left me alone.", "en")
 
+    sure = weights_file(odds - 0.02, sure=odds - 0.01)
+    assert RiskClassifier(base, tokenizer, sure)("They left me alone.", "en") == RiskSign(kind)
     assert kind in RiskKind
     assert below == RiskSign(kind, is_hint=True)
     assert above is None
@@ -220,7 +222,7 @@ def shipped():
 
 @pytest.mark.timeout(600)  # reads 520 messages one by one
 def test_shipped_weights_reach_the_published_figures(shipped):
-    """Every second English message of `fresh`, of which the card states 43 % and 4 %."""
+    """Every second English message of `fresh`, of which the card states 60 % and 5 %."""
     lines = (Path(__file__).parent / "risk_messages.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for line in lines if (row := json.loads(line))["split"] == "fresh"]
     english = [row for row in rows if language_of(row["text"]) == "en"][::2]
@@ -229,7 +231,7 @@ def test_shipped_weights_reach_the_published_figures(shipped):
         alarms[row["kind"] != "none"].append(shipped(row["text"], "en") is not None)
 
     assert len(english) >= 220
-    assert sum(alarms[True]) / len(alarms[True]) >= 0.33
+    assert sum(alarms[True]) / len(alarms[True]) >= 0.5
     assert sum(alarms[False]) / len(alarms[False]) <= 0.09
 
 

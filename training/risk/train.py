@@ -4,9 +4,9 @@
 text, lines of corpora in which the phrases of `find_risk` find nothing; those are assumed to be harmless.
 The base's unchanged layers read each message once; their output is stored in the run directory.
 
-The threshold is the one at which classifier and phrases together flag at most `false_alarms` of the look-alikes
-of the threshold writers. Only
-messages of other writers, other parts and other dialogues are tested. The run directory contains
+The lower threshold, for help lines, is the one at which classifier and phrases together flag at most `false_alarms` of the
+look-alikes of the threshold writers. Above the higher one no model replies; of the look-alikes without a phrase the
+classifier flags at most `withheld_false_alarms` there. Only messages of other writers, other parts and other dialogues are tested. The run directory contains
 `risk.safetensors`, and `everyday.jsonl` with the lines of corpora that the classifier flags.
 """
 
@@ -92,7 +92,7 @@ class Config(Schedule):
     """Folder of the corpora."""
     train: tuple[Part, ...] = Field(min_length=1)
     threshold: tuple[Part, ...] = Field(min_length=1)
-    """Sets the threshold."""
+    """Sets the thresholds."""
     test: dict[str, Part] = Field(default_factory=dict)
     """By a name for the results."""
     everyday: tuple[Everyday, ...] = ()
@@ -103,6 +103,8 @@ class Config(Schedule):
     batch: int = Field(default=24, gt=1)
     false_alarms: float = Field(default=0.05, gt=0, lt=1)
     """Share of the look-alikes that classifier and phrases together may flag at the threshold."""
+    withheld_false_alarms: float = Field(default=0.005, gt=0, lt=1)
+    """Share of the look-alikes without a phrase that may get no reply."""
     results: Path = results.FOLDER
     """Folder of the results file."""
     command: str = "python -m training risk training/configs/small/risk.toml"
@@ -124,7 +126,7 @@ class Message:
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
-    """Train, choose the threshold and test; a dry run counts messages."""
+    """Train, choose the thresholds and test; a dry run counts messages."""
     data = _Data(config)
     _log.info("%s", {name: len(rows) for name, rows in data.messages.items()})
     if dry_run:
@@ -171,14 +173,18 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     net.train()
     run_steps(net, optimisers, config, directory, step, learn, validate)
     odds, _ = _scores(net, states["threshold"])
-    threshold = _threshold(odds, data.messages["threshold"], config.false_alarms)
-    settings = {"threshold": threshold, "shape": config.shape.model_dump()}
+    rows = data.messages["threshold"]
+    hint = _threshold(odds, rows, config.false_alarms)
+    silent = [place for place, row in enumerate(rows) if row.phrase is None]
+    without_phrase = [rows[place] for place in silent]
+    sure = max(hint, _threshold(odds[silent], without_phrase, config.withheld_false_alarms))
+    settings = {"threshold": hint, "sure": sure, "shape": config.shape.model_dump()}
     save_file(
         {name: tensor.half().contiguous() for name, tensor in net.state_dict().items()},
         directory.path / "risk.safetensors",
         {"risk": json.dumps(settings)},
     )
-    metrics = _tested(directory, data.messages, states, net, threshold)
+    metrics = _tested(directory, data.messages, states, net, hint, sure)
     result = results.Result(
         name="risk",
         title="Signs of danger in English messages",
@@ -334,7 +340,8 @@ def _tested(
     messages: Mapping[str, Sequence[Message]],
     states: Mapping[str, _States],
     net: RiskNet,
-    threshold: float,
+    hint: float,
+    sure: float,
 ) -> Iterator[results.Metric]:
     flagged = []
     for name in messages:
@@ -344,8 +351,13 @@ def _tested(
         odds, kinds = _scores(net, states[name])
         rows = messages[name]
         by_phrases = np.array([row.phrase is not None for row in rows])
-        learned = (odds > threshold).numpy()
-        checks = {"classifier": learned, "phrases": by_phrases, "either": learned | by_phrases}
+        learned = (odds > hint).numpy()
+        checks = {
+            "classifier": learned,
+            "phrases": by_phrases,
+            "either": learned | by_phrases,
+            "reply withheld": (odds > sure).numpy() | by_phrases,
+        }
         if purpose == "everyday":
             flagged += [
                 {"corpus": about, "odds": round(float(value), 2), "text": row.text}
@@ -368,7 +380,7 @@ def _tested(
         yield results.measured("AUROC", area, of="classifier", about=about)
         right = wilson(int((kinds.numpy() == labels)[positive].sum()), int(positive.sum()))
         yield results.measured("Kind right", right, unit="%", of="classifier", about=about)
-        for of in ("classifier", "either"):
+        for of in ("either", "reply withheld"):
             for number, kind in enumerate(KINDS[1:], start=1):
                 chosen = labels == number
                 if chosen.any():

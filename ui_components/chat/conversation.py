@@ -11,7 +11,7 @@ from compeer_core.safety import RiskState
 from ui_components.chat.inspector import picture_address
 from ui_components.chat.reply_words import status_line, steps_in_words, summary
 from ui_components.chat.starters import CHAT_STARTERS
-from ui_components.shared.help import RiskCard, risk_card, standing_card
+from ui_components.shared.help import RiskCard, hint_card, risk_card, standing_card
 from ui_components.shared.models import Models
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import Session, Turn
@@ -62,7 +62,9 @@ def conversation_html(
         turns=turns,
         running=running,
         undo=_undo(session, texts),
-        standing=None if turns and turns[-1]["risk"] else standing_card(texts, risk),
+        standing=None
+        if turns and (turns[-1]["risk"] or turns[-1]["hint"])
+        else standing_card(texts, risk),
         editing=None if running else session.editing,
         starters=CHAT_STARTERS,
         state=_state(session),
@@ -106,6 +108,7 @@ def _turn(
             for position, image in enumerate(turn.message.images)
         ],
         "risk": _risk_card(turn, texts),
+        "hint": hint_card(texts, turn.hint, turn.key) if turn.hint else None,
         "notice": _language_notice(turn, texts, models),
         "outcome": outcome,
         "broken": progress is None
@@ -187,4 +190,6 @@ def _announced(turn: Turn, texts: Texts) -> tuple[str, str]:
     if progress is None:
         return "", ""
     words = f"{progress.reply} {status_line(progress, texts)}".strip()
+    if turn.hint:
+        words = f"{hint_card(texts, turn.hint, turn.key).spoken} {texts('help.behind')}"
     return f"{turn.key}-{progress.key}", words

@@ -592,6 +592,7 @@ def _turn(text: str, images: tuple[Image, ...], risk: RiskState) -> Turn:
         Utterance(Speaker.SEEKER, text, images),
         risk=risk.withheld_for,
         risk_is_earlier=risk.messages_since > 0,
+        hint=risk.kind if risk.is_hint and not risk.messages_since else None,
         language=language_of(text),
     )
 

@@ -83,7 +83,7 @@ class Program:
         If the message shows a sign of danger, ``risk`` gives its kind, a sentence to show in the
         language of the message, and help lines: ``{kind, sentence, lines, where, withheld, hint}``,
         each line with ``number``, ``name``, ``kind`` (crisis or emergency) and ``region`` (country
-        codes). Show them. Unless it is a ``hint`` of the learned check, which is often wrong, no model
+        codes). Show them. Unless it is a ``hint``, of which the learned check is not sure, no model
         is called (``withheld`` is true): ``reply`` is "", ``complete`` false, every part of
         ``reasoning`` and ``reward`` null. The seeker's next message gets no reply either. A sign in
         the history is reported with ``where`` "history", not "message". Null means that the check

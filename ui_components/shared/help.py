@@ -81,11 +81,17 @@ def standing_card(texts: Texts, risk: RiskState) -> RiskCard | None:
     """Return the card that stays on the screen, folded, when no message shows one; None without a sign."""
     if risk.kind is None:
         return None
+    if risk.is_hint:
+        return hint_card(texts, risk.kind, "")
     card = risk_card(texts, risk.kind, "standing")
-    if not risk.is_hint:
-        return replace(card, title=texts("help.card_title_earlier"))
-    text = _sentence(risk.kind, texts, is_hint=True)
-    return replace(card, title=texts("help.card_title_hint"), text=text, key="hint")
+    return replace(card, title=texts("help.card_title_earlier"))
+
+
+def hint_card(texts: Texts, kind: RiskKind, key: str) -> RiskCard:
+    """Return the card that a reply is folded behind, after a hint in the message with this key, or in an earlier one."""
+    card = risk_card(texts, kind, f"hint-{key}")
+    text = _sentence(kind, texts, is_hint=True)
+    return replace(card, title=texts("help.card_title_hint"), text=text)
 
 
 def help_for(texts: Texts, risk: RiskState) -> dict[str, object]:

@@ -62,6 +62,8 @@ class Turn:
     """The kind of danger for which no model may reply (`RiskState.withheld_for`)."""
     risk_is_earlier: bool = False
     """The sign is in an earlier message."""
+    hint: RiskKind | None = None
+    """What a check that is often wrong found in this message: the reply is folded behind the help lines."""
     language: str = "und"
     key: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     """Names the turn in the URLs of its images; unguessable."""

@@ -199,6 +199,15 @@ def test_stage_writes_turns_table_and_replies(config, tmp_path):
     assert printed.count("## esconv/test/") == 2 and "In the corpus: Why?" in printed
 
 
+def test_sampled_turns_can_be_left_out(config, tmp_path):
+    esconv.run(config.model_copy(update={"sampled": False}))
+
+    of = {metric.of for metric in results.load(tmp_path / "results" / "esconv.json").metrics}
+    assert "policy, greedy" in of and "policy, sampled" not in of
+    assert not (tmp_path / "run" / "turns.sampled.jsonl").exists()
+    assert "## esconv/test/" in (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")
+
+
 def test_turns_are_reproducible(config, tmp_path):
     esconv.run(config)
     before = (tmp_path / "run" / "turns.sampled.jsonl").read_bytes()

@@ -658,20 +658,33 @@ def test_another_check_can_take_the_place_of_the_phrases(tmp_path, asked):
     assert "tel:988" in anna.screen["conversation"]
 
 
-def test_a_hint_shows_help_beside_the_reply(tmp_path):
+def test_a_hint_shows_help_first_and_folds_the_reply(tmp_path):
     services = make_services(tmp_path)
     services = Services(
         services.models,
         services.votes,
-        risk_check=lambda text, language: RiskSign(RiskKind.SUICIDE, is_hint=True),
+        risk_check=lambda text, language: (
+            RiskSign(RiskKind.SUICIDE, is_hint=True) if "cat" in text else None
+        ),
     )
     anna = Visitor(services)
     asyncio.run(anna.send("my cat goes to the neighbours tonight"))
 
-    assert REPLY in anna.screen["conversation"]
-    assert '<details class="risk" data-card="hint">' in anna.screen["conversation"]  # folded
-    assert "If nobody is in danger, just carry on." in anna.screen["conversation"]
-    assert [turn.risk for turn in anna.session.turns] == [None]
+    key = anna.session.turns[0].key
+    screen = anna.screen["conversation"]
+    help_lines = screen.index(f'<details class="risk" data-card="hint-{key}" open>')
+    folded = screen.index(f'<details class="behind" data-card="reply-{key}"><summary>')
+    assert help_lines < folded < screen.index(REPLY)
+    assert "If nobody is in danger, just carry on." in screen
+    assert screen.count('class="risk"') == 1
+    assert anna.session.turns[0].risk is None
+
+    asyncio.run(anna.send("she eats there"))
+
+    screen = anna.screen["conversation"]
+    assert '<details class="risk" data-card="hint-">' in screen  # at the top, folded
+    assert screen.count('class="behind"') == 1
+    assert anna.session.turns[1].hint is None
 
 
 def test_a_sign_in_a_refused_message_still_brings_the_help_card(anna):
