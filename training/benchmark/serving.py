@@ -197,13 +197,15 @@ def metrics_of(loads: Sequence[Load]) -> Iterator[results.Metric]:
         for seekers in of:
             if numbers := values(seekers):
                 who = f"{seekers} seeker{'s' if seekers > 1 else ''}"
-                yield summarise(f"{name}, {who}", numbers, unit, note, statistic=by)
+                yield _summary(f"{name}, {who}", numbers, unit, note, by)
 
     def count(name: str, holds: Callable[[Turn], bool], note: str) -> Iterator[results.Metric]:
         for metric in each(name, lambda s: [float(holds(t)) for t in turns[s]], "", note, sum):
             yield metric.model_copy(update={"low": None, "high": None})
 
     def ratios(seekers: int) -> list[float]:
+        if seekers == 1:
+            return []
         pairs = zip(of[seekers], of[1], strict=True)
         return [load.turns_per_minute / alone.turns_per_minute for load, alone in pairs]
 
@@ -245,6 +247,14 @@ def metrics_of(loads: Sequence[Load]) -> Iterator[results.Metric]:
     )
 
 
+def _summary(
+    name: str, values: Sequence[float], unit: str, note: str, by: Statistic
+) -> results.Metric:
+    """Return a row; a single measurement has no range."""
+    metric = summarise(name, values, unit, note, statistic=by)
+    return metric if len(values) > 1 else metric.model_copy(update={"low": None, "high": None})
+
+
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
@@ -263,14 +273,13 @@ def _late_turn(conversations: Sequence[Sequence[Turn]]) -> Iterator[results.Metr
         return
     last = len(conversations[0])
     note = "one seeker alone; n: conversations"
-    yield summarise("First token after Send, turn 1", [early for early, _ in pairs], "s", note)
-    yield summarise(f"First token after Send, turn {last}", [late for _, late in pairs], "s", note)
-    yield summarise(
-        f"First token, turn {last} relative to turn 1",
-        [late / early for early, late in pairs],
-        "x",
-        note,
-    )
+    rows = {
+        "First token after Send, turn 1": ([early for early, _ in pairs], "s"),
+        f"First token after Send, turn {last}": ([late for _, late in pairs], "s"),
+        f"First token, turn {last} relative to turn 1": ([b / a for a, b in pairs], "x"),
+    }
+    for name, (values, unit) in rows.items():
+        yield _summary(name, values, unit, note, _median)
 
 
 # --- the seekers ---------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ def test_words_are_distinct_and_none_contains_another():
     assert all(sum(word in other for other in words) == 1 for word in words)
 
 
+def test_a_single_run_has_no_range_and_two_have_one():
+    runs = [Load(1, seconds, [answered(0, 10.0)], [2**30]) for seconds in (60.0, 30.0)]
+
+    single, double = (next(metrics_of(loads)) for loads in (runs[:1], runs))
+
+    assert (single.value, single.low, single.n) == (1, None, 1)
+    assert (double.value, double.low, double.high, double.n) == (1.5, 1, 2, 2)
+
+
 def test_another_seekers_word_is_cross_talk_in_a_reply_or_a_step_in_any_case():
     other = secret_word(5).upper()
     leaked = Turn(3, 1.0, json.dumps({"reasoning": {"history": {"text": f'"{other}"'}}}))
