@@ -170,6 +170,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "benchmark decoding": Stage(
             "training.benchmark.decoding", "compare the speed and NLL of ways to decode on a CPU"
         ),
+        "benchmark serving": Stage(
+            "training.benchmark.serving", "measure the demo while several seekers chat at once"
+        ),
         "benchmark grpo": Stage(
             "training.benchmark.grpo", "time the parts of a GRPO training step"
         ),

@@ -552,10 +552,10 @@ def _step_metrics(config: Config, steps: Sequence[Step], peak: int) -> Iterator[
     yield from _comparison_metrics(steps)
     if not torch.cuda.is_available():
         note = "policy, optimiser, judge and the comparison runs"
-        yield summarise("Peak resident memory", [peak / GIB], "GiB", note, largest=True)
+        yield summarise("Peak resident memory", [peak / GIB], "GiB", note, statistic=max)
     for part in steps[0].memory:
         values = [step.memory[part] / GIB for step in steps]
-        yield summarise(f"Peak memory of the GPU, {part}", values, "GiB", largest=True)
+        yield summarise(f"Peak memory of the GPU, {part}", values, "GiB", statistic=max)
 
 
 def _comparison_metrics(steps: Sequence[Step]) -> Iterator[results.Metric]:

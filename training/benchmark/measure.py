@@ -17,7 +17,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -108,12 +108,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def summarise(
-    name: str, values: Sequence[float], unit: str, note: str = "", *, largest: bool = False
+    name: str,
+    values: Sequence[float],
+    unit: str = "",
+    note: str = "",
+    *,
+    statistic: Callable[[Sequence[float]], float] = statistics.median,
 ) -> results.Metric:
-    """Return the median of repeated measurements, or the largest of them, with their range."""
+    """Return the median of repeated measurements, or another statistic, with their range."""
     return results.Metric(
         name=name,
-        value=max(values) if largest else statistics.median(values),
+        value=statistic(values),
         low=min(values),
         high=max(values),
         n=len(values),
@@ -152,7 +157,7 @@ def _measure_server(config: Config) -> list[results.Metric]:
             [sample / GIB for sample in memory],
             "GiB",
             "maximum while it answered",
-            largest=True,
+            statistic=max,
         ),
     ]
 

@@ -7,11 +7,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -67,20 +67,44 @@ def running_app(
             _end(process)
 
 
-def chat(url: str, message: str, seed: int) -> float:
-    """Request one turn from the `/chat` endpoint and return the seconds it took."""
-    client = Client(url, verbose=False, analytics_enabled=False)
+@dataclass(frozen=True)
+class Answer:
+    """What `/chat` returned, and after how long."""
+
+    seconds: float
+    turn: Mapping[str, Any]
+    """As docs/serving.md describes it."""
+
+
+def connect(url: str, address: str = "") -> Client:
+    """Open a client of the API.
+
+    Args:
+        url: The app.
+        address: The client's address, for an app that trusts forwarded addresses; empty for its own.
+    """
+    headers = {"X-Forwarded-For": address} if address else None
+    return Client(url, verbose=False, analytics_enabled=False, headers=headers)
+
+
+def ask(client: Client, message: str, history: Sequence[Mapping[str, str]], seed: int) -> Answer:
+    """Request one turn from the `/chat` endpoint."""
     started = time.monotonic()
-    client.predict(
+    turn = client.predict(
         message=message,
-        history=[],
+        history=list(history),
         image=None,
         model="",
         strategy=None,
         seed=seed,
         api_name="/chat",
     )
-    return time.monotonic() - started
+    return Answer(time.monotonic() - started, turn)
+
+
+def chat(url: str, message: str, seed: int) -> float:
+    """Request the first turn of a conversation and return the seconds it took."""
+    return ask(connect(url), message, [], seed).seconds
 
 
 @contextmanager

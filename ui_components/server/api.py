@@ -354,8 +354,14 @@ def _turn(record: TurnRecord, dialogue: Dialogue) -> dict[str, Any]:
         "model": record.model,
         "seed": record.seed,
         "seconds": round(record.seconds, 3),
+        "first_token_seconds": _rounded(record.first_token_seconds),
+        "tokens": record.tokens,
         "gate": _gate(record, dialogue) if record.gated else None,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _gate(record: TurnRecord, dialogue: Dialogue) -> dict[str, Any]:
@@ -381,6 +387,8 @@ def _no_turn(model: str) -> dict[str, Any]:
         "model": model,
         "seed": None,
         "seconds": 0.0,
+        "first_token_seconds": None,
+        "tokens": 0,
         "gate": None,
     }
 

@@ -121,7 +121,7 @@ def test_summarise_returns_median_and_range():
 
 
 def test_summarise_can_return_the_peak():
-    assert summarise("x", [1.0, 4.0, 2.0], "GiB", largest=True).value == 4.0
+    assert summarise("x", [1.0, 4.0, 2.0], "GiB", statistic=max).value == 4.0
 
 
 def test_machine_reports_the_cores():

@@ -37,7 +37,8 @@ def test_chat_returns_the_reply_its_reasoning_and_the_reward(client):
     assert answer["complete"] is True
     assert answer["model"] == "scripted-policy"
     assert answer["seed"] == 7
-    assert answer["seconds"] >= 0
+    assert 0 <= answer["first_token_seconds"] <= answer["seconds"]
+    assert answer["tokens"] >= len(COMPLETE) / 16  # chunks, which also end with a step
     assert answer["reasoning"]["history"]["stage"] == "Exploration"
     assert answer["reasoning"]["emotion"] == {
         "text": "There is fear of the next days.",
@@ -182,6 +183,8 @@ def test_a_message_in_danger_gets_help_and_no_reply(client, asked):
         "model": "scripted-policy",
         "seed": None,
         "seconds": 0.0,
+        "first_token_seconds": None,
+        "tokens": 0,
         "gate": None,
     }
     assert (risk["kind"], risk["where"]) == ("medical_emergency", "message")
