@@ -291,7 +291,7 @@ def test_weights_of_another_shape_are_an_error(copy):
 
 
 def test_a_model_that_does_not_chat_is_refused(copy):
-    config = CLIPVisionConfig(hidden_size=16, num_hidden_layers=1, intermediate_size=16)
+    config = CLIPVisionConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
     config.save_pretrained(copy)
 
     with pytest.raises(CheckpointError, match="is a clip_vision_model model; COMPEER needs"):
