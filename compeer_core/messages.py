@@ -1,6 +1,7 @@
 """Messages of a chat, as every model reads them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compeer_core.images import Image
@@ -19,3 +20,11 @@ class Message:
     def text(self) -> str:
         """The text without the images."""
         return "".join(part for part in self.content if isinstance(part, str))
+
+
+def without_images(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return the messages as a model without eyes reads them."""
+    return tuple(
+        replace(message, content=tuple(part for part in message.content if isinstance(part, str)))
+        for message in messages
+    )

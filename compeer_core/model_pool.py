@@ -3,7 +3,8 @@
 The registry calls `load_transformers` and `load_label_scorer`. Models of the same checkpoint share its
 weights and owner thread, and concurrent turns form one batch; LoRA adapters are switched from job to
 job. A checkpoint that cannot be loaded raises a `CheckpointError` that names the file and the remedy.
-Only safetensors are read, and code in a checkpoint is never executed.
+Only safetensors are read, and code in a checkpoint is never executed. A language model without an image tower
+is loaded too; it cannot read messages with pictures (`ModelEntry.sees_images`).
 """
 
 import functools
@@ -18,7 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from compeer_core.backends.transformers_ import (
     ChatModel,
@@ -238,9 +247,10 @@ def check_folder(folder: Path) -> None:
     """
     _require_one(folder, ("config.json",), "it defines the model")
     _require_one(folder, TOKENIZER_FILES, "it defines the tokenizer")
-    _require_one(folder, PROCESSOR_FILES, "it defines how images are prepared")
     for path in sorted(folder.glob("*.json")):
         _read_json(path)
+    if not _is_text_only(_read_json(folder / "config.json").get("model_type", "")):
+        _require_one(folder, PROCESSOR_FILES, "it defines how images are prepared")
     index = folder / "model.safetensors.index.json"
     weights = [folder / "model.safetensors"]
     if (folder / PACKED).exists():
@@ -320,10 +330,11 @@ def _load(
 ) -> ChatModel:
     location = str(folder or source)
     try:
-        _check_kind(location, name)
+        text_only = _check_kind(location, name)
         processor = load_processor(location)
         loaded: Any = load_model(
             location,
+            text_only=text_only,
             output_loading_info=True,
             device_map={"": place},
             **_precision(quantize, place),
@@ -357,17 +368,27 @@ def _load(
     return chat
 
 
-def _check_kind(location: str, name: str) -> None:
+def _is_text_only(model_type: str) -> bool:
+    return (
+        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    )
+
+
+def _check_kind(location: str, name: str) -> bool:
+    """Check that a checkpoint is a chat model; return whether it is a language model without an image tower."""
     config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    known = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
+    if not any(type(config) in mapping for mapping in known):
         raise CheckpointError(
-            f"{name} is a {config.model_type} model, not a vision-language model; "
-            "COMPEER needs one that AutoModelForImageTextToText loads"
+            f"{name} is a {config.model_type} model; COMPEER needs a vision-language or language model that "
+            "AutoModelForImageTextToText or AutoModelForCausalLM loads"
         )
     if config.is_encoder_decoder:
         raise CheckpointError(
             f"{name} is an encoder-decoder ({config.model_type}); COMPEER needs a chat model"
         )
+    return _is_text_only(config.model_type)
 
 
 def _precision(quantize: Quantization | None, place: torch.device) -> dict[str, Any]:

@@ -24,9 +24,12 @@ from typing import Literal
 from compeer_core.backends.protocol import Backend, Completion, Message, Sampling
 from compeer_core.dialogue import Dialogue, language_of
 from compeer_core.errors import BackendError, InputError
+from compeer_core.messages import without_images
 from compeer_core.prompts import LANGUAGES, fill, load_prompt, policy_messages
 from compeer_core.reasoning import (
+    END_OF_THOUGHTS,
     STEPS,
+    THOUGHTS,
     Event,
     Part,
     PartStarted,
@@ -67,6 +70,12 @@ class Policy:
     style: Style = "trained"
     languages: tuple[str, ...] = (ANY_LANGUAGE,)
     """Languages that the model's card lists; "*" is any."""
+    system_prompt: str = ""
+    """The system message in the style "trained"."""
+    message_suffix: str = ""
+    """See `policy_messages`."""
+    sees_images: bool = True
+    """False leaves pictures out of its prompts."""
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES
     sampling: Sampling = Sampling()  # noqa: RUF009  (frozen)
     """The default of `Controls.sampling`."""
@@ -193,6 +202,10 @@ class TurnStream:
         return [part for part in Part if part not in self._given]
 
     def _texts(self) -> Iterator[str]:
+        if self._sampling.thinking:
+            yield from self._after_thoughts()
+            if self._stop.is_set() or self._current.ended:
+                return
         for part in self._open_parts:
             if part is Part.STRATEGY and self._forced and self._policy.backend.can_write:
                 yield from self._with_forced_label(self._forced)
@@ -200,6 +213,20 @@ class TurnStream:
                 yield from self._generated(part.closing)
             if self._over or self._stop.is_set() or self._current.ended:
                 return
+
+    def _after_thoughts(self) -> Iterator[str]:
+        """Drop the thoughts that a reasoning model may write before its turn; yield what it writes instead."""
+        held = ""
+        for text in self._current.generate(THOUGHTS[-1]):
+            held += text
+            if not THOUGHTS.startswith(held.strip()):
+                yield held
+                held = ""
+        if held.strip() == THOUGHTS:
+            for _ in self._current.generate(END_OF_THOUGHTS):
+                pass
+        else:
+            yield held
 
     @property
     def _current(self) -> Completion:
@@ -286,8 +313,16 @@ class TurnStream:
         language = "en" if last is None else language_of(last.text)
         language = language if language in LANGUAGES else "en"
         messages = policy_messages(
-            dialogue, policy.style, language, policy.backend.reserved, policy.vocabulary
+            dialogue,
+            policy.style,
+            language,
+            policy.backend.reserved,
+            policy.vocabulary,
+            policy.system_prompt,
+            policy.message_suffix,
         )
+        if not policy.sees_images:
+            messages = without_images(messages)
         if policy.backend.can_write:
             return messages
         if self._forced is not None:

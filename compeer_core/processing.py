@@ -1,26 +1,27 @@
 """The processor of a checkpoint, which turns chat messages and images into model inputs.
 
-`load_processor` uses the one from `transformers`, except for Qwen2.5-VL: its processor also prepares
-videos, which needs torchvision, and PyPI has no CPU build of torchvision.
-`ImageOnlyQwen2_5_VLProcessor` leaves out videos. It saves files under the library's own names, so the
-folder also loads with `AutoProcessor` (and in vLLM) where torchvision is installed.
+`load_processor` uses the one from `transformers`, except for Qwen2.5-VL and InternVL: their processors also
+prepare videos, which needs torchvision, and PyPI has no CPU build of torchvision. The two classes here leave
+out videos. `ImageOnlyQwen2_5_VLProcessor` saves files under the library's own names, so the folder also loads
+with `AutoProcessor` (and in vLLM) where torchvision is installed.
 """
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from transformers import (
     AutoProcessor,
     AutoTokenizer,
+    InternVLProcessor,
     PretrainedConfig,
     ProcessorMixin,
     Qwen2_5_VLProcessor,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-QWEN2_5_VL = "qwen2_5_vl"
 
 _SHARED_WITH_VIDEO = (
     "do_convert_rgb",
@@ -112,11 +113,31 @@ class ImageOnlyQwen2_5_VLProcessor(Qwen2_5_VLProcessor):
             path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
+class ImageOnlyInternVLProcessor(InternVLProcessor):
+    """`InternVLProcessor` without the video part, and so without torchvision."""
+
+    # The base class loads a part for each of these parameters.
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        image_seq_length: int = 256,
+        chat_template: str | None = None,
+    ) -> None:
+        super().__init__(image_processor, tokenizer, None, image_seq_length, chat_template)
+
+
+IMAGE_ONLY: Mapping[str, type[ProcessorMixin]] = MappingProxyType(
+    {"qwen2_5_vl": ImageOnlyQwen2_5_VLProcessor, "internvl": ImageOnlyInternVLProcessor}
+)
+"""By model type."""
+
+
 def load_processor(path: str | Path, **kwargs: Any) -> Any:
     """Load the processor of the checkpoint at `path` (a folder or a Hub ID).
 
-    Qwen2.5-VL gets `ImageOnlyQwen2_5_VLProcessor` if torchvision is missing; `AutoProcessor` loads all
-    others. Code in a checkpoint is never executed.
+    If torchvision is missing, the models of `IMAGE_ONLY` get those processors; `AutoProcessor` loads all
+    others. Of a text-only model it is the tokenizer. Code in a checkpoint is never executed.
 
     Args:
         path: The folder or Hub ID.
@@ -126,6 +147,7 @@ def load_processor(path: str | Path, **kwargs: Any) -> Any:
         OSError: A file is missing or unreadable, as reported by `transformers`.
     """
     config, _ = PretrainedConfig.get_config_dict(path, **kwargs)
-    if config.get("model_type") == QWEN2_5_VL and importlib.util.find_spec("torchvision") is None:
-        return ImageOnlyQwen2_5_VLProcessor.from_pretrained(path, **kwargs)
+    image_only = IMAGE_ONLY.get(config.get("model_type", ""))
+    if image_only is not None and importlib.util.find_spec("torchvision") is None:
+        return image_only.from_pretrained(path, **kwargs)
     return AutoProcessor.from_pretrained(path, trust_remote_code=False, **kwargs)

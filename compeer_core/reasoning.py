@@ -87,6 +87,8 @@ _ORDER = {part: position for position, part in enumerate(Part)}
 _TAG = re.compile(r"<(/?)(history|emotion|strategy|reply)>")
 TAGS = tuple(tag for part in Part for tag in (part.opening, part.closing))
 """Opening and closing tag of each part, in the order of a turn."""
+THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
+"""The marks around the thoughts that a reasoning model writes before its turn."""
 _LONGEST_TAG = max(map(len, TAGS))
 _COLON = re.compile("[:：]")
 
@@ -407,12 +409,17 @@ def read(text: str, vocabulary: StrategyVocabulary = ESCONV_STRATEGIES) -> Readi
 def reply_of(text: str) -> str:
     """Return the reply of a turn, or the whole text of a model that does not use the output format.
 
-    Empty if there is no reply.
+    Empty if there is no reply. Thoughts of a reasoning model, which end with `</think>`, are no part of it.
 
     Example:
         >>> reply_of("<emotion>Sad</emotion><reply>I see.</reply>"), reply_of(" Tell me more. ")
         ('I see.', 'Tell me more.')
+        >>> reply_of("<think>Is a <reply> asked for?</think> Hm."), reply_of("<think>And then")
+        ('Hm.', '')
     """
+    text = text.rpartition(END_OF_THOUGHTS)[2]
+    if text.lstrip().startswith(THOUGHTS):
+        return ""
     is_plain = not any(tag in text for tag in TAGS)
     return read(text).reply or (text.strip() if is_plain else "")
 

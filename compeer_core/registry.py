@@ -150,6 +150,7 @@ class SamplingOverrides(FrozenModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     max_new_tokens: int | None = Field(default=None, ge=1)
     exact_quotations: bool | None = None
+    thinking: bool | None = None
 
     def applied(self) -> Sampling:
         """Return the resulting sampling."""
@@ -178,6 +179,12 @@ class ModelEntry(FrozenModel):
     """A folder with a LoRA adapter for a checkpoint."""
     style: Style = "trained"
     """Whether it was trained on the grammar, or a prompt asks for it."""
+    system_prompt: str = ""
+    """For a policy of the style "trained": a system message, if the model needs one."""
+    message_suffix: str = ""
+    """For a policy: a text after the last message, as some models need to answer without thoughts."""
+    sees_images: bool = True
+    """For a policy: False leaves pictures out of its prompts, as a language model needs; the page says so."""
     languages: tuple[str, ...] = (ANY_LANGUAGE,)
     """Languages on its card (ISO 639-1); "*" is any."""
     licence: str = ""
@@ -228,6 +235,10 @@ class ModelEntry(FrozenModel):
             raise ValueError("verdicts is only for a judge behind an endpoint (openai:URL#MODEL)")
         if self.kind != "judge" and "temperatures" in self.model_fields_set:
             raise ValueError("temperatures is only for a judge; a policy has sampling.temperature")
+        if self.system_prompt and (self.kind, self.style) != ("policy", "trained"):
+            raise ValueError("system_prompt is only for a policy of the style 'trained'")
+        if self.kind != "policy" and (self.message_suffix or not self.sees_images):
+            raise ValueError("message_suffix and sees_images are only for a policy")
         if self.kind != "judge" and self.findings:
             raise ValueError("findings is only for a judge")
         if self.strategy_openings and (self.kind != "policy" or kind is SourceKind.ENDPOINT):
@@ -248,8 +259,7 @@ class ModelEntry(FrozenModel):
             where.kind is SourceKind.HUB and Path(where.location).is_dir()
         )
         if is_local:  # a list resolves paths from its own folder, a shell from the current one
-            form = f"{where.kind.value}:" if where.kind is SourceKind.SCRIPTED else ""
-            source = f"{form}{Path(where.location).resolve()}"
+            source = _source_of_path(where.kind, Path(where.location).resolve())
         label = where.model or Path(where.location).name
         # The same model may be policy and judge.
         ending = "-judge" if kind == "judge" else ""
@@ -285,9 +295,21 @@ class ModelEntry(FrozenModel):
             }
         )
 
+    def located(self, folder: Path) -> "ModelEntry":
+        """Return the entry of a list in `folder` with its source and adapter as seen from the current folder."""
+        where, source = self.where, self.source
+        if where.kind in {SourceKind.SCRIPTED, SourceKind.CHECKPOINT}:
+            source = _source_of_path(where.kind, folder / where.location)
+        adapter = None if self.adapter is None else folder / self.adapter
+        return self.model_copy(update={"source": source, "adapter": adapter})
+
     def speaks(self, language: str) -> bool:
         """Whether the card lists `language`; an undetermined one ("und") counts as listed."""
         return speaks(self.languages, language)
+
+
+def _source_of_path(kind: SourceKind, path: Path) -> str:
+    return f"scripted:{path}" if kind is SourceKind.SCRIPTED else str(path)
 
 
 class _ModelList(FrozenModel):
@@ -449,6 +471,7 @@ class Registry:
                 "languages": list(entry.languages),
                 "licence": entry.licence,
                 "style": entry.style,
+                "sees_images": entry.sees_images,
                 "source": entry.where.kind.value,
                 "default": entry.name == self.default_name(entry.kind),
             }
@@ -492,6 +515,9 @@ class Registry:
             backend=self._backend(entry),
             style=entry.style,
             languages=entry.languages,
+            system_prompt=entry.system_prompt,
+            message_suffix=entry.message_suffix,
+            sees_images=entry.sees_images,
             vocabulary=vocabulary,
             sampling=entry.sampling.applied(),
             strategy_openings=entry.strategy_openings,

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints on disk, of two architectures, and LoRA adapters for them.
+"""Tiny random checkpoints on disk, of several architectures, and LoRA adapters for them.
 
 They are real checkpoints: a tokenizer trained here, a chat template, an image tower, safetensors.
 Only their weights mean nothing. Each takes well under a second to build.
@@ -14,8 +14,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
     CLIPVisionConfig,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -26,9 +30,10 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from compeer_core.processing import ImageOnlyQwen2_5_VLProcessor
+from compeer_core.processing import ImageOnlyInternVLProcessor, ImageOnlyQwen2_5_VLProcessor
 from compeer_core.reasoning import TAGS
 from training.finetune.chat_tokens import CHAT_TEMPLATE as CHATML
 from training.finetune.chat_tokens import SPECIAL_TOKENS as QWEN_SPECIAL
@@ -51,6 +56,17 @@ VICUNA = (
     "{%- if add_generation_prompt -%}{{- 'ASSISTANT:\n' -}}{%- endif -%}"
 )
 """Pictures in front, no system message, and a turn that ends with the end-of-sequence token."""
+
+TINY_TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.3,
+}
 
 CORPUS = (
     "I feel sad and I cannot sleep because of the exam. It sounds hard to carry this alone.",
@@ -198,6 +214,67 @@ def build_llava(folder: Path, *, seed: int = 0) -> Path:
         image_token="<image>",
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
+    return folder
+
+
+THINKING = CHATML.replace(
+    "assistant\n' -}}",
+    "assistant\n' -}}{%- if enable_thinking is defined and enable_thinking is false -%}"
+    "{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}",
+)
+"""ChatML with the switch of Qwen3: thoughts that were turned off stand there, empty."""
+
+
+def build_text(folder: Path, model_type: str) -> Path:
+    """A language model without an image tower: qwen2, qwen3, internlm3, llama."""
+    tokenizer = train_tokenizer(QWEN_SPECIAL, "<|im_end|>", "<|endoftext|>")
+    tokenizer.chat_template = THINKING
+    config = AutoConfig.for_model(
+        model_type,
+        **TINY_TEXT,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def build_internvl(folder: Path) -> Path:
+    """An InternVL: its own image tower before a Qwen2; a picture becomes 4 tokens."""
+    named = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=train_bpe((*QWEN_SPECIAL, *named.values())),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=512,
+        extra_special_tokens=named,
+    )
+    config = InternVLConfig(
+        text_config={"model_type": "qwen2", **TINY_TEXT, "vocab_size": len(tokenizer)},
+        vision_config={
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "image_size": [56, 56],
+        },
+        image_token_id=int(tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")),
+        image_seq_length=4,
+    )
+    torch.manual_seed(0)
+    InternVLForConditionalGeneration(config).save_pretrained(folder)
+    images = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, crop_to_patches=False)
+    template = CHATML.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>\n")
+    ImageOnlyInternVLProcessor(images, tokenizer, 4, template).save_pretrained(folder)
     return folder
 
 

@@ -41,6 +41,8 @@ class Sampling:
         seed: None uses a random one.
         exact_quotations: Whether reasoning steps can quote only what a message contains. Only for
             checkpoints in this process; others ignore it.
+        thinking: The `enable_thinking` of the chat template of a reasoning model. None leaves it to
+            the template.
 
     Raises:
         ValueError: A value is out of its range.
@@ -52,6 +54,7 @@ class Sampling:
     max_new_tokens: int = 512
     seed: int | None = None
     exact_quotations: bool = False
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:

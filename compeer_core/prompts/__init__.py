@@ -196,6 +196,8 @@ def policy_messages(
     language: str = "en",
     reserved: Iterable[str] = (),
     vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
+    system_prompt: str = "",
+    message_suffix: str = "",
 ) -> tuple[Message, ...]:
     """Return the prompt of a policy.
 
@@ -205,10 +207,12 @@ def policy_messages(
     Args:
         dialogue: The history; the last utterance is the seeker's.
         style: ``prompted`` begins with a system message that asks for the grammar; a model that was
-            ``trained`` on it gets none.
+            ``trained`` on it gets `system_prompt` or none.
         language: The language of that system message, one of `LANGUAGES`.
         reserved: The model's control tokens, see `neutralise`.
         vocabulary: The strategies to choose from.
+        system_prompt: The system message of the style ``trained``.
+        message_suffix: Appended to the seeker's last message, such as " /no_think".
 
     Raises:
         PromptError: The dialogue is empty or does not end with the seeker.
@@ -217,9 +221,12 @@ def policy_messages(
     utterances = dialogue.merged().utterances
     if not utterances or utterances[-1].speaker is not Speaker.SEEKER:
         raise PromptError("a policy answers a seeker: the dialogue must end with the seeker")
-    chat = tuple(_chat_message(utterance, reserved) for utterance in utterances)
+    *before, last = (_chat_message(utterance, reserved) for utterance in utterances)
+    if message_suffix:
+        last = Message(last.role, (*last.content, message_suffix))
+    chat = (*before, last)
     if style == "trained":
-        return chat
+        return (Message("system", (system_prompt,)), *chat) if system_prompt else chat
     instructions = fill(
         load_prompt("policy", language),
         sentiments=", ".join(Sentiment),

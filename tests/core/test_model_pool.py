@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForImageTextToText, CLIPVisionConfig
 
 from compeer_core import model_pool
 from compeer_core.backends.protocol import Message, Sampling
@@ -290,14 +290,11 @@ def test_weights_of_another_shape_are_an_error(copy):
         load(copy)
 
 
-def test_a_text_model_is_no_vision_language_model(copy):
-    config = LlamaConfig(
-        vocab_size=700, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(copy)
+def test_a_model_that_does_not_chat_is_refused(copy):
+    config = CLIPVisionConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+    config.save_pretrained(copy)
 
-    with pytest.raises(CheckpointError, match="is a llama model, not a vision-language"):
+    with pytest.raises(CheckpointError, match="is a clip_vision_model model; COMPEER needs"):
         load(copy)
 
 

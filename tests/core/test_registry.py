@@ -228,6 +228,7 @@ def test_a_page_learns_no_path_and_no_address(models: Path) -> None:
         "languages": ["en"],
         "licence": "CC0-1.0",
         "style": "trained",
+        "sees_images": True,
         "source": "scripted",
         "default": False,
     }

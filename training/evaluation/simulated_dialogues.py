@@ -25,6 +25,7 @@ from compeer_core.messages import Message, Role
 from compeer_core.policy import Style
 from compeer_core.prompts import neutralise, policy_messages
 from compeer_core.reasoning import reply_of
+from compeer_core.registry import Registry
 from compeer_core.row_files import replacing
 from training.cer.requests.asking import Asker, Check, Question
 from training.cer.requests.generators import GeneratorSettings
@@ -46,10 +47,26 @@ class Supporter(GeneratorSettings):
     """A model under test: any source that `GeneratorSettings` loads."""
 
     name: str = Field(pattern=r"^[\w.\-]+$")
+    entry: str = ""
+    """`FILE#NAME`: a policy of a list of models, such as `training/models/baselines.toml#qwen3`. Its settings are
+    taken over; keys beside it replace them. `exact_quotations` is refused: these dialogues are written without it."""
     style: Style = "trained"
     """"prompted" asks for the three steps of reasoning in a system message; "trained" does not."""
     system_prompt: str = ""
     """A system message in the style "trained", for a model that needs one."""
+    message_suffix: str = ""
+    """Appended to the seeker's last message, such as " /no_think"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_over_its_entry(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not values.get("entry"):
+            return values
+        path, _, name = str(values["entry"]).rpartition("#")
+        entry = Registry.from_toml(Path(path)).entry(name, "policy").located(Path(path).parent)
+        prompt = {"style", "system_prompt", "message_suffix", "sees_images"}
+        taken = entry.model_dump(include={"name", "source", "adapter"} | prompt)
+        return taken | entry.sampling.model_dump(exclude_none=True) | values
 
     @model_validator(mode="after")
     def _has_one_system_message(self) -> Self:
@@ -175,9 +192,14 @@ def reply(
 
     def messages(conversation: Conversing) -> Sequence[Message]:
         utterances = tuple(Utterance(speaker, text) for speaker, text in conversation.turns)
-        chat = policy_messages(Dialogue(utterances), supporter.style, language, asker.reserved)
-        system = supporter.system_prompt
-        return (Message("system", (system,)), *chat) if system else chat
+        return policy_messages(
+            Dialogue(utterances),
+            supporter.style,
+            language,
+            asker.reserved,
+            system_prompt=supporter.system_prompt,
+            message_suffix=supporter.message_suffix,
+        )
 
     label = f"{supporter.name} replies"
     for conversation, text in advance(asker, label, conversations, messages, _check_reply, seed):

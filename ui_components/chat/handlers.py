@@ -547,9 +547,11 @@ class Chat:
         if models.is_broken(model):
             return render("note.html", text=texts("model.failed", model=title), kind="failed")
         terms = terms_line([title, *(judge.title for judge in models.entries("judge"))], texts)
-        if entry.small or terms:
-            small = texts("model.small", model=title) if entry.small else title
-            return render("note.html", text=explained(small, texts) + f" {terms}", kind="small")
+        warnings = {"small": entry.small, "blind": not entry.sees_images}
+        said = [texts(f"model.{key}", model=title) for key, holds in warnings.items() if holds]
+        if said or terms:
+            text = explained(" ".join(said) or title, texts)
+            return render("note.html", text=text + f" {terms}", kind="small")
         return ""
 
 

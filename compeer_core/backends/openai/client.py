@@ -113,6 +113,14 @@ class Dialect:
         return None
 
 
+def thinking_fields(thinking: bool | None) -> dict[str, Any]:
+    """Return the field of a request that sets `Sampling.thinking`: an extension of vLLM and SGLang.
+
+    It is never left out for a server that rejects it, since another model would be measured.
+    """
+    return {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
+
+
 class Endpoint:
     """One model of one endpoint, its SDK client, and the thread that both live in."""
 

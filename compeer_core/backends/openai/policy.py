@@ -28,6 +28,7 @@ from compeer_core.backends.openai.client import (
     content_type,
     is_error,
     text_of,
+    thinking_fields,
 )
 from compeer_core.backends.openai.settings import KEY_VARIABLES, Patience
 from compeer_core.backends.protocol import Message, Sampling
@@ -214,4 +215,4 @@ def _request(model: str, messages: Sequence[Message], sampling: Sampling) -> dic
         body["seed"] = sampling.seed
     if sampling.repetition_penalty != 1.0:  # an extension of vLLM, SGLang and others
         body["repetition_penalty"] = sampling.repetition_penalty
-    return body
+    return body | thinking_fields(sampling.thinking)

@@ -89,7 +89,9 @@ def generate_turns(
     constraints: list[Callable[[], ExactQuotations]] = []
     for place, prompt in enumerate(prompts):
         try:
-            encoded, dropped = chat.encode_fitting(prompt.messages, sampling.max_new_tokens)
+            encoded, dropped = chat.encode_fitting(
+                prompt.messages, sampling.max_new_tokens, sampling.thinking
+            )
         except (InputError, BackendError) as error:
             written.append(error)
         else:

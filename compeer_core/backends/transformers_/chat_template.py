@@ -61,12 +61,15 @@ class ChatTemplate:
             [Message("system", (PROBE,)), Message("user", ("Hi",))]
         )
 
-    def render(self, messages: Sequence[Message], *, reply: bool) -> str:
+    def render(
+        self, messages: Sequence[Message], *, reply: bool, thinking: bool | None = None
+    ) -> str:
         """Return the conversation as text, with one placeholder per image.
 
         Args:
             messages: The conversation.
             reply: Whether the text ends where an assistant's turn begins.
+            thinking: The template's `enable_thinking`; None does not set it.
 
         Raises:
             BackendError: The template does not accept the conversation, or its images.
@@ -78,7 +81,7 @@ class ChatTemplate:
         ):
             raise BackendError(f"{self._name} cannot see images; send the message without one")
         try:
-            return self._apply(messages, reply=reply)
+            return self._apply(messages, reply=reply, thinking=thinking)
         except TEMPLATE_ERRORS as error:
             roles = ", ".join(message.role for message in messages)
             raise BackendError(
@@ -92,7 +95,9 @@ class ChatTemplate:
         except TEMPLATE_ERRORS:
             return ""
 
-    def _apply(self, messages: Sequence[Message], *, reply: bool = False) -> str:
+    def _apply(
+        self, messages: Sequence[Message], *, reply: bool = False, thinking: bool | None = None
+    ) -> str:
         conversation = [
             {
                 "role": message.role,
@@ -106,7 +111,10 @@ class ChatTemplate:
             for message in messages
         ]
         rendered: str = self._processor.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=reply
+            conversation,
+            tokenize=False,
+            add_generation_prompt=reply,
+            **({} if thinking is None else {"enable_thinking": thinking}),
         )
         return rendered
 

@@ -229,7 +229,9 @@ class TransformersBackend:
         self, messages: Sequence[Message], sampling: Sampling, stop: threading.Event
     ) -> TransformersCompletion:
         def begin() -> TransformersCompletion:
-            encoded, dropped = self._chat.encode_fitting(messages, sampling.max_new_tokens)
+            encoded, dropped = self._chat.encode_fitting(
+                messages, sampling.max_new_tokens, sampling.thinking
+            )
             state = SequenceState(encoded, self._adapter)
             self._scheduler.states.add(state)
             quotations = None

@@ -118,7 +118,12 @@ class ChatModel:
         return self._tokens(text)
 
     def encode(
-        self, messages: Sequence[Message], *, reply: bool = True, like: Encoded | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        reply: bool = True,
+        like: Encoded | None = None,
+        thinking: bool | None = None,
     ) -> Encoded:
         """Encode a conversation as input of the model.
 
@@ -126,12 +131,13 @@ class ChatModel:
             messages: The conversation.
             reply: Whether it ends where an assistant's turn begins.
             like: An earlier encoding of the same conversation, whose images are reused.
+            thinking: See `Sampling`.
 
         Raises:
             BackendError: See `ChatTemplate.render`.
             ImageError: An image has a shape that the model does not accept.
         """
-        text = self.template.render(messages, reply=reply)
+        text = self.template.render(messages, reply=reply, thinking=thinking)
         # The text of one image; the processor replaces it with as many tokens as it needs.
         placeholder = getattr(self.processor, "image_token", None) or ""
         if like is not None and like.fixed is not None and text.startswith(like.fixed_text):
@@ -172,7 +178,9 @@ class ChatModel:
             fixed=len(ids) - len(tail) if certain else None,
         )
 
-    def encode_fitting(self, messages: Sequence[Message], budget: int) -> tuple[Encoded, int]:
+    def encode_fitting(
+        self, messages: Sequence[Message], budget: int, thinking: bool | None = None
+    ) -> tuple[Encoded, int]:
         """Encode a conversation, without its oldest turns if it exceeds the context.
 
         System message and last message always stay. The rest begins with a user message, since
@@ -181,6 +189,7 @@ class ChatModel:
         Args:
             messages: The conversation.
             budget: New tokens to leave room for; capped at half of the context length.
+            thinking: See `Sampling`.
 
         Returns:
             The encoding, and the number of messages left out.
@@ -197,7 +206,7 @@ class ChatModel:
             with contextlib.suppress(BackendError):
                 self.template.render(messages, reply=True)
                 starts.insert(0, 0)  # the template accepts an assistant's message first
-        encoded = self.encode([*system, *turns[starts[0] :]])
+        encoded = self.encode([*system, *turns[starts[0] :]], thinking=thinking)
         if self.limit is None:
             return encoded, starts[0]
         room = self.limit - min(budget, self.limit // 2)
@@ -208,7 +217,7 @@ class ChatModel:
         best: tuple[Encoded, int] | None = None
         while low <= high:
             middle = (low + high) // 2
-            encoded = self.encode([*system, *turns[starts[middle] :]])
+            encoded = self.encode([*system, *turns[starts[middle] :]], thinking=thinking)
             if len(encoded.ids) <= room:
                 best = encoded, starts[middle]
                 high = middle - 1

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageTextToText,
 )
 
@@ -116,19 +117,23 @@ def weights_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, T
     return weights
 
 
-def load_model(source: Path | str, dtype: torch.dtype | str, **options: Any) -> Any:
-    """Load a vision-language model. Code in a checkpoint is never executed.
+def load_model(
+    source: Path | str, dtype: torch.dtype | str, *, text_only: bool = False, **options: Any
+) -> Any:
+    """Load a vision-language model, or a language model. Code in a checkpoint is never executed.
 
     Args:
         source: A checkpoint folder, packed or not, or a Hub ID.
         dtype: Of the weights; "auto" is the checkpoint's own, and bf16 for packed ones.
+        text_only: It is a language model, which has no image tower.
         options: Passed to `from_pretrained`.
 
     Returns:
         The result of `from_pretrained`: the model, or a pair with `output_loading_info`.
     """
     if not (Path(source) / PACKED).is_file():
-        return AutoModelForImageTextToText.from_pretrained(
+        auto_model: Any = AutoModelForCausalLM if text_only else AutoModelForImageTextToText
+        return auto_model.from_pretrained(
             source, dtype=dtype, use_safetensors=True, trust_remote_code=False, **options
         )
     kind = torch.bfloat16 if isinstance(dtype, str) else dtype

@@ -27,6 +27,7 @@ from compeer_core.backends.openai.client import (
     Dialect,
     Endpoint,
     chat_messages,
+    thinking_fields,
 )
 from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.errors import BackendError, CompeerError
@@ -191,6 +192,7 @@ class EndpointRequests:
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "seed": prompt.seed,
+            **thinking_fields(settings.thinking),
         }
         if settings.repetition_penalty != 1.0:  # an extension of vLLM, SGLang and others
             body["repetition_penalty"] = settings.repetition_penalty

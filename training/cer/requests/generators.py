@@ -21,6 +21,7 @@ from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.config import FrozenModel
 from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.messages import without_images
 from compeer_core.registry import Source, SourceKind, parse_source
 
 _NEVER = threading.Event()
@@ -51,6 +52,8 @@ class GeneratorSettings(FrozenModel):
     top_p: float = Field(default=0.9, gt=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0)
     max_new_tokens: int = Field(default=512, ge=1)
+    thinking: bool | None = None
+    """See `compeer_core.backends.protocol.Sampling`."""
     tries: int = Field(default=4, ge=1)
     """Attempts per question: after an unusable text, another seed is tried. In process and at
     temperature 0 there is one attempt, since another seed changes nothing."""
@@ -91,7 +94,12 @@ class GeneratorSettings(FrozenModel):
     def sampling(self) -> Sampling:
         """How tokens are sampled; the seed belongs to a prompt."""
         return Sampling(
-            self.temperature, self.top_p, self.repetition_penalty, self.max_new_tokens, seed=0
+            self.temperature,
+            self.top_p,
+            self.repetition_penalty,
+            self.max_new_tokens,
+            seed=0,
+            thinking=self.thinking,
         )
 
     @property
@@ -107,6 +115,8 @@ class GeneratorSettings(FrozenModel):
             "top_p": self.top_p,
             "repetition_penalty": self.repetition_penalty,
             "max_new_tokens": self.max_new_tokens,
+            # Only where it is set, so that texts of older runs are still found.
+            **({} if self.thinking is None else {"thinking": self.thinking}),
         }
 
     @property
@@ -241,12 +251,7 @@ class _Checkpoint:
 
 def visible(messages: Sequence[Message], settings: GeneratorSettings) -> tuple[Message, ...]:
     """Return the messages, without pictures if the model cannot see."""
-    if settings.sees_images:
-        return tuple(messages)
-    return tuple(
-        Message(message.role, tuple(part for part in message.content if isinstance(part, str)))
-        for message in messages
-    )
+    return tuple(messages) if settings.sees_images else without_images(messages)
 
 
 def storable(text: str) -> str:
