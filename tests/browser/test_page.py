@@ -31,11 +31,6 @@ OWN_PARTS = [
 SECRET = "The words that nobody may find again"
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=30_000)
-
-
 def attach(page: Page, *paths: Path) -> None:
     """Add files to the message, as the file dialog would."""
     with page.expect_file_chooser() as chooser:

@@ -25,11 +25,6 @@ pytestmark = [
 OWN_PARTS = ["#results-form", "#results-board"]
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
-
-
 def services_over(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
     folder = tmp_path_factory.mktemp("votes")
     models = Models(Registry.from_toml(write_models(folder)))

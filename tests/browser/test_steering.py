@@ -41,11 +41,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield where
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
-
-
 @pytest.fixture
 def page(chromium: Page, address: str) -> Page:
     chromium.set_default_timeout(60_000)

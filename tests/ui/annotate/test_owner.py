@@ -92,28 +92,6 @@ def test_guesses_of_the_owners_token_are_counted_with_all_others(world):
     assert codes == [403] * TRIES_OF_VISITOR + [429]
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_nobody_but_the_owner_reaches_an_action(world, action):
-    owner = world.enter()
-    anns = world.invited(owner.done("person", name="ann", may_adjudicate="1")["html"])
-    owner.done("samples")
-    before = (world.owner.people(), world.owner.batches())
-
-    forged = Person(world.server)
-    forged.client.cookies.set(ANNOTATOR_COOKIE, anns.client.cookies[ANNOTATOR_COOKIE][:-1] + "x")
-    for somebody, code in ((Person(world.server), 401), (forged, 401), (anns, 403)):
-        somebody.__class__ = Owner
-        answer = somebody.do(action, **FORM)
-        assert answer.status_code == code
-        assert answer.headers["connection"] == "close"
-    refused = owner.client.post(
-        f"/desk/owner/{action}", data=FORM, headers={"sec-fetch-site": "cross-site"}
-    )
-    assert refused.status_code == 403
-    assert (world.owner.people(), world.owner.batches()) == before
-    assert world.services.votes.secret("desk_owner").hex() not in anns.look()
-
-
 def test_the_owner_is_no_annotator_and_annotators_get_no_file_of_the_owner(world):
     owner = world.enter()
     cy = world.invited(owner.done("person", name="cy", may_adjudicate="1")["html"])
@@ -304,38 +282,6 @@ def test_people_check_a_share_of_the_readers_answers_blind(world, written):
     assert owner.client.get("/desk/export/annotations.jsonl?batch=other").text == ""
 
 
-BAD_ANSWERS = [
-    ({"item_id": "esconv/9"}, "answers.jsonl, line 2: there is no item esconv/9 in items.jsonl"),
-    ({"steps": [True, None, True]}, "answers.jsonl, line 2: item .*: the emotion step has no verd"),
-    ({"item_id": None}, "answers.jsonl, line 2, column item_id: got None"),
-    ({"preference": "left"}, "answers.jsonl, line 2, column preference: got 'left', allowed: fi"),
-    (
-        {"again": True},
-        r"answers.jsonl, line 2: reader-1 has answered .* already \(answers.jsonl, l",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "problem"), BAD_ANSWERS)
-def test_a_wrong_answer_file_imports_nothing_and_is_named(world, written, change, problem):
-    shown, _, answers = written
-    if change == {"again": True}:
-        lines = [answers[0], answers[0]]
-    else:
-        lines = [answers[0], json.dumps({**json.loads(answers[1]), **change}), *answers[2:]]
-    owner = world.enter()
-    answer = owner.do(
-        "import",
-        files={"items": ("items.jsonl", shown), "answers": ("answers.jsonl", "\n".join(lines))},
-        share="100",
-    )
-
-    assert (answer.status_code, answer.json()["code"]) == (409, "import_unusable")
-    assert re.match(f"Nothing was imported. {problem}", answer.json()["error"])
-    assert "/tmp" not in answer.json()["error"]
-    assert world.owner.batches() == []
-
-
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
@@ -358,14 +304,6 @@ def test_a_wrong_file_of_items_imports_nothing_and_is_named(world, rows, problem
 
     assert answer.json()["error"].startswith(f"Nothing was imported. {problem}")
     assert world.owner.batches() == []
-
-
-@pytest.mark.parametrize("share", ["0", "", "-5", "101", "nan", "all"])
-def test_a_share_that_is_none_is_refused(world, share):
-    owner = world.enter()
-    answer = owner.do("import", files={"items": file("rows.jsonl", record(1))}, share=share)
-
-    assert answer.json()["code"] == "share_unusable"
 
 
 def test_an_import_has_a_limit(world, monkeypatch):
