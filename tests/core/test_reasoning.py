@@ -463,15 +463,6 @@ def test_however_a_text_is_cut_its_events_are_the_same(text, cuts):
 
 
 @given(any_text)
-def test_character_by_character_is_no_different(text):
-    parser = StreamingParser()
-    events = [event for character in text for event in parser.feed(character)] + parser.close()
-
-    whole = StreamingParser()
-    assert coalesce(events) == coalesce(whole.feed(text) + whole.close())
-
-
-@given(any_text)
 def test_what_is_read_can_be_written_and_read_again(text):
     reading = read(text)
     steps = [step for step in reading.steps if step is not None]
