@@ -196,14 +196,6 @@ def test_a_budget_on_ray_is_not_exceeded_and_answers_are_stored(
         assert endpoint.requests == 70
 
 
-def test_a_wrong_key_ends_a_run_on_ray(ray_engine: RayEngine, tmp_path: Path) -> None:
-    with (
-        Endpoint(fault=always(refused(401))) as endpoint,
-        pytest.raises(BackendError, match="rejects the key"),
-    ):
-        run(settings(endpoint.source), tmp_path, ray_engine, 70)
-
-
 @pytest.mark.slow  # two workers import torch
 def test_a_checkpoint_on_ray_writes_the_same_texts(ray_engine: RayEngine, tmp_path: Path) -> None:
     from tests.checkpoints import build_qwen

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image as Pillow
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import ChatModel
-from compeer_core.backends.transformers_.batch_generation import BatchSampler
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
 from compeer_core.model_pool import load_transformers
@@ -214,34 +212,6 @@ def test_a_row_that_is_too_long_does_not_affect_its_batch(
 
     assert [made[0], made[2]] == written(generator, [rows[0], rows[2]], 1)
     assert isinstance(made[1], CompeerError)
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-@pytest.mark.parametrize("size", [5, 400])
-def test_tokens_are_sampled_by_their_probability(top_p: float, size: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(1, size, generator=generator) * (1.0 if size == 5 else 0.1)
-    shares = torch.softmax(scores / 0.7, -1)[0]
-    order = shares.argsort(descending=True)
-    # The smallest set of most probable tokens that holds top_p of the probability.
-    count = int((shares[order].cumsum(0) < top_p).sum()) + 1
-    kept = order[: min(count, size)]
-    expected = torch.zeros(size)
-    expected[kept] = shares[kept] / shares[kept].sum()
-
-    rows = 2000
-    choice = BatchSampler(Sampling(temperature=0.7, top_p=top_p), range(rows), None)
-    drawn = torch.zeros(size)
-    for _ in range(10):
-        drawn += torch.bincount(
-            choice(torch.zeros((rows, 1), dtype=torch.long), scores.repeat(rows, 1)),
-            minlength=size,
-        )
-
-    assert not drawn[expected == 0].any()
-    # Five standard deviations of a proportion in 20,000 samples.
-    deviation = (expected * (1 - expected) / 20_000).sqrt()
-    assert ((drawn / 20_000 - expected).abs() <= 5 * deviation + 1e-4).all()
 
 
 # --- with an asker -------------------------------------------------------------------------------

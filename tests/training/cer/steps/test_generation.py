@@ -25,7 +25,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
-from tests.training.cer.endpoint import HALF_BODY, RESET, Endpoint, asked, never, refused
+from tests.training.cer.endpoint import Endpoint, asked, never, refused
 from tests.training.corpora_fixture import write_faces
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Counts
 from training.cer.requests.generators import GeneratorSettings
@@ -519,11 +519,6 @@ def model(body):
     return turn(f"What happened, {draw % 1000} days ago?") if draw % 4 else bad[draw // 4 % 4]
 
 
-def faulty(number, body):
-    faults = (refused(429, Retry_After="0"), HALF_BODY, refused(500), RESET)
-    return faults[number // 3 % 4] if number % 3 == 0 else None
-
-
 def asked_over_http(endpoint, folder, output, pictures, budget=None, settings=ONE, retries=12):
     """A run with two generators behind one endpoint; the first of them sees pictures."""
     folder.mkdir(exist_ok=True)
@@ -568,37 +563,6 @@ def test_an_endpoint_gets_the_pictures_as_data(tmp_path, pictures):
     assert len(urls) >= 4
     assert set(urls) == {pictures.open(FACE).data_url()}
     assert {body["messages"][0]["role"] for body in endpoint.bodies} == {"system"}
-
-
-def test_an_endpoint_that_fails_loses_no_turn_and_changes_none(tmp_path, pictures):
-    with Endpoint(model) as endpoint:
-        report = asked_over_http(endpoint, tmp_path / "run", tmp_path / "good.jsonl", pictures)
-    with Endpoint(model, fault=faulty) as endpoint:
-        asked_over_http(endpoint, tmp_path / "faulty", tmp_path / "bad.jsonl", pictures)
-
-    assert report.written == 24
-    assert (tmp_path / "good.jsonl").read_bytes() == (tmp_path / "bad.jsonl").read_bytes()
-    result = list(read_records(tmp_path / "good.jsonl", GeneratedTurn))
-    assert all(one.is_complete for one in result)
-    again = sum(count for name, count in report.figures.items() if " again: " in name)
-    assert again == sum(one.tries - 1 for one in result) > 0
-
-
-def test_a_run_whose_budget_is_spent_goes_on_where_it_was(tmp_path, pictures):
-    with Endpoint(model) as endpoint:
-        asked_over_http(endpoint, tmp_path / "whole", tmp_path / "whole.jsonl", pictures)
-        whole = endpoint.requests
-    with Endpoint(model) as endpoint:
-        stops = 0
-        while not (tmp_path / "parts.jsonl").exists():
-            try:
-                asked_over_http(endpoint, tmp_path / "parts", tmp_path / "parts.jsonl", pictures, 9)
-            except BudgetSpentError:
-                stops += 1
-
-    assert stops >= 2
-    assert endpoint.requests == whole
-    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "parts.jsonl").read_bytes()
 
 
 def test_a_question_that_nobody_answers_is_counted_and_asked_again(tmp_path, pictures):
