@@ -25,7 +25,6 @@ from compeer_core.reasoning import (
     TextWritten,
     TurnFinished,
     Unreadable,
-    coalesce,
     label_line,
     parse,
     part_of,
@@ -444,6 +443,19 @@ def test_reading_never_raises_and_parsing_raises_only_its_own_error(text):
         assert error.problems
     else:
         assert reading.is_complete
+
+
+def coalesce(events):
+    """Join consecutive text events of one part."""
+    joined = []
+    for event in events:
+        last = joined[-1] if joined else None
+        both_texts = isinstance(event, TextWritten) and isinstance(last, TextWritten)
+        if both_texts and last.part is event.part:
+            joined[-1] = TextWritten(event.part, last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
 
 
 @given(any_text, st.lists(st.integers(0, 200), max_size=30))

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from compeer_core.annotation.annotations import AnnotationItem, read_csv, read_jsonl
+from compeer_core.annotation.annotations import AnnotationItem, read_annotations
 from compeer_core.annotation.desk import Desk
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import InputError, StoreError
@@ -577,9 +577,10 @@ def test_who_decides_takes_files_that_training_reads(world, tmp_path):
     as_csv = cy.client.get("/desk/export/annotations.csv")
     assert as_csv.content.startswith("\ufeff".encode())
     assert len(list(csv.reader(io.StringIO(as_csv.text)))) == 7
-    in_csv = list(read_csv(io.StringIO(as_csv.content.decode("utf-8-sig"), newline=""), "x"))
-    as_lines = cy.client.get("/desk/export/annotations.jsonl").text.splitlines()
-    assert in_csv == list(read_jsonl(as_lines, "x"))
+    (tmp_path / "x.csv").write_bytes(as_csv.content)
+    (tmp_path / "x.jsonl").write_bytes(cy.client.get("/desk/export/annotations.jsonl").content)
+    in_csv, in_lines = (list(read_annotations(tmp_path / f"x.{kind}")) for kind in ("csv", "jsonl"))
+    assert in_csv == in_lines
     report = json.loads(cy.client.get("/desk/export/agreement.json").text)
     assert report["questions"]["emotion"]["agreement"]["raw"]["value"] == pytest.approx(2 / 3)
     assert report["pairs"][0]["names"] == ["ann", "bo"]

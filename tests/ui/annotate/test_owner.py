@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from compeer_core.annotation.annotations import AnnotationItem, read_jsonl
+from compeer_core.annotation.annotations import Annotation, AnnotationItem
 from compeer_core.annotation.items import CHECK, SAMPLES
 from compeer_core.annotation.owner import DeskOwner
 from compeer_core.reasoning import STEPS, Part, read
@@ -275,10 +275,10 @@ def test_people_check_a_share_of_the_readers_answers_blind(world, written):
     assert (measured["milder"]["emotion"], measured["stricter"]["emotion"]) == (4, 0)
 
     lines = owner.client.get("/desk/export/annotations.jsonl").text.splitlines()
-    said = list(read_jsonl(lines, "x"))
+    said = list(map(Annotation.model_validate_json, lines))
     assert {(each.annotator, each.preference) for each in said} == {("ann", Preference.BOTH)}
     lines = owner.client.get(f"/desk/export/readings.jsonl?batch={CHECK}").text.splitlines()
-    assert {each.annotator for each in read_jsonl(lines, "x")} == {"reader-1"}
+    assert {Annotation.model_validate_json(line).annotator for line in lines} == {"reader-1"}
     assert owner.client.get("/desk/export/annotations.jsonl?batch=other").text == ""
 
 
