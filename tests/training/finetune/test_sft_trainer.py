@@ -442,13 +442,6 @@ def test_batches_have_similar_lengths_and_are_shuffled():
     assert abs(longer - 49.5) < 15
 
 
-def test_epochs_hardly_overlap():
-    order = row_order(list(range(800)), 8, 3.0, seed=0)
-
-    for start in (0, 800, 1600):
-        assert len({*order[start : start + 800]}) > 780
-
-
 # --- interruptions -------------------------------------------------------------------------------
 
 

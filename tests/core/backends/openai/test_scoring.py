@@ -13,7 +13,6 @@ import pytest
 from compeer_core.backends.openai.client import Patience
 from compeer_core.backends.openai.scoring import OpenAIScorer
 from compeer_core.backends.protocol import (
-    Answers,
     BatchLabelScorer,
     CandidateQuestions,
     Message,
@@ -452,25 +451,6 @@ def test_a_judged_text_cannot_forge_a_verdict(endpoint: Endpoint) -> None:
 
 
 # --- many candidates -----------------------------------------------------------------------------
-
-
-def test_batch_scores_equal_those_of_a_session(endpoint: Endpoint) -> None:
-    scorer = scorer_at(endpoint(judges))
-    questions = [Question(f"Is {n} so?", VERDICTS) for n in range(3)]
-    ends = (Question("Replies 1", PREFERENCES), Question("Replies 2", PREFERENCES))
-    candidates = [CandidateQuestions(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
-
-    answered = scorer.score_candidates(HISTORY, candidates)
-
-    for candidate, answers in zip(candidates, answered, strict=True):
-        session = scorer.open(HISTORY)
-        assert isinstance(answers, Answers)
-        for question, given in zip(candidate.chain, answers.chain, strict=True):
-            assert session.ask(question.text, question.labels) == given
-            session.answer(question.labels[max(range(2), key=given.__getitem__)])
-        for question, given in zip(candidate.ends, answers.ends, strict=True):
-            assert session.ask(question.text, question.labels) == given
-    assert scorer.score_candidates(HISTORY, []) == []
 
 
 @pytest.mark.parametrize("verdicts", ["logprobs", "parsed"])

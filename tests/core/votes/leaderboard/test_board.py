@@ -282,15 +282,6 @@ def test_the_hash_is_that_of_the_counted_votes():
 # --- Ridge and coverage --------------------------------------------------------------------------
 
 
-def test_the_default_ridge_hardly_moves_well_connected_scores():
-    votes = drawn_votes(1500)
-
-    free, ridged = bradley_terry(votes, settings=FREE), bradley_terry(votes)
-
-    for row in free.models:
-        assert row_of(ridged, row.model).score.value == pytest.approx(row.score.value, abs=1)
-
-
 def test_intervals_hold_the_truth_where_raters_differ():
     # Ten raters with a taste of their own give 20 votes each: an interval over votes would be too
     # narrow. What is true of all possible raters is to lie inside in 95 % of boards.

@@ -1,7 +1,6 @@
 """Turns written by models: what they read, which are usable, and that a restart changes nothing."""
 
 import gzip
-import json
 import pickle
 import tracemalloc
 from dataclasses import dataclass, field
@@ -37,14 +36,12 @@ from training.cer.steps.generation import (
     UNKNOWN_CASE,
     UNREADABLE,
     WRONG_LANGUAGE,
-    Author,
     GeneratedTurn,
     Settings,
     StoredTurn,
     TurnCheck,
     generate,
     join_stored,
-    questions,
     speaks_another,
     wanted,
 )
@@ -325,17 +322,6 @@ def test_stored_turns_of_another_file_are_refused_and_nothing_is_written(
     assert not output.exists()
 
 
-def test_stored_turns_in_a_broken_or_missing_file_are_reported(tmp_path):
-    write_rows(tmp_path / "cases.jsonl", [case(1)])
-    stored, output = tmp_path / "stored.jsonl.gz", tmp_path / "turns.jsonl"
-    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz: cannot be read: No such file"):
-        join_stored(tmp_path / "cases.jsonl", stored, output)
-    stored.write_bytes(gzip.compress(b"{}\n" * 99)[:-9])
-    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz"):
-        join_stored(tmp_path / "cases.jsonl", stored, output)
-    assert not output.exists()
-
-
 # --- Several generators -----------------------------------------------------------------------
 
 
@@ -390,19 +376,6 @@ def test_a_run_that_ends_early_leaves_no_file_and_closes_all(tmp_path):
         written(tmp_path, [case(number) for number in range(5)], talkers)
     assert not (tmp_path / "turns.jsonl").exists()
     assert talkers["a"].closed
-
-
-def test_the_same_run_writes_the_same_bytes(tmp_path):
-    cases = [case(number) for number in range(25)]
-    texts = tuple(turn(f"What happened on day {number}?") for number in range(7))
-    settings = Settings(samples_per_case=3)
-
-    files = []
-    for _ in range(2):
-        written(tmp_path, cases, {"a": Talker(texts), "b": Talker(texts)}, settings)
-        files.append((tmp_path / "turns.jsonl").read_bytes())
-    assert files[0] == files[1]
-    assert len({json.loads(line)["text"] for line in files[0].splitlines()}) == 7
 
 
 # --- Pictures ---------------------------------------------------------------------------------
@@ -468,16 +441,6 @@ def test_a_key_tells_the_check_what_it_must_know(id, original, language):
 
     reply = "我在这里。" if language == "en" else "I am here for you."
     assert TurnCheck()(want.key, turn(reply)) == WRONG_LANGUAGE
-
-
-def test_an_estimate_sends_no_request(tmp_path, pictures):
-    write_rows(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
-    author = Author.of("a", Talker(sees_images=True).settings)
-    result = questions(
-        tmp_path / "cases.jsonl", Settings(samples_per_case=2), ["a", "b"], author, pictures
-    )
-
-    assert len(list(result)) == 6
 
 
 # --- Size -------------------------------------------------------------------------------------
