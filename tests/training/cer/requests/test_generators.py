@@ -3,7 +3,6 @@
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -255,33 +254,6 @@ def test_greedy_decoding_is_not_repeated(qwen: Path, tmp_path: Path) -> None:
 
     assert {answer.tries for answer in greedy} == {1}
     assert {answer.problem for answer in greedy} == {None, "begins with a small letter"}
-
-
-@pytest.mark.slow
-def test_the_shipped_policy_is_several_times_faster_in_batches(
-    repository: Path, opened: Any
-) -> None:
-    checkpoints = repository / "assets" / "checkpoints"
-    adapter = checkpoints / "compeer-small"
-    generator = opened(
-        settings(
-            checkpoints / "compeer-small-base",
-            adapter=adapter,
-            max_new_tokens=160,
-            temperature=0.8,
-        )
-    )
-    texts = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
-    rows = [Prompt((Message("user", (texts[n % 3],)),), n) for n in range(32)]
-    begun = time.perf_counter()
-    alone = written(generator, rows[:8], 1)
-    single = (time.perf_counter() - begun) / 8
-    begun = time.perf_counter()
-    together = written(generator, rows, 16)
-    batched = (time.perf_counter() - begun) / 32
-
-    assert together[:8] == alone
-    assert single / batched > 3
 
 
 # --- sources -------------------------------------------------------------------------------------
