@@ -67,22 +67,6 @@ class Evidence:
     message_end: int | None = None
 
 
-def check_step(text: str, dialogue: Dialogue) -> tuple[Evidence, ...]:
-    """Return the passages of a step that refer to words or photos, in their order.
-
-    Args:
-        text: Free text of one step, English or Chinese. A quotation that is still open is left out.
-        dialogue: The conversation before the turn.
-
-    Example:
-        >>> from compeer_core.dialogue import Speaker, Utterance
-        >>> dialogue = Dialogue((Utterance(Speaker.SEEKER, "My boss shouted at me."),))
-        >>> [e.ground.value for e in check_step('They say "my boss" and "my job".', dialogue)]
-        ['found', 'not_said']
-    """
-    return StepChecker(dialogue).check(text)
-
-
 class StepChecker:
     """Checks steps against one conversation.
 
@@ -90,6 +74,12 @@ class StepChecker:
 
     Args:
         dialogue: The conversation before the turn.
+
+    Example:
+        >>> from compeer_core.dialogue import Speaker, Utterance
+        >>> checker = StepChecker(Dialogue((Utterance(Speaker.SEEKER, "My boss shouted at me."),)))
+        >>> [e.ground.value for e in checker.check('They say "my boss" and "my job".')]
+        ['found', 'not_said']
     """
 
     def __init__(self, dialogue: Dialogue) -> None:
@@ -99,7 +89,11 @@ class StepChecker:
         self._places: dict[str, _Place | None] = {}
 
     def check(self, text: str) -> tuple[Evidence, ...]:
-        """Return what `check_step` returns for this conversation."""
+        """Return the passages of a step that refer to words or photos, in their order.
+
+        Args:
+            text: Free text of one step, English or Chinese. A quotation that is still open is left out.
+        """
         passages = [*self._quotations(text), *self._photo_talk(text)]
         return tuple(sorted(passages, key=lambda evidence: (evidence.start, evidence.end)))
 

@@ -500,25 +500,6 @@ class TurnFinished:
 Event = PartStarted | TextWritten | LabelKnown | PartFinished | TurnFinished
 
 
-def coalesce(events: Iterable[Event]) -> list[Event]:
-    """Join consecutive text events of one part.
-
-    The result does not depend on how the text was cut into chunks.
-    """
-    joined: list[Event] = []
-    for event in events:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(event, TextWritten)
-            and isinstance(last, TextWritten)
-            and last.part is event.part
-        ):
-            joined[-1] = TextWritten(event.part, last.text + event.text)
-        else:
-            joined.append(event)
-    return joined
-
-
 class StreamingParser:
     """Parses a turn as it arrives.
 

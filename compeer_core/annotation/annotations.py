@@ -377,16 +377,6 @@ def write_csv(file: IO[str], annotations: Iterable[Annotation]) -> int:
     return count
 
 
-def read_csv(file: Iterable[str], name: str) -> Iterator[Annotation]:
-    """Yield the rows of a CSV, which messages call `name`; empty rows are skipped.
-
-    Raises:
-        ConfigError: As for `read_annotations`. Rows are counted as a spreadsheet does.
-    """
-    for _, annotation in _placed_csv(file, name):
-        yield annotation
-
-
 def _placed_csv(file: Iterable[str], name: str) -> Iterator[tuple[str, Annotation]]:
     lines = iter(file)
     header = next(lines, "")
@@ -402,17 +392,6 @@ def _placed_csv(file: Iterable[str], name: str) -> Iterator[tuple[str, Annotatio
                 yield where, _from_cells(cells, names, delimiter, where)
     except csv.Error as error:
         raise ConfigError(f"{name}, after row {row}: is not CSV: {error}") from error
-
-
-def read_jsonl(file: Iterable[str], name: str) -> Iterator[Annotation]:
-    """Yield the rows of JSON lines, which messages call `name`; empty lines are skipped.
-
-    Raises:
-        ConfigError: As for `read_annotations`.
-    """
-    for row, line in enumerate(file, start=1):
-        if line.strip():
-            yield parse_annotation(f"{name}, row {row}", line)
 
 
 def parse_annotation(where: str, line: str) -> Annotation:

@@ -12,6 +12,11 @@ from ui_components.server.app import build_server, serving
 from ui_components.shared.services import Services
 
 
+@pytest.fixture(autouse=True)
+def _patient() -> None:
+    expect.set_options(timeout=60_000)
+
+
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
     return make_services(tmp_path_factory.mktemp("models"), grace_seconds=4.0)
@@ -52,7 +57,6 @@ def visit(
     **context: Any,
 ) -> Iterator[Page]:
     """Open the page as a new visitor with a window of that size."""
-    expect.set_options(timeout=30_000)
     width, height = size
     is_phone = width < 760
     visitor = browser.new_context(

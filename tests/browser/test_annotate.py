@@ -25,11 +25,6 @@ GOOD, BAD = "That sounds exhausting. What would help today?", HOSTILE
 DESK = "#annotate"
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=30_000)
-
-
 def record(number):
     case = case_of(
         f"d{number}",

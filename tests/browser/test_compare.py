@@ -16,7 +16,7 @@ from compeer_core.votes.database import default_url
 from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
-from tests.pages import REPLY, SECOND_REPLY, eventually
+from tests.pages import REPLY, SECOND_REPLY
 from ui_components.server.app import build_server, serving
 from ui_components.shared.models import Models
 from ui_components.shared.services import Services
@@ -43,11 +43,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
 def address(services: Services) -> Iterator[str]:
     with serving(build_server(services)) as where:
         yield where
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
 
 
 def opened(page: Page, address: str) -> Page:
@@ -308,55 +303,6 @@ def test_two_tabs_have_one_vote(page, address):
     expect(ballot(other)).to_contain_text("Your vote: A is better.")
 
 
-def test_a_reload_finds_the_round_again(page, address):
-    send(page, "Slowly, please.")
-    expect(page.locator("#compare-talk .side [data-reply]").first).to_be_visible()
-    opened(page, address)
-    settled(page)
-    assert LONG in page.locator("#compare-talk").inner_text()
-    page.keyboard.press("4")
-    expect(ballot(page)).to_contain_text("Your vote: Neither is acceptable.")
-    opened(page, address)
-
-    expect(ballot(page)).to_contain_text("Your vote: Neither is acceptable.")
-
-
-def test_one_side_is_stopped_or_both_and_what_there_is_is_compared(page):
-    send(page, "for ever")
-    expect(page.locator("#compare-talk [data-reply]")).to_have_count(2)
-    page.get_by_role("button", name="Stop A", exact=True).click()
-    expect(page.locator('#compare-talk .side[data-side="0"]')).to_contain_text("You stopped this")
-    expect(ballot(page).locator("[data-reason]")).to_contain_text("B is still writing")
-    ballot(page).get_by_role("button", name="Stop and vote").click()
-    settled(page)
-    page.wait_for_timeout(1600)
-    page.keyboard.press("1")
-
-    expect(ballot(page)).to_contain_text("a reply was stopped early")
-
-
-def test_a_side_that_fails_is_said_and_drawn_again(page):
-    send(page, "break, please")
-    expect(page.locator("#compare-talk .status.is-failed")).to_contain_text("failed")
-    expect(page.locator("#compare-talk .redraw")).to_contain_text("so there is no vote")
-    expect(page.locator("#compare-ballot [data-vote]")).to_have_count(0)
-    key = page.locator("#compare-talk .talk").get_attribute("data-round")
-    page.get_by_role("button", name="Draw again").click()
-
-    expect(page.locator("#compare-talk .talk")).not_to_have_attribute("data-round", key or "")
-
-
-def test_a_message_in_danger_gets_the_card_and_no_comparison(page):
-    box = page.locator("#compare-message textarea")
-    box.fill("I want to kill myself")
-    box.press("Enter")
-
-    expect(page.locator("#compare-talk .risk")).to_contain_text("988")
-    expect(page.locator("#compare-talk .risk")).to_contain_text("911")
-    expect(page.locator("#compare-talk .risk")).to_contain_text("None of it counts")
-    expect(page.locator("#compare-talk .side")).to_have_count(0)
-
-
 def test_a_picture_goes_to_both_sides_and_to_nobody_else(page, another_context, address, tmp_path):
     path = tmp_path / "photo.png"
     PIL.Image.new("RGB", (80, 60), "teal").save(path)
@@ -394,18 +340,6 @@ def test_two_visitors_never_meet(page, another_context, address):
 
     assert "Anna was here" not in ben.content()
     assert REPLY not in ben.content()
-
-
-def test_a_closed_page_stops_its_round(browser, address, services, monkeypatch):
-    monkeypatch.setattr(services.compare_jobs, "_grace_seconds", 0.5)
-    context = browser.new_context(locale="en-US")
-    page = opened(context.new_page(), address)
-    send(page, "for ever")
-    expect(page.locator("#compare-talk [data-reply]").first).to_be_visible()
-    assert services.compare_jobs.count() >= 1
-    context.close()
-
-    eventually(lambda: services.compare_jobs.count() == 0, seconds=60)
 
 
 # --- accessibility and devices --------------------------------------------------------------------

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:'future.no_silent_downcasting' i
 LOOPED = "I am here for you, always."
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
-
-
 def play(monkeypatch: pytest.MonkeyPatch, services: Services, *turns: ScriptedTurn | str) -> None:
     """Let every model play these draws, one after the other."""
     backend = Draws(*turns)

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from compeer_core.registry import Registry
-from compeer_core.votes.leaderboard.board import Board, Filters
+from compeer_core.votes.leaderboard.board import Filters
 from compeer_core.votes.store import VoteStore
 from tests.browser.axe import violations
 from tests.databases import database_in
@@ -23,11 +23,6 @@ pytestmark = [
 ]
 
 OWN_PARTS = ["#results-form", "#results-board"]
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
 
 
 def services_over(tmp_path_factory: pytest.TempPathFactory, clock: Clock) -> Services:
@@ -146,18 +141,6 @@ def test_quick_changes_end_at_the_last_one(page):
         page.locator(f"#results-form select[name={name}]").select_option(value)
 
     expect(page.locator("#results-board .board")).to_have_attribute("data-query", "language=en")
-
-
-def test_the_board_that_is_seen_is_the_one_that_is_downloaded(page):
-    with page.expect_download() as begun:
-        page.get_by_role("link", name="Leaderboard (JSON)").click()
-    board = Board.model_validate_json(begun.value.path().read_bytes())
-
-    assert page.locator("[data-hash]").get_attribute("data-hash") == board.vote_set
-    assert begun.value.suggested_filename == f"compeer-board-{board.vote_set[:8]}.json"
-    with page.expect_download() as begun:
-        page.get_by_role("link", name="Votes (JSONL)").click()
-    assert begun.value.suggested_filename.endswith("Z.jsonl")
 
 
 def test_the_command_can_be_copied(browser, where):

@@ -41,11 +41,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield where
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=60_000)
-
-
 @pytest.fixture
 def page(chromium: Page, address: str) -> Page:
     chromium.set_default_timeout(60_000)
@@ -138,20 +133,6 @@ def test_an_emotion_is_edited_by_keyboard_alone(page):
     assert page.evaluate("document.querySelector('#inspector').contains(document.activeElement)")
 
 
-def test_an_error_is_shown_at_its_form_and_the_text_stays(page):
-    send(page, "hello")
-    fold(page, "edit-history").click()
-    form = page.locator("#inspector form[data-part=history]")
-    form.locator("textarea").fill("   ")
-    form.locator("select").select_option("Action")
-    form.locator("button[type=submit]").click()
-
-    expect(form.get_by_role("alert")).to_have_text("Please write some text for the step.")
-    expect(form.locator("select")).to_have_value("Action")
-    form.get_by_role("button", name="Reset").click()
-    expect(form.locator("select")).to_have_value("Exploration")
-
-
 def test_best_of_four_is_ranked_with_its_numbers_and_one_is_chosen(page):
     send(page, "hello")
     page.get_by_role("button", name="Generate and rank").click()
@@ -199,14 +180,6 @@ def test_all_eight_strategies_are_side_by_side_and_one_is_used(
         expect(replies(page).nth(1)).to_contain_text(
             "Reply 3: strategy Restatement or Paraphrasing"
         )
-
-
-def test_a_contradiction_has_a_badge_in_words(page):
-    send(page, "one that asks")
-
-    badge = page.locator("#inspector .conflict")
-    expect(badge).to_contain_text("Reasoning and reply contradict each other.")
-    expect(badge).to_contain_text("asks a question instead of suggesting anything")
 
 
 def test_the_controls_have_no_accessibility_violations(browser: Browser, address):

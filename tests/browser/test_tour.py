@@ -20,11 +20,6 @@ STEPS = range(1, 7)
 EN = load_texts("en")
 
 
-@pytest.fixture(autouse=True)
-def _patient() -> None:
-    expect.set_options(timeout=30_000)
-
-
 def tour(page: Page, address: str, query: str = "") -> Page:
     """Open the tour and wait until it is ready."""
     page.goto(f"{address}/?screen=tour{query}")

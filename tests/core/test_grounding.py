@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
-from compeer_core.grounding import Ground, StepChecker, check_step, invented_quotations
+from compeer_core.grounding import Ground, StepChecker, invented_quotations
 from compeer_core.images import Image
 
 PHOTO = Image(b"", 48, 48)
@@ -23,6 +23,10 @@ def talk(*texts: str, image: Image | None = None) -> Dialogue:
             for n, text in enumerate(texts)
         )
     )
+
+
+def check_step(text: str, dialogue: Dialogue):
+    return StepChecker(dialogue).check(text)
 
 
 def test_a_quotation_is_linked_to_the_words_in_the_message():

@@ -20,7 +20,6 @@ from compeer_core.reasoning import (
     Reading,
     TextWritten,
     TurnFinished,
-    coalesce,
     read,
 )
 from compeer_core.steering import GivenStep
@@ -101,14 +100,6 @@ def test_between_two_parts_nothing_is_generated() -> None:
     for event in Policy("p", backend).respond(DIALOGUE, Controls(), threading.Event()):
         if isinstance(event, PartFinished):
             assert len(backend.completions[0].untils) == list(Part).index(event.part) + 1
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 30))
-def test_the_events_do_not_depend_on_the_chunks(size: int) -> None:
-    events = events_of(ScriptedBackend([ScriptedTurn(text=TEXT, chunk_characters=size)]))
-
-    assert coalesce(events) == coalesce(events_of(ScriptedBackend([TEXT])))
 
 
 @settings(max_examples=40, deadline=None)

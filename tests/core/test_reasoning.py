@@ -25,7 +25,6 @@ from compeer_core.reasoning import (
     TextWritten,
     TurnFinished,
     Unreadable,
-    coalesce,
     label_line,
     parse,
     part_of,
@@ -446,6 +445,19 @@ def test_reading_never_raises_and_parsing_raises_only_its_own_error(text):
         assert reading.is_complete
 
 
+def coalesce(events):
+    """Join consecutive text events of one part."""
+    joined = []
+    for event in events:
+        last = joined[-1] if joined else None
+        both_texts = isinstance(event, TextWritten) and isinstance(last, TextWritten)
+        if both_texts and last.part is event.part:
+            joined[-1] = TextWritten(event.part, last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
+
+
 @given(any_text, st.lists(st.integers(0, 200), max_size=30))
 def test_however_a_text_is_cut_its_events_are_the_same(text, cuts):
     whole = StreamingParser()
@@ -460,15 +472,6 @@ def test_however_a_text_is_cut_its_events_are_the_same(text, cuts):
 
     assert coalesce(events) == expected
     assert events[-1] == TurnFinished(read(text))
-
-
-@given(any_text)
-def test_character_by_character_is_no_different(text):
-    parser = StreamingParser()
-    events = [event for character in text for event in parser.feed(character)] + parser.close()
-
-    whole = StreamingParser()
-    assert coalesce(events) == coalesce(whole.feed(text) + whole.close())
 
 
 @given(any_text)

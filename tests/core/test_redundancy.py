@@ -259,54 +259,6 @@ HEARD = "what was said before"
 BAD_GROUP = Compass({PARROT_1: 0, PARROT_2: 2, NEAR: 20, NEW: 85, HEARD: 1})
 
 
-def test_the_only_new_reply_of_a_bad_group_comes_last_in_the_printed_form_and_first_in_the_others():
-    group = ([-3.0] * 4, [PARROT_1, PARROT_2, NEAR, NEW], [HEARD])
-
-    def order(form):
-        found = reweighted(*group, BAD_GROUP, Settings(form=form))
-        return np.argsort([one.weighted for one in found]).tolist()
-
-    assert order("paper")[0] == 3
-    assert order("signed")[-1] == 3
-    assert order("subtract")[-1] == 3
-
-
-def test_where_the_scale_begins_decides_who_leads_unless_similarity_is_subtracted():
-    encoder = Compass({PARROT_1: 0, NEW: 85, HEARD: 0})
-    history = [HEARD]
-
-    def leader(rewards, form):
-        found = reweighted(rewards, [PARROT_1, NEW], history, encoder, Settings(form=form))
-        return int(np.argmax([one.weighted for one in found]))
-
-    # The parrot's factor is 2.15, the new reply's 1.18.
-    assert (leader([3.0, 1.0], "signed"), leader([13.0, 11.0], "signed")) == (0, 1)
-    assert leader([3.0, 1.0], "subtract") == leader([13.0, 11.0], "subtract") == 0
-
-
-def test_a_collapsed_group_keeps_its_order_and_its_proportions():
-    # All candidates say the same, and said it before: nothing sets them apart.
-    encoder = Compass({PARROT_1: 10, HEARD: 28})
-
-    found = reweighted([5.0, 3.0, 1.0, 1.0], [PARROT_1] * 4, [HEARD], encoder)
-
-    factors = [one.reward / one.weighted for one in found]
-    assert [one.s_in for one in found] == pytest.approx([1.0] * 4)
-    assert factors == pytest.approx([factors[0]] * 4)
-    assert factors[0] > 3
-
-
-def test_candidates_of_equal_worth_stay_nearly_equal():
-    # Cosines with the history of 0.500 to 0.503: what is left is noise, not a preference.
-    degrees = [math.degrees(math.acos(value)) for value in (0.500, 0.501, 0.502, 0.503)]
-    replies = [f"{WORDS} {number}" for number in range(4)]
-    encoder = Compass({**dict(zip(replies, degrees, strict=True)), HEARD: 0})
-
-    found = [one.weighted for one in reweighted([1.0] * 4, replies, [HEARD], encoder)]
-
-    assert 0 < max(found) - min(found) < 0.002
-
-
 # --- what may be absent --------------------------------------------------------------------------
 
 

@@ -19,17 +19,14 @@ from compeer_core.backends.scripted import ScriptedBackend
 from compeer_core.dialogue import Dialogue
 from compeer_core.errors import CheckpointError, ConfigError, UnknownModelError
 from compeer_core.policy import Controls, Policy
-from compeer_core.reasoning import parse
 from compeer_core.registry import (
     ModelEntry,
     Registry,
-    SamplingOverrides,
     Source,
     SourceKind,
     parse_source,
 )
 from compeer_core.safety import RiskKind, RiskSign, find_risk
-from compeer_core.turn import take_turn
 
 SCRIPT = '[[turns]]\ntext = "<reply>Hello.</reply>"\n'
 JUDGE = 'answers = ["True", "First"]\n'
@@ -376,34 +373,6 @@ def test_a_checkpoint_is_loaded_with_its_adapter_and_the_flags(
         (str(folder / "base"), {"adapter": folder / "lora", **flags}),
         ("org/model", {"adapter": None, **flags}),
     ]
-
-
-def test_a_policy_and_a_judge_on_the_same_weights_take_turns(
-    qwen_folder: Path, adapter_folders: list[Path]
-) -> None:
-    registry = Registry(
-        [
-            entry(source=str(qwen_folder), sampling=SamplingOverrides(max_new_tokens=12)),
-            entry(name="judge", kind="judge", source=str(qwen_folder), adapter=adapter_folders[0]),
-        ],
-        device="cpu",
-    )
-    policy, judge = registry.policy(), registry.judge()
-    dialogue = Dialogue.from_messages([{"role": "user", "content": "Hi"}])
-    assert judge is not None
-
-    *_, done = take_turn(policy, judge, dialogue, Controls(), threading.Event())
-    turn = parse(
-        "<history>a\nStage: Action</history>\n<emotion>b\nSentiment: Neutral\nEmotion: Joy\n"
-        "Intensity: 1</emotion>\n<strategy>c\nStrategy: Question</strategy>\n<reply>d</reply>"
-    )
-    [judgement] = judge.judge(dialogue, [turn], ["e"])
-
-    assert done.record.status == "finished"  # type: ignore[union-attr]
-    assert done.record.tokens <= 12  # type: ignore[union-attr]
-    assert judgement.reward().unscorable == 0
-    assert judgement.reward().maximum == 5
-    registry.close()
 
 
 def test_a_judge_may_be_two_adapters_on_the_weights_of_a_policy(

@@ -65,8 +65,6 @@ class Steps:
         self.folder = folder
         self.reports: dict[str, StepReport] = {}
         """The reports so far, in order."""
-        self.redone = False
-        """Whether a step ran in this start."""
         self.unfinished = 0
         """Unanswered questions of the current step. Its rows are complete without them, but the step does
         not count as finished: the next start asks them again."""
@@ -98,7 +96,6 @@ class Steps:
         if report is not None:
             self._say(f"{name}: already done, {report.written} rows")
         else:
-            self.redone = True
             note.unlink(missing_ok=True)
             for path in outputs:
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ from training.evaluation.contradictions import (
     holds,
     rates,
 )
-from training.evaluation.llm_assessor import Assessor, Counts, assessor_source
+from training.evaluation.llm_assessor import Assessor, Counts, assessor_settings
 from training.evaluation.plots import plot_rates
 from training.evaluation.strategy_signs import measure_signs, sign_metrics
 from training.evaluation.turn_selection import Rejected, Row, Turn, read_rows, select
@@ -127,7 +127,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     for name in config.judges:
         registry.entry(name, "judge")
     if config.assessor is not None:
-        assessor_source(config.assessor)
+        assessor_settings(config.assessor)
     rows = list(read_rows(config.written, config.splits))
     reasons = Counter(each for each in map(select, rows) if isinstance(each, Rejected))
     valid = len(rows) - reasons.total()
@@ -293,14 +293,12 @@ def report(study: Study, config: Config) -> None:
     if config.assessor is not None:
         assessor = Assessor(
             config.assessor,
-            config.folder / "assessor.jsonl",
+            config.folder / "assessor",
             in_flight=config.assessor_in_flight,
             tries=config.assessor_tries,
         )
-        model = assessor_source(config.assessor)[1]
-        name = f"says {model}"
-        source += f"; {model}"
-        measured[name] = by_assessor(study, assessor, config.seed)
+        source += f"; {assessor.name}"
+        measured[f"says {assessor.name}"] = by_assessor(study, assessor, config.seed)
         counts = assessor.counts
     metrics = [each for about, judges in measured.items() for each in comparison(about, judges)]
     metrics += verdict_metrics(study, weights)
@@ -453,13 +451,12 @@ def _count_metrics(study: Study, counts: Counts | None) -> list[results.Metric]:
         for reason, count in sorted(study.rejected.items())
     ]
     if counts is not None:
-        question_count = counts.asked + counts.known
         about = "questions to the assessor"
-        lines.append(line(about, "asked", question_count, question_count))
-        lines.append(line(about, "given up", counts.given_up, question_count))
-        lines.append(line(about, "unanswered", counts.unanswered.total(), question_count))
+        lines.append(line(about, "asked", counts.asked, counts.asked))
+        lines.append(line(about, "given up", counts.given_up, counts.asked))
+        lines.append(line(about, "unanswered", counts.unanswered, counts.asked))
         lines += [
-            line(about, f"of no use: {why}", n, question_count) for why, n in counts.retried.items()
+            line(about, f"of no use: {why}", n, counts.asked) for why, n in counts.invalid.items()
         ]
     return lines
 

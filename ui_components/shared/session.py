@@ -161,11 +161,6 @@ class Session:
         undo = self.undo and replace(self.undo, turns=_with_progress(self.undo.turns, progress))
         return replace(self, turns=turns, undo=undo)
 
-    def with_turn(self, turn: Turn) -> "Session":
-        """Return the session with a turn of the current thread replaced."""
-        turns = tuple(turn if turn.key == current.key else current for current in self.turns)
-        return replace(self, turns=turns)
-
     def begun(self, index: int, progress: Progress) -> "Session":
         """Return the session with one more reply to a message, which becomes current.
 

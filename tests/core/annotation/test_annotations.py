@@ -19,14 +19,11 @@ from compeer_core.annotation.annotations import (
     opinions,
     placed_annotations,
     read_annotations,
-    read_csv,
-    read_jsonl,
     write_annotations,
     write_csv,
 )
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import STEPS, Part
-from compeer_core.row_files import write_lines
 from compeer_core.taxonomy import Preference
 from tests.cases import case_of
 
@@ -41,13 +38,6 @@ def said(annotator, at=0, **fields):
         date=NOON + timedelta(hours=at),
         **fields,
     )
-
-
-def through_csv(annotations):
-    file = io.StringIO(newline="")
-    write_csv(file, annotations)
-    file.seek(0)
-    return list(read_csv(file, "f.csv"))
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -106,17 +96,12 @@ ANNOTATIONS = st.builds(
 
 
 @given(st.lists(ANNOTATIONS, max_size=4))
-def test_csv_gives_back_what_was_written(annotations):
-    assert through_csv(annotations) == annotations
+def test_a_file_gives_back_what_was_written(tmp_path_factory, annotations):
+    for name in ("f.csv", "f.jsonl"):
+        path = tmp_path_factory.getbasetemp() / name
+        write_annotations(path, annotations)
 
-
-@given(st.lists(ANNOTATIONS, max_size=4))
-def test_json_lines_give_back_what_was_written(annotations):
-    file = io.StringIO(newline="")
-    write_lines(file, annotations)
-    file.seek(0)
-
-    assert list(read_jsonl(file, "f.jsonl")) == annotations
+        assert list(read_annotations(path)) == annotations
 
 
 def test_gzipped_annotations_can_be_read(tmp_path):
@@ -221,9 +206,10 @@ GOOD = "i1,ann,2026-11-21T12:00:00Z,True,3,first,fine\n"
         (HEADER + GOOD + '"i1,ann', "f.csv, after row 2: is not CSV: unexpected end of data"),
     ],
 )
-def test_an_error_in_a_csv_is_reported_in_one_sentence(text, sentence):
+def test_an_error_in_a_csv_is_reported_in_one_sentence(tmp_path, text, sentence):
+    (tmp_path / "f.csv").write_text(text, encoding="utf-8", newline="")
     with pytest.raises(ConfigError) as failure:
-        list(read_csv(io.StringIO(text, newline=""), "f.csv"))
+        list(read_annotations(tmp_path / "f.csv"))
 
     assert sentence in str(failure.value)
     assert "\n" not in str(failure.value)
@@ -244,9 +230,10 @@ ROW = '{"item_id":"i1","annotator":"ann","date":"2026-11-21T12:00:00Z"%s}\n'
         ("[]", "f.jsonl, row 1: is no annotation"),
     ],
 )
-def test_an_error_in_json_lines_is_reported_in_one_sentence(text, sentence):
+def test_an_error_in_json_lines_is_reported_in_one_sentence(tmp_path, text, sentence):
+    (tmp_path / "f.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as failure:
-        list(read_jsonl(io.StringIO(text), "f.jsonl"))
+        list(read_annotations(tmp_path / "f.jsonl"))
 
     assert sentence in str(failure.value)
     assert "\n" not in str(failure.value)

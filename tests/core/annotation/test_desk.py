@@ -391,17 +391,6 @@ def test_one_sees_what_one_has_begun_and_nobody_elses(desk, people, clock):
 # --- tabs and passes ----------------------------------------------------------------------------
 
 
-def test_a_tab_that_is_left_lets_the_next_one_in(desk, people):
-    ann = people[0]
-    desk.next_item(ann, "one")
-    assert not desk.hold(ann, "i0", "two")
-    assert code_of(desk.answer, ann, "i0", steps=RIGHT, tab="two") == "item_open_elsewhere"
-    desk.release(ann, "i0", "two")
-    assert not desk.hold(ann, "i0", "two")
-    desk.release(ann, "i0", "one")
-    assert desk.hold(ann, "i0", "two")
-
-
 def test_a_tab_that_is_silent_does_not_keep_the_next_one_out_when_the_clock_is_set_back(
     desk, people, clock
 ):

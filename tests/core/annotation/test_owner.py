@@ -147,28 +147,6 @@ def test_the_overlap_can_be_changed_and_answers_stay(desk, owner):
     assert len(list(desk.annotations(batch="b"))) == 4
 
 
-@pytest.mark.parametrize(
-    ("batch", "people", "overlap", "code"),
-    [
-        ("c", [], 1, "batch_unknown"),
-        ("a", ["ann", "dee"], 1, "person_unknown"),
-        ("a", ["ann"], 0.5, "overlap_needs_two"),
-        ("a", [], 1.1, "overlap_unusable"),
-        ("a", [], -0.1, "overlap_unusable"),
-        ("a", [], float("nan"), "overlap_unusable"),
-    ],
-)
-def test_an_assignment_that_cannot_be_is_refused_and_changes_nothing(
-    desk, owner, batch, people, overlap, code
-):
-    before = owner.batches()
-    with pytest.raises(InputError) as refused:
-        owner.assign(batch, people, overlap)
-
-    assert refused.value.code == code
-    assert owner.batches() == before
-
-
 # --- removing -----------------------------------------------------------------------------------
 
 

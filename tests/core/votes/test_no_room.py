@@ -1,20 +1,13 @@
 """Without room, or where nothing may be written: what was acknowledged is there, all else was refused."""
 
-import os
-import shutil
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
-from compeer_core.annotation.desk import Desk
 from compeer_core.errors import StoreError
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought, plan
-
-NOBODY = 65534
 
 
 @contextmanager
@@ -77,64 +70,6 @@ def test_a_deletion_needs_no_more_room(sqlite_url):
             store.cast(fought(store, "ann"), "ann", "first", note="x" * 6000)
         with room_for(store, 0):
             assert store.delete_voter("ann").votes == 5
-
-
-@pytest.fixture
-def shut():
-    """A folder that nobody may write to, not even root, while `shut` is called; and what is in it."""
-    folder = Path(tempfile.mkdtemp())
-    path = folder / "votes.sqlite3"
-    is_root = os.geteuid() == 0
-
-    @contextmanager
-    def shutting(store):
-        store.database.erased.result(30)
-        store.database._engine.dispose()
-        path.chmod(0o444)
-        folder.chmod(0o555)
-        if is_root:  # whom no permission stops
-            os.seteuid(NOBODY)
-        try:
-            yield
-        finally:
-            if is_root:
-                os.seteuid(0)
-            folder.chmod(0o755)
-            path.chmod(0o600)
-            store.database._engine.dispose()
-
-    shutting.url = f"sqlite:///{path}"
-    yield shutting
-    shutil.rmtree(folder)
-
-
-def test_a_folder_that_becomes_read_only_is_reported_and_loses_nothing(shut):
-    with VoteStore(shut.url) as store:
-        desk = Desk(store)
-        token = desk.add_annotator("ann")
-        ann = desk.log_in(token)
-        voted, waiting = fought(store, "ann"), fought(store, "ann")
-        store.cast(voted, "ann", "first")
-        secret = store.secret("visitors")
-        with shut(store):
-            for change in (
-                lambda: store.cast(waiting, "ann", "first"),
-                lambda: store.undo(voted, "ann"),
-                lambda: store.open_battle(plan("bo")),
-                lambda: store.delete_voter("ann"),
-                lambda: store.close_battle(voted, "risk"),
-                lambda: desk.new_pass(ann),
-                lambda: desk.save_draft(ann, "i0", "one", {}),
-                lambda: desk.next_item(ann, "one"),
-                lambda: desk.delete_annotator("ann"),
-            ):
-                with pytest.raises(StoreError, match="the database of votes failed"):
-                    change()
-
-        assert store.secret("visitors") == secret
-        assert [vote.battle_id for vote in store.votes()] == [voted]
-        assert store.cast(waiting, "ann", "first").number == 1
-        assert desk.log_in(token) == ann
 
 
 def test_a_secret_that_is_there_needs_no_room(sqlite_url):

@@ -657,20 +657,6 @@ def test_no_table_is_left_with_anything_of_a_person_who_left(store, picture):
     assert {name for name, count in left.items() if count} == {"deletions"}
 
 
-def test_deleted_words_are_gone_from_the_files_too(sqlite_url, tmp_path):
-    with VoteStore(sqlite_url) as store:
-        battle = fought(store, "ann-the-voter")
-        store.cast(battle, "ann-the-voter", "first", note="nobody-may-read-this")
-        bytes_before = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-        store.delete_voter("ann-the-voter")
-        store.database.erased.result(30)
-        bytes_after = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-
-    for secret in (b"nobody-may-read-this", b"ann-the-voter", b"I failed my exam"):
-        assert secret in bytes_before
-        assert secret not in bytes_after
-
-
 def test_votes_are_not_lost_or_orphaned_when_their_owner_leaves_meanwhile(store):
     battles = [fought(store, "ann") for _ in range(12)]
     together = threading.Barrier(4)

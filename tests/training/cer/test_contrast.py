@@ -99,10 +99,3 @@ def test_a_step_that_the_writer_left_has_no_verdict(tmp_path):
 def test_a_file_that_does_not_fit_is_refused(tmp_path, opposites, rows, message):
     with pytest.raises(ConfigError, match=message):
         list(contrast_rows(config(tmp_path, *opposites, rows=rows)))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    settings = config(tmp_path, opposite("a"), rows=(judged("a"),))
-    settings.opposites.unlink()
-    with pytest.raises(ConfigError, match="no such file"):
-        list(contrast_rows(settings))

@@ -108,10 +108,3 @@ def test_a_dry_run_writes_nothing(tmp_path):
 def test_a_wrong_line_is_named(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
         list(graded_rows(config(tmp_path, *lines)))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    missing = config(tmp_path, line()).model_copy(update={"replies": tmp_path / "no.jsonl.gz"})
-
-    with pytest.raises(ConfigError, match=r"no.jsonl.gz: no such file"):
-        list(graded_rows(missing))

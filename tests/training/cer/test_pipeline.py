@@ -96,21 +96,6 @@ def test_the_silver_route_writes_rows_with_the_reasons_of_the_rule(silver):
     assert not list(config.output.rglob("*.new"))
 
 
-def test_finished_steps_are_skipped(silver, endpoint):
-    config = silver()
-    pipeline.run(config)
-    files = {path: path.stat() for path in config.output.rglob("*.json*") if path.is_file()}
-    asked = endpoint.requests
-
-    pipeline.run(config)
-
-    del files[config.output / "config.json"]  # says that it was started again
-    for path, before in files.items():
-        after = path.stat()
-        assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns), path
-    assert endpoint.requests == asked
-
-
 def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver):
     pipeline.run(silver())
     changes: list[str] = []
@@ -265,7 +250,7 @@ def test_an_engine_that_works_in_batches_gives_the_same_rows(silver, tmp_path, m
     same_rows(local, other)
 
 
-@pytest.mark.slow  # the whole route in processes; test_steps_on_ray.py takes the steps one by one
+@pytest.mark.slow  # the whole route in processes
 @pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
 def test_the_same_rows_come_from_ray(silver, tmp_path):
     ray = pytest.importorskip("ray")

@@ -19,7 +19,7 @@ from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from compeer_core.unifireward import PREFERENCES, VERDICTS
 from tests.training.reward_model.test_train import RULE, record, without_words
-from tests.training.runs import interrupt_at_step_3, metrics_of, run_in_processes, weights
+from tests.training.runs import metrics_of, weights
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
@@ -273,18 +273,6 @@ def test_measures_by_hand():
     )  # .75 for one that is, .25 for one that is not
 
 
-def test_a_run_that_was_stopped_continues_as_if_it_had_not_been(config, tmp_path, monkeypatch):
-    whole = changed(config, output=tmp_path / "whole")
-    adapter.run(whole)
-    with interrupt_at_step_3(monkeypatch):
-        adapter.run(config)
-    adapter.run(config, resume=config.output)
-
-    assert metrics_of(config.output) == metrics_of(whole.output)
-    ours, theirs = (weights(c.output / "adapter") for c in (config, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
 def test_errors_are_reported_before_anything_is_written(config, tmp_path):
     def refused(error: type[Exception], match: str, **changes: Any) -> None:
         with pytest.raises(error, match=match):
@@ -315,22 +303,3 @@ def test_a_dry_run_counts_and_writes_nothing(config, caplog):
     assert not config.output.exists()
     assert "train: 6 histories; verdicts: emotion False 6, emotion True 6" in caplog.text
     assert "valid: 3 histories" in caplog.text
-
-
-@pytest.mark.slow
-def test_two_processes_learn_what_one_learns(config, repository, tmp_path):
-    (tmp_path / "judge.toml").write_text(
-        f'records = ["{config.records[0]}"]\nfaces = "{config.faces}"\nbase = "{config.base}"\n'
-        'output = "set"\nlora = { rank = 4, alpha = 8 }\nfirst_layer = 1\ncases_per_step = 3\n'
-        "steps = 4\nwarmup_steps = 0\ndecay_steps = 2\nadamw_lr = 0.01\nevaluate_every = 2\n",
-        encoding="utf-8",
-    )
-    for name, count in (("one", 1), ("two", 2)):
-        output = f"output={tmp_path / name}"
-        file = str(tmp_path / "judge.toml")
-        run_in_processes(repository, count, "reward", "adapter", file, "--set", output)
-
-    alone, together = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
-    assert len(together) == len(alone) == 4
-    for ours, theirs in zip(together, alone, strict=True):
-        assert ours == pytest.approx(theirs, rel=5e-3)

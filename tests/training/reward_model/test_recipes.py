@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.commands.config.config_args import load_config_from_file
 from peft import get_peft_model
 from transformers import PreTrainedModel, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -84,11 +83,3 @@ def test_the_small_recipe_trains_each_kind_of_judge_on_the_same_rows():
         changes = {"kind": kind, "output": f"runs/small/reward_{kind}/seed0"}
         own = {f"{key}={value}" for key, value in changes.items() if kind != Kind.UNIFIED}
         assert {*settings} == {"faces={data_dir}/faces", *own}
-
-
-def test_the_launchers_settings_are_read_by_the_library():
-    settings = load_config_from_file(str(CONFIGS / "qwen" / "fsdp.yaml"))
-
-    assert settings.num_processes == PROCESSES["reward_full"]
-    assert settings.mixed_precision == "bf16"
-    assert settings.fsdp_config["fsdp_version"] == 2

@@ -14,7 +14,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse, render
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
-from tests.training.runs import interrupt_at_step_3, metrics_of, run_in_processes, weights
+from tests.training.runs import interrupt_at_step_3, metrics_of, weights
 from tests.training.sft.test_adapter import turn_of
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
@@ -261,32 +261,3 @@ def test_an_interrupted_run_continues_with_the_reference_it_began_with(config, m
     assert [{k: row[k] for k in kept if k in row} for row in metrics_of(config.output)] == [
         {k: row[k] for k in kept if k in row} for row in metrics_of(stopped.output)
     ]
-
-
-def test_two_processes_train_the_same_adapter(config, repository, tmp_path):
-    preference.run(config)
-    file = tmp_path / "pairs.toml"
-    file.write_text(
-        f"""
-records = ["{config.records[0]}"]
-base = "{config.base}"
-start = "{config.start}"
-output = "{tmp_path / "two"}"
-lora = {{ rank = 4, alpha = 8 }}
-compute = "fp32"
-pairs_per_step = 4
-steps = 5
-warmup_steps = 1
-decay_steps = 2
-adamw_lr = 0.01
-save_every = 2
-evaluate_every = 2
-validation_pairs = 3
-""",
-        encoding="utf-8",
-    )
-
-    run_in_processes(repository, 2, "sft", "preference", str(file))
-
-    losses = [row["loss"] for row in metrics_of(config.output)]
-    assert [row["loss"] for row in metrics_of(tmp_path / "two")] == pytest.approx(losses, abs=1e-3)

@@ -10,7 +10,6 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from compeer_core.errors import CheckpointError
 from compeer_core.policy import Policy
 from compeer_core.registry import Registry
 from compeer_core.taxonomy import ESCONV_STRATEGIES
@@ -246,13 +245,6 @@ def test_a_reply_that_asks_instead_of_suggesting_has_a_badge_with_its_reason(ser
     )
 
 
-def test_the_badge_speaks_chinese(services):
-    ben = Steerer(services, "zh")
-    asyncio.run(ben.send("advice please"))
-
-    assert "推理与回复相互矛盾。" in ben.inspector
-
-
 # --- best of several -----------------------------------------------------------------------------
 
 
@@ -313,36 +305,12 @@ def test_a_sample_without_a_usable_reply_has_no_rank(anna, services, monkeypatch
     assert "I am here for you, always" not in anna.screen["inspector"]
 
 
-def test_a_model_that_cannot_be_loaded_is_said_to_be_so(anna, services, monkeypatch):
-    def fail(name: str) -> object:
-        raise CheckpointError(f"{name}: damaged")
-
-    monkeypatch.setattr(services.models, "policy", fail)
-    monkeypatch.setattr(services.chat_jobs, "_rank", lambda *_: None)  # it drops empty samples
-    ask_for_several(anna, 2)
-
-    samples = anna.session.turns[0].replies[1:]
-    assert [reply.failure for reply in samples] == ["model", "model"]
-
-
 @pytest.mark.parametrize("size", [1, 9, 0, -4, "4", None, True, 2.0])
 def test_best_of_n_is_bounded(anna, size):
     ask_for_several(anna, size)
 
     assert "Please choose from 2 to 8 replies." in anna.inspector
     assert anna.session.turns[0].best_of is None
-
-
-def test_replies_in_a_language_that_the_encoder_does_not_know_are_ranked_by_reward_alone(
-    services, tmp_path
-):
-    chinese = ASKS.replace("What makes it hardest?", "听起来你真的很难过，最难的是什么？")
-    (tmp_path / "turns.toml").write_text(script([{"text": chinese}]), encoding="utf-8")
-    ben = Steerer(services, "zh")
-    asyncio.run(ben.send("我失业了，还没有告诉任何人，心里很乱。"))
-    ask_for_several(ben, 2)
-
-    assert ben.session.turns[0].best_of.ranking.is_reweighted is False
 
 
 def in_the_middle_of_several(visitor: Steerer, control: str, press: Callable[..., Any]) -> None:
@@ -418,29 +386,6 @@ def test_a_reply_of_the_eight_is_used_like_one_of_several(anna):
     assert [utterance.text for utterance in anna.session.dialogue()][1] == anna.session.turns[
         0
     ].progress.reply.strip()
-
-
-def test_two_visitors_get_eight_each(services):
-    visitors = [Steerer(services), Steerer(services)]
-
-    async def scene() -> None:
-        await asyncio.gather(*(each.send("I lost my job.") for each in visitors))
-        event = gr.EventData(None, {"turn": 0})
-        await asyncio.gather(
-            *(
-                each.watch(
-                    each.steering.each_strategy(
-                        "scripted-policy", "", "", each.conversation_id, each.request, event
-                    )
-                )
-                for each in visitors
-            )
-        )
-
-    asyncio.run(scene())
-    for visitor in visitors:
-        assert len(visitor.session.turns[0].replies) == 9
-        assert all(reply.outcome == "finished" for reply in visitor.session.turns[0].replies)
 
 
 def test_in_chinese_no_check_can_tell_and_nothing_is_drawn_again(services, tmp_path):

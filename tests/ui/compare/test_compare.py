@@ -318,59 +318,7 @@ def test_reasons_come_after_the_vote_and_before_the_names(anna, services):
     assert next(services.votes.votes()).flags == ()
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        "<script>stolen(1)</script><img src=x onerror=stolen(2)>",
-        "![x](https://example.com/x.png) ${stolen(3)} {{7*7}}",
-        "\u202eright to left\u202c and \u200bzero\u200d width \u2066",
-        "x" * 10_000,
-    ],
-)
-def test_an_odd_note_is_shown_as_text(anna, note):
-    anna.send("hello")
-    anna.vote("first")
-    anna.act("explain", battle=anna.battle, tags=[], note=note, token="t")
-    anna.reveal()
-    escaped = note.replace("<", "&lt;").replace(">", "&gt;")
-
-    assert anna.error == ""
-    assert escaped in anna.ballot
-    assert "<script>" not in anna.ballot
-    assert "<img" not in anna.ballot
-
-
-def test_a_note_that_is_too_long_is_rejected_with_a_message(anna):
-    anna.send("hello")
-    anna.vote("first")
-    anna.act("explain", battle=anna.battle, tags=[], note="x" * 10_001, token="t")
-
-    assert "10001 characters; the limit is 10000" in anna.error
-
-
 # --- what is refused ------------------------------------------------------------------------------
-
-
-def test_second_unknown_and_foreign_votes_are_rejected(anna, services):
-    anna.send("hello")
-    ben = Guest(services)
-    ben.act("vote", battle=anna.battle, preference="first", revision=0)
-    assert "That comparison is not yours" in ben.error
-    ben.act("reveal", battle=anna.battle)
-    assert "That comparison is not yours" in ben.error
-    anna.vote("first", battle="b" + "0" * 32)
-    assert "no longer exists" in anna.error
-    anna.vote("best")
-    assert "not one of the four answers" in anna.error
-    anna.vote("first")
-    assert anna.error == ""
-    anna.vote("first", revision=0)  # the same request once more
-    assert anna.error == ""
-    anna.vote("second", revision=0)  # another tab
-    assert "You have already voted on this" in anna.error
-    assert "Your vote: A is better." in anna.ballot
-
-    assert [row.preference for row in services.votes.votes()] == [Preference.FIRST]
 
 
 def test_a_battle_is_not_voted_on_while_a_side_is_written(anna):
@@ -998,15 +946,6 @@ def test_a_sign_in_chat_withholds_the_next_replies_of_a_comparison(anna, service
 
     assert "your next message can get a reply" in anna.talk
     assert services.votes.counts().battles == 0
-
-
-def test_deleting_ones_data_deletes_the_comparison(anna, services):
-    anna.send("hello")
-    anna.vote("first")
-    deleted = services.forget(anna.key.visitor)
-
-    assert (deleted.battles, deleted.votes) == (1, 1)
-    assert not services.compare_jobs.store.get(anna.key).rounds
 
 
 # --- the judge ------------------------------------------------------------------------------------

@@ -1,11 +1,7 @@
 """Votes over plain HTTP: the server alone decides what is accepted."""
 
 import json
-import statistics
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -126,27 +122,6 @@ def test_one_vote_stands_whatever_is_posted(anna, ben):
     assert votes_of(anna, battle) == [Preference.SECOND]
 
 
-def test_many_at_once_leave_one_vote(anna):
-    battle = anna.begin()
-    choices = ["first", "second", "both", "neither"] * 5
-    with ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(lambda choice: anna.vote(battle, choice), choices))
-
-    assert len(votes_of(anna, battle)) == 1
-    kept = votes_of(anna, battle)[0].value
-    assert {choice for choice, error in zip(choices, said, strict=True) if not error} == {kept}
-
-
-def test_an_unfinished_battle_takes_no_vote(anna, services):
-    battle = anna.begin("for ever", wait=False)
-    assert "still being generated" in anna.vote(battle)
-    assert "no vote here" in anna.said("reveal", battle=battle)
-    services.compare_jobs.stop(anna.key)
-    eventually(lambda: services.compare_jobs.job(anna.key) is None)
-
-    assert votes_of(anna, battle) == []
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -236,24 +211,3 @@ def test_turns_are_counted_when_both_sides_have_ended(anna, services):
     eventually(lambda: services.compare_jobs.job(anna.key) is None)
 
     assert counters() != before
-
-
-def test_a_vote_costs_the_server_less_than_50_ms(anna, services):
-    """CPU time of this process, so other programs do not count."""
-    battles = [anna.begin() for _ in range(12)]
-    index = anna.index("compare-ballot", "vote")
-    costs = []
-    for battle in battles:
-        body = {
-            "data": [CONVERSATION],
-            "fn_index": index,
-            "session_hash": "speed",
-            "event_data": {"battle": battle, "preference": "first", "revision": 0},
-        }
-        began = time.process_time()
-        answer = anna.http.post("/gradio_api/run/predict", json=body)
-        costs.append(time.process_time() - began)
-        assert answer.json()["data"][2] == ""
-
-    assert statistics.median(costs) < ACKNOWLEDGED_SECONDS, costs
-    assert threading.active_count() < 200

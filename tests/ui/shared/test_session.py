@@ -163,7 +163,8 @@ def test_an_empty_reply_is_replaced_by_the_next():
 
 def test_a_reply_is_found_in_alternatives_and_undo():
     deep = Session(turns=(turn("one", "first"), turn("two", "x")))
-    deep = deep.with_turn(replace(deep.turns[1], progress=reply("later", "deep")))
+    later = replace(deep.turns[1], progress=reply("later", "deep"))
+    deep = replace(deep, turns=(deep.turns[0], later))
     branched = deep.begun(0, reply("second"))
     stopped = replace(branched.progress("deep"), outcome="stopped")
     changed = branched.with_progress(stopped)

@@ -317,15 +317,6 @@ def test_the_page_to_print_speaks_the_visitors_language_where_none_is_asked_for(
     assert '<html lang="en"' in odd
 
 
-def test_no_model_is_loaded_for_any_of_it(tmp_path):
-    fresh = make_services(tmp_path)
-    with warnings.catch_warnings(), TestClient(build_server(fresh)) as client:
-        for path in ("/tour/print", "/tour/votes", "/tour/files/help_lines.toml"):
-            assert client.get(path).status_code == 200
-        tour_html(load_texts("en"))
-        assert not any(fresh.models.is_ready(one.name) for one in fresh.models.registry.entries)
-
-
 def test_without_votes_the_count_invites_to_the_first(client):
     assert "No votes yet" in client.get("/tour/votes?lang=en").text
     assert "还没有投票" in client.get("/tour/votes?lang=zh").text

@@ -14,7 +14,6 @@ requests, block by block, and this process stores their texts.
 
 import hashlib
 import json
-import re
 import threading
 from collections import Counter
 from collections.abc import Generator as Yielding
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.config import FrozenModel
-from compeer_core.errors import CompeerError, ConfigError
+from compeer_core.errors import CompeerError
 from training.cer.requests.engines import Engine, RayEngine
 from training.cer.requests.generators import (
     BatchGenerator,
@@ -180,17 +179,10 @@ class Asker:
             total: The number of questions, if known.
 
         Raises:
-            ConfigError: The folder holds the journal of an older version.
             BudgetSpentError: The budget is spent.
             StoppedEarly: The user wants to stop.
             BackendError: The generator cannot be used, or failed too often in a row.
         """
-        journal = self._folder / (re.sub(r"[^\w.\-]+", "-", f"{label}.{self.name}") + ".jsonl")
-        if journal.exists():
-            raise ConfigError(
-                f"{journal} holds answers in the format of version 0.1, which this version does "
-                "not read; finish the run with that version, or delete the file to ask again"
-            )
         with ResponseStore(self._folder / FILE_NAME) as store:
             dispatch = Dispatch(
                 settings=self.settings,

@@ -14,8 +14,7 @@ preferences, and every row names the corpus:
   shown above those without. A question is listed once for each of its topics with the same answers;
   they count once.
 - **epitome** (Sharma et al. 2020): levels of 0 to 2 for three mechanisms of empathy. A reply is
-  preferred if none of its levels is lower and one is higher. Few posts have two replies; the levels
-  themselves are more useful, see `empathy_levels`.
+  preferred if none of its levels is lower and one is higher. Few posts have two replies.
 - **ed_pairs**: a person's reply beside a weak model's output or a reply to something else. Nobody
   compared them: the first is better by rule, and the rows say so.
 - **esconv_sra** (ESConv-SRA): two replies by models with a given strategy; two people placed each pair
@@ -342,38 +341,8 @@ def _counselchat(reading: _Reading) -> Iterator[Judged]:
             yield Judged(Reply(left), Reply(right), _higher(a, b), by)
 
 
-class EmpathyLevels(FrozenModel):
-    """A reply to a post, and its level of each mechanism of empathy (EPITOME).
-
-    Three human judgements of one reply: the closest that public data comes to step labels.
-    """
-
-    source: SourceDialogue
-    """The post and the reply."""
-    emotional_reactions: int = Field(ge=0, le=2)
-    interpretations: int = Field(ge=0, le=2)
-    explorations: int = Field(ge=0, le=2)
-    rationales: tuple[str, str, str]
-    """The parts of the reply that show each mechanism, as in the corpus; empty if none does."""
-
-    @property
-    def levels(self) -> tuple[int, int, int]:
-        return (self.emotional_reactions, self.interpretations, self.explorations)
-
-
-def empathy_levels(paths: Sequence[Path]) -> Iterator[EmpathyLevels]:
-    """Yield the replies in EPITOME's three files that have one level for each mechanism.
-
-    Args:
-        paths: Emotional reactions, interpretations, explorations.
-
-    Raises:
-        ConfigError: A file is missing, or the number of files is not three.
-    """
-    return _empathy_levels(_Reading("epitome", paths, Settings(), _Tally(), 0))
-
-
-def _empathy_levels(reading: _Reading) -> Iterator[EmpathyLevels]:
+def _empathy_levels(reading: _Reading) -> Iterator[tuple[SourceDialogue, tuple[int, ...]]]:
+    """Yield the replies that have one level for each mechanism, and their levels."""
     if len(reading.paths) != 3:
         raise ConfigError(
             "epitome needs three files (emotional reactions, interpretations, explorations), got "
@@ -392,28 +361,17 @@ def _empathy_levels(reading: _Reading) -> Iterator[EmpathyLevels]:
         if any(len(each) > 1 for each in levels):
             reading.drop(LABELLED_TWICE)
             continue
-        emotional, interpreting, exploring = (each[0] for each in of_mechanisms)
-        yield EmpathyLevels(
-            source=emotional,
-            emotional_reactions=min(levels[0]),
-            interpretations=min(levels[1]),
-            explorations=min(levels[2]),
-            rationales=(
-                emotional.labels["rationales"],
-                interpreting.labels["rationales"],
-                exploring.labels["rationales"],
-            ),
-        )
+        yield of_mechanisms[0][0], tuple(min(each) for each in levels)
 
 
 def _epitome(reading: _Reading) -> Iterator[Judged]:
     by = DecidedBy(kind="person", name="epitome: no level lower, one higher")
-    posts: dict[str, list[EmpathyLevels]] = {}
-    for reply in _empathy_levels(reading):
-        posts.setdefault(reply.source.source_id, []).append(reply)
+    posts: dict[str, list[tuple[SourceDialogue, tuple[int, ...]]]] = {}
+    for reply, levels in _empathy_levels(reading):
+        posts.setdefault(reply.source_id, []).append((reply, levels))
     for replies in posts.values():
-        for left, right in combinations(replies, 2):
-            differences = {a - b for a, b in zip(left.levels, right.levels, strict=True)}
+        for (left, of_left), (right, of_right) in combinations(replies, 2):
+            differences = {a - b for a, b in zip(of_left, of_right, strict=True)}
             if min(differences) >= 0 and max(differences) > 0:
                 preference = Preference.FIRST
             elif max(differences) <= 0 and min(differences) < 0:
@@ -421,7 +379,7 @@ def _epitome(reading: _Reading) -> Iterator[Judged]:
             else:
                 reading.drop(NOT_DOMINATED)
                 continue
-            yield Judged(Reply(left.source), Reply(right.source), preference, by)
+            yield Judged(Reply(left), Reply(right), preference, by)
 
 
 def _ed_pairs(reading: _Reading) -> Iterator[Judged]:

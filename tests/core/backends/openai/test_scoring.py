@@ -13,7 +13,6 @@ import pytest
 from compeer_core.backends.openai.client import Patience
 from compeer_core.backends.openai.scoring import OpenAIScorer
 from compeer_core.backends.protocol import (
-    Answers,
     BatchLabelScorer,
     CandidateQuestions,
     Message,
@@ -264,39 +263,6 @@ def test_a_refusal_for_another_reason_changes_nothing(endpoint: Endpoint) -> Non
     assert scorer.verdicts == "logprobs"
 
 
-def test_the_newer_budget_field_is_learned(endpoint: Endpoint) -> None:
-    def script(reply: Reply) -> None:
-        if "max_tokens" in reply.body:
-            reply.refuse(400, "'max_tokens' is not supported, use 'max_completion_tokens' instead.")
-        elif "temperature" in reply.body:
-            reply.refuse(400, "Unsupported value: 'temperature' does not support 0.0")
-        else:
-            tells({"True": 0.8, "False": 0.2})(reply)
-
-    scorer = scorer_at(endpoint(script))
-    for _ in range(2):
-        scorer.ask(HISTORY, IS_IT_SO)
-
-    assert len(endpoint.bodies) == 3 + 1
-    assert endpoint.bodies[-1]["max_completion_tokens"] == 1
-
-
-@pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_passing_fault_passes(endpoint: Endpoint, status: int) -> None:
-    fine = tells({"True": 0.8, "False": 0.2})
-    scorer = scorer_at(endpoint(refuses(status), refuses(status), fine))
-
-    assert scorer.ask(HISTORY, IS_IT_SO) == pytest.approx((0.8, 0.2))
-
-
-def test_retry_after_is_obeyed(endpoint: Endpoint) -> None:
-    scorer = scorer_at(endpoint(refuses(429, Retry_After="0.3"), tells({"True": 1.0})))
-    started = time.monotonic()
-    scorer.ask(HISTORY, IS_IT_SO)
-
-    assert time.monotonic() - started >= 0.3
-
-
 def lose(reply: Reply) -> None:
     reply.head(Content_Type="application/json", Content_Length="1000")
     reply.raw(b'{"choices": [')
@@ -485,25 +451,6 @@ def test_a_judged_text_cannot_forge_a_verdict(endpoint: Endpoint) -> None:
 
 
 # --- many candidates -----------------------------------------------------------------------------
-
-
-def test_batch_scores_equal_those_of_a_session(endpoint: Endpoint) -> None:
-    scorer = scorer_at(endpoint(judges))
-    questions = [Question(f"Is {n} so?", VERDICTS) for n in range(3)]
-    ends = (Question("Replies 1", PREFERENCES), Question("Replies 2", PREFERENCES))
-    candidates = [CandidateQuestions(tuple(questions[n:]), ends[: n % 3]) for n in range(4)]
-
-    answered = scorer.score_candidates(HISTORY, candidates)
-
-    for candidate, answers in zip(candidates, answered, strict=True):
-        session = scorer.open(HISTORY)
-        assert isinstance(answers, Answers)
-        for question, given in zip(candidate.chain, answers.chain, strict=True):
-            assert session.ask(question.text, question.labels) == given
-            session.answer(question.labels[max(range(2), key=given.__getitem__)])
-        for question, given in zip(candidate.ends, answers.ends, strict=True):
-            assert session.ask(question.text, question.labels) == given
-    assert scorer.score_candidates(HISTORY, []) == []
 
 
 @pytest.mark.parametrize("verdicts", ["logprobs", "parsed"])

@@ -5,7 +5,6 @@ forward pass over the whole conversation, by a model of its own that nobody else
 """
 
 import functools
-import itertools
 import json
 import shutil
 import threading
@@ -299,70 +298,6 @@ def plain_tokenizer(qwen_folder):
 # --- several visitors --------------------------------------------------------------------------
 
 
-def test_interleaved_turns_and_a_judge_disturb_nobody(qwen_folder, adapter_folders, pool, picture):
-    warm = load_transformers(str(qwen_folder), adapter=adapter_folders[0], pool=pool)
-    cool = load_transformers(str(qwen_folder), adapter=adapter_folders[1], pool=pool)
-    bare = load_transformers(str(qwen_folder), pool=pool)
-    judge = load_label_scorer(str(qwen_folder), adapter=adapter_folders[1], pool=pool)
-    plains = [Plain(qwen_folder, adapter) for adapter in (*adapter_folders, None)]
-    messages = [
-        [user("A picture ", picture(1, 112, 56)), assistant("Yes?"), user("What is it?")],
-        [user("Two: ", picture(2, 40, 90), picture(3), "!")],
-        [user("No picture at all, but a longer message about my exam and my boss.")],
-    ]
-    question = [user("Judge this: ", picture(4, 56, 112), "\n")]
-    alone = [plain.write(list(said)) for plain, said in zip(plains, messages, strict=True)]
-    assert len(set(alone)) == 3
-
-    turns = [opened(b, m) for b, m in zip((warm, cool, bare), messages, strict=True)]
-    session = judge.open(question)
-    asked, judged = list(question), []
-    written = ["", "", ""]
-    for which in itertools.cycle((0, 1, 2)):
-        if all(turn.ended for turn in turns):
-            break
-        if not turns[which].ended:
-            until = alone[which][len(written[which]) :][:1]
-            written[which] += text_of(turns[which], until)
-        if which == 0 and len(judged) < 4:
-            step = f"Step {len(judged)}: {written[0]}"
-            judged.append((step, session.ask(step, ("True", "False"))))
-            session.answer("True")
-
-    assert written == alone
-    for step, probabilities in judged:
-        last = asked[-1]
-        asked = (
-            [*asked[:-1], Message("user", (*last.content, step))]
-            if last.role == "user"
-            else [*asked, user(step)]
-        )
-        expected = plains[1].probabilities(asked, ("True", "False"))
-        assert probabilities == pytest.approx(expected, abs=1e-5)
-        asked.append(assistant("True"))
-    for one in (warm, cool, bare, judge):
-        one.close()
-
-
-def test_turns_of_many_threads_at_once_are_those_of_each_alone(qwen, monkeypatch, picture):
-    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)  # give way after every token
-    messages = [[user(f"Message {n} ", *([picture(n)] if n % 2 else []))] for n in range(6)]
-    sampling = [Sampling(temperature=0.9, seed=n, max_new_tokens=20) for n in range(6)]
-    alone = [text_of(opened(qwen, m, s)) for m, s in zip(messages, sampling, strict=True)]
-    together = [""] * 6
-
-    def visit(n):
-        together[n] = text_of(opened(qwen, messages[n], sampling[n]))
-
-    threads = [threading.Thread(target=visit, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert together == alone
-
-
 def test_a_long_turn_gives_way_to_a_new_one(qwen, monkeypatch):
     monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     long = opened(qwen, [user("A")], Sampling(temperature=0, max_new_tokens=400))
@@ -479,17 +414,6 @@ def test_a_turn_that_was_stopped_before_it_began_writes_nothing(qwen):
     assert completion.tokens == 0
 
 
-def test_who_stops_listening_stops_the_model(qwen):
-    completion = opened(qwen, [user("Hi")], Sampling(temperature=0, max_new_tokens=450))
-    texts = completion.generate()
-    next(texts)
-
-    texts.close()
-    qwen._chat.owner.call(lambda: None)  # the slice that was running has ended
-
-    assert completion.tokens < 450
-
-
 def test_a_closed_turn_can_be_closed_again_and_writes_no_more(qwen):
     completion = opened(qwen, [user("Hi")])
     completion.close()
@@ -500,21 +424,6 @@ def test_a_closed_turn_can_be_closed_again_and_writes_no_more(qwen):
         text_of(completion)
     with pytest.raises(BackendError, match="closed"):
         completion.write("x")
-
-
-def test_closing_a_model_ends_the_turns_that_it_writes(qwen_folder):
-    backend = load_transformers(str(qwen_folder), pool=ModelPool())
-    completion = opened(backend, [user("Hi")], Sampling(temperature=0, max_new_tokens=450))
-    texts = completion.generate()
-    next(texts)
-
-    backend.close()
-    "".join(texts)
-
-    assert completion.tokens < 450
-    completion.close()
-    with pytest.raises(BackendError, match="the model was closed"):
-        opened(backend, [user("Hi")])
 
 
 def test_what_a_model_runs_into_is_a_backend_error_and_others_go_on(qwen, monkeypatch):

@@ -172,63 +172,6 @@ def row_of(read: int, chain=(2, 5, 8), count: int = 10, ends=(9,)) -> prefix_sco
     return prefix_scoring._Row(plan, plan.visible(), slots=list(range(read)), next_node=read)
 
 
-def saw(row, **labels):
-    for node, label in labels.items():
-        row.logits[int(node[1:])] = torch.eye(12)[label]
-
-
-def test_after_a_wrong_draft_the_rest_is_drafted_as_that_pass_saw_it():
-    row = row_of(read=8)
-    saw(row, n1=10, n4=11, n7=11)  # the first stands, the second does not, the third may not
-
-    assert prefix_scoring._accept_verdicts(row) is False
-    assert [row.plan.tokens[node] for node in row.plan.chain] == [10, 11, 11]
-    assert (row.settled, row.next_node, row.certain, row.left) == (2, 5, 3, 5)
-    assert row.slots == [0, 1, 2, 3, 4, -1, -1, -1]
-
-    row.next_node = 10  # the rest is read on the new draft, and the third verdict stands
-    assert prefix_scoring._accept_verdicts(row) is True
-
-
-def test_a_guess_that_the_correction_turns_is_corrected_too():
-    row = row_of(read=4, chain=(1, 3), count=5, ends=(4,))
-    saw(row, n0=11, n2=11)
-    assert prefix_scoring._accept_verdicts(row) is False
-    assert row.plan.tokens == [0, 11, 2, 11, 4]
-
-    row.next_node = 5
-    saw(row, n2=10)  # after a False the second is True after all
-    assert prefix_scoring._accept_verdicts(row) is False
-    assert row.plan.tokens == [0, 11, 2, 10, 4]
-    assert row.next_node == 3
-
-
-def test_a_verdict_that_nothing_was_read_on_costs_nothing_to_correct():
-    row = row_of(read=2)
-    saw(row, n1=11)
-
-    assert prefix_scoring._accept_verdicts(row) is False
-    assert row.plan.tokens[2] == 11
-    assert (row.next_node, row.certain, row.slots) == (2, 3, [0, 1])
-
-
-def test_where_every_draft_is_right_only_the_end_is_left_to_read():
-    row = row_of(read=8)
-    saw(row, n1=10, n4=10, n7=10)
-
-    assert prefix_scoring._accept_verdicts(row) is False
-    assert (row.next_node, row.certain) == (8, 2)
-    row.next_node = 10
-    assert prefix_scoring._accept_verdicts(row) is True
-
-
-def test_a_last_verdict_without_a_question_behind_it_is_not_read_again():
-    row = row_of(read=8, count=9, ends=())
-    saw(row, n1=10, n4=10, n7=11)
-
-    assert prefix_scoring._accept_verdicts(row) is True
-
-
 def test_rows_are_read_as_far_as_pays_by_hand():
     rows = [row_of(read=0) for _ in range(4)]  # 2 nodes are certain, 8 with all drafts: 24 ahead
     width = functools.partial(prefix_scoring.pass_width, rows)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from compeer_core.cer import CerRecord, Variant
 from compeer_core.reasoning import read
-from tests.training.cer.endpoint import HALF_BODY, Endpoint, asked, at, refused
 from tests.training.cer.personality.personality_rows import (
     NUMBERED,
     FakeAsker,
@@ -29,8 +28,6 @@ from training.cer.personality.rewriting import (
     rewrite,
     with_texts,
 )
-from training.cer.requests.asking import Asker
-from training.cer.requests.generators import GeneratorSettings
 from training.data.records import read_records
 
 
@@ -285,37 +282,3 @@ def test_a_rewriting_is_whole_and_in_its_language(text, problem):
 )
 def test_a_verdict_names_pairs_that_exist(text, problem):
     assert check_verdict("drift:en:2:persona:0:a#0", text) == problem
-
-
-def test_a_real_endpoint_with_faults_gives_equal_files_and_is_asked_once(tmp_path):
-    change = rewriter(lambda text: text.replace("I ", "I really "))
-    good = json.dumps(
-        {
-            "D": 0.5,
-            "I": 0.5,
-            "S": 0.5,
-            "C": 0.5,
-            "description": "Speaks in a calm and plain manner.",
-        }
-    )
-
-    def answer(body):
-        message = asked(body)
-        return change(message) if "numbered utterances" in message else good
-
-    fault = at({2: refused(429), 3: refused(500), 5: HALF_BODY})
-    with Endpoint(answer, fault=fault) as endpoint:
-        asker = Asker(
-            GeneratorSettings(source=endpoint.source, in_flight=3, tries=3, backoff_seconds=0.01),
-            tmp_path / "journal",
-        )
-        report, variants = expanded(tmp_path, rows(6), asker)
-        requests = endpoint.requests
-        before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-        again, _ = expanded(tmp_path, rows(6), asker)
-        asker.close()
-        assert endpoint.requests == requests
-    assert report == again
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert {len(result) for result in variants.values()} == {report.written // 3}
-    assert report.written > 0

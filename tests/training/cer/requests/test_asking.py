@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compeer_core.backends.protocol import Message
-from compeer_core.errors import BackendError, ConfigError
+from compeer_core.errors import BackendError
 from compeer_core.images import Image
 from tests.training.cer.endpoint import (
     HALF_BODY,
@@ -88,14 +88,6 @@ def test_the_allowed_number_of_requests_is_in_flight_all_the_time(tmp_path: Path
             break
 
     assert max(map(min, shares)) >= 0.9, shares
-
-
-def test_64_requests_run_at_a_time_over_as_many_connections(tmp_path: Path) -> None:
-    with Endpoint(latency=1.0) as endpoint:
-        answers_of(Asker(settings(endpoint.source, in_flight=64), tmp_path), 192)
-
-        assert endpoint.most_in_flight == 64
-        assert endpoint.connections <= 64
 
 
 def test_questions_are_not_read_far_ahead(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -415,14 +407,6 @@ def test_half_a_surrogate_pair_can_be_stored(endpoint: Endpoint, tmp_path: Path)
     (answer,) = answers_of(Asker(settings(endpoint.source), tmp_path), 1)
 
     assert answer.text == "sad ?"
-
-
-def test_the_journal_of_an_older_version_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
-    (tmp_path / "test.tiny.jsonl").touch()
-
-    with pytest.raises(ConfigError, match="which this version does not read"):
-        answers_of(Asker(settings(endpoint.source), tmp_path), 1)
-    assert endpoint.requests == 0
 
 
 CHILD = """

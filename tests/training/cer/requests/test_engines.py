@@ -14,7 +14,6 @@ from tests.training.cer.endpoint import Endpoint, always, refused
 from tests.training.cer.requests.asking_helpers import (
     KEY,
     answers_of,
-    files_with,
     flaky,
     settings,
     stored_attempts,
@@ -160,28 +159,6 @@ def test_an_error_in_a_worker_is_raised_unchanged(ray_engine: RayEngine) -> None
         list(ray_engine.map(refusing, range(20)))
 
 
-@pytest.mark.slow  # its parts have tests of their own here
-def test_an_asker_on_ray_stores_the_same_attempts(ray_engine: RayEngine, tmp_path: Path) -> None:
-    with Endpoint(flaky) as endpoint:
-        chosen = settings(endpoint.source, tries=3)
-        local = run(chosen, tmp_path / "local", LocalEngine(), 70)
-        sent = endpoint.requests
-        on_ray = run(chosen, tmp_path / "ray", ray_engine, 70)
-        assert endpoint.requests == 2 * sent
-        assert on_ray == local
-        assert stored_attempts(tmp_path / "ray") == stored_attempts(tmp_path / "local")
-
-        # Stored answers are not asked for again, on either engine.
-        again = run(chosen, tmp_path / "ray", ray_engine, 70)
-        assert again[0] == local[0]
-        assert endpoint.requests == 2 * sent
-
-        # Workers have the key from their environment; nothing was written.
-        keys = {headers["authorization"] for headers in endpoint.headers[sent:]}
-        assert keys == {f"Bearer {KEY}"}
-        assert not files_with(tmp_path, KEY)
-
-
 def test_a_budget_on_ray_is_not_exceeded_and_answers_are_stored(
     ray_engine: RayEngine, tmp_path: Path
 ) -> None:
@@ -194,14 +171,6 @@ def test_a_budget_on_ray_is_not_exceeded_and_answers_are_stored(
         answers, _ = run(chosen, tmp_path, LocalEngine(), 70)
         assert [answer.text for answer in answers] == [f"q{n} / {n}" for n in range(70)]
         assert endpoint.requests == 70
-
-
-def test_a_wrong_key_ends_a_run_on_ray(ray_engine: RayEngine, tmp_path: Path) -> None:
-    with (
-        Endpoint(fault=always(refused(401))) as endpoint,
-        pytest.raises(BackendError, match="rejects the key"),
-    ):
-        run(settings(endpoint.source), tmp_path, ray_engine, 70)
 
 
 @pytest.mark.slow  # two workers import torch

@@ -3,18 +3,15 @@
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image as Pillow
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import ChatModel
-from compeer_core.backends.transformers_.batch_generation import BatchSampler
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
 from compeer_core.model_pool import load_transformers
@@ -216,34 +213,6 @@ def test_a_row_that_is_too_long_does_not_affect_its_batch(
     assert isinstance(made[1], CompeerError)
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-@pytest.mark.parametrize("size", [5, 400])
-def test_tokens_are_sampled_by_their_probability(top_p: float, size: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(1, size, generator=generator) * (1.0 if size == 5 else 0.1)
-    shares = torch.softmax(scores / 0.7, -1)[0]
-    order = shares.argsort(descending=True)
-    # The smallest set of most probable tokens that holds top_p of the probability.
-    count = int((shares[order].cumsum(0) < top_p).sum()) + 1
-    kept = order[: min(count, size)]
-    expected = torch.zeros(size)
-    expected[kept] = shares[kept] / shares[kept].sum()
-
-    rows = 2000
-    choice = BatchSampler(Sampling(temperature=0.7, top_p=top_p), range(rows), None)
-    drawn = torch.zeros(size)
-    for _ in range(10):
-        drawn += torch.bincount(
-            choice(torch.zeros((rows, 1), dtype=torch.long), scores.repeat(rows, 1)),
-            minlength=size,
-        )
-
-    assert not drawn[expected == 0].any()
-    # Five standard deviations of a proportion in 20,000 samples.
-    deviation = (expected * (1 - expected) / 20_000).sqrt()
-    assert ((drawn / 20_000 - expected).abs() <= 5 * deviation + 1e-4).all()
-
-
 # --- with an asker -------------------------------------------------------------------------------
 
 
@@ -285,33 +254,6 @@ def test_greedy_decoding_is_not_repeated(qwen: Path, tmp_path: Path) -> None:
 
     assert {answer.tries for answer in greedy} == {1}
     assert {answer.problem for answer in greedy} == {None, "begins with a small letter"}
-
-
-@pytest.mark.slow
-def test_the_shipped_policy_is_several_times_faster_in_batches(
-    repository: Path, opened: Any
-) -> None:
-    checkpoints = repository / "assets" / "checkpoints"
-    adapter = checkpoints / "compeer-small"
-    generator = opened(
-        settings(
-            checkpoints / "compeer-small-base",
-            adapter=adapter,
-            max_new_tokens=160,
-            temperature=0.8,
-        )
-    )
-    texts = ["My exams are near and I cannot sleep.", "I lost my job.", "Nobody ever calls me."]
-    rows = [Prompt((Message("user", (texts[n % 3],)),), n) for n in range(32)]
-    begun = time.perf_counter()
-    alone = written(generator, rows[:8], 1)
-    single = (time.perf_counter() - begun) / 8
-    begun = time.perf_counter()
-    together = written(generator, rows, 16)
-    batched = (time.perf_counter() - begun) / 32
-
-    assert together[:8] == alone
-    assert single / batched > 3
 
 
 # --- sources -------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from compeer_core.dialogue import Speaker
 from compeer_core.prompts import placeholders
 from compeer_core.row_files import write_rows
-from tests.training.cer.endpoint import HALF_BODY, Endpoint, asked, at, refused
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
 from training.cer.requests.asking import Answer, Asker, Check, Question
@@ -446,35 +444,6 @@ def test_corpora_that_people_wrote_can_be_left_out_of_the_questions(tmp_path):
     order = [dialogue.id for dialogue in dialogues]
     assert kept == sorted(kept, key=order.index)
     assert report.figures["share of human dropped"] == 0.2
-
-
-def test_a_real_endpoint_with_faults_loses_nothing(tmp_path):
-    """429, 500, half a body, half a JSON and a reason of its own: asked again, until it is right."""
-    bad = {"story 2.": ['{"keep": fal', '{"keep": false, "reason": "sad"}']}
-
-    def answer(body: dict[str, Any]) -> str:
-        question = asked(body)
-        for words, answers in bad.items():
-            if words in question and answers:
-                return answers.pop(0)
-        return by_number(question) or "I cannot say."
-
-    with Endpoint(answer, fault=at({2: refused(429), 4: refused(500), 5: HALF_BODY})) as endpoint:
-        asker = Asker(
-            GeneratorSettings(source=endpoint.source, in_flight=2, tries=3, backoff_seconds=0.01),
-            tmp_path / "answers",
-        )
-        kept, dropped, report = filtered(tmp_path, stories(), Settings(), asker)
-        requests = endpoint.requests
-        again, _, same = filtered(tmp_path, stories(), Settings(), asker)
-        asker.close()
-
-        assert endpoint.requests == requests  # what was answered is in the journal
-
-    assert kept == again == ["a/1", "a/2", "a/5", "a/6", "a/8"]
-    assert {each.id for each in dropped} == {"a/0", "a/3", "a/4", "a/7", "a/9"}
-    assert report == same
-    assert report.figures["undecided: no JSON with a boolean keep"] == 1
 
 
 # --- Public corpora ---------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Turns written by models: what they read, which are usable, and that a restart changes nothing."""
 
 import gzip
-import json
 import pickle
 import tracemalloc
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from compeer_core.reasoning import (
 )
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
-from tests.training.cer.endpoint import HALF_BODY, RESET, Endpoint, asked, never, refused
+from tests.training.cer.endpoint import Endpoint, asked, never, refused
 from tests.training.corpora_fixture import write_faces
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Counts
 from training.cer.requests.generators import GeneratorSettings
@@ -37,14 +36,12 @@ from training.cer.steps.generation import (
     UNKNOWN_CASE,
     UNREADABLE,
     WRONG_LANGUAGE,
-    Author,
     GeneratedTurn,
     Settings,
     StoredTurn,
     TurnCheck,
     generate,
     join_stored,
-    questions,
     speaks_another,
     wanted,
 )
@@ -325,17 +322,6 @@ def test_stored_turns_of_another_file_are_refused_and_nothing_is_written(
     assert not output.exists()
 
 
-def test_stored_turns_in_a_broken_or_missing_file_are_reported(tmp_path):
-    write_rows(tmp_path / "cases.jsonl", [case(1)])
-    stored, output = tmp_path / "stored.jsonl.gz", tmp_path / "turns.jsonl"
-    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz: cannot be read: No such file"):
-        join_stored(tmp_path / "cases.jsonl", stored, output)
-    stored.write_bytes(gzip.compress(b"{}\n" * 99)[:-9])
-    with pytest.raises(ConfigError, match=r"stored\.jsonl\.gz"):
-        join_stored(tmp_path / "cases.jsonl", stored, output)
-    assert not output.exists()
-
-
 # --- Several generators -----------------------------------------------------------------------
 
 
@@ -390,19 +376,6 @@ def test_a_run_that_ends_early_leaves_no_file_and_closes_all(tmp_path):
         written(tmp_path, [case(number) for number in range(5)], talkers)
     assert not (tmp_path / "turns.jsonl").exists()
     assert talkers["a"].closed
-
-
-def test_the_same_run_writes_the_same_bytes(tmp_path):
-    cases = [case(number) for number in range(25)]
-    texts = tuple(turn(f"What happened on day {number}?") for number in range(7))
-    settings = Settings(samples_per_case=3)
-
-    files = []
-    for _ in range(2):
-        written(tmp_path, cases, {"a": Talker(texts), "b": Talker(texts)}, settings)
-        files.append((tmp_path / "turns.jsonl").read_bytes())
-    assert files[0] == files[1]
-    assert len({json.loads(line)["text"] for line in files[0].splitlines()}) == 7
 
 
 # --- Pictures ---------------------------------------------------------------------------------
@@ -470,16 +443,6 @@ def test_a_key_tells_the_check_what_it_must_know(id, original, language):
     assert TurnCheck()(want.key, turn(reply)) == WRONG_LANGUAGE
 
 
-def test_an_estimate_sends_no_request(tmp_path, pictures):
-    write_rows(tmp_path / "cases.jsonl", [case(n, images=(FACE,)) for n in range(3)])
-    author = Author.of("a", Talker(sees_images=True).settings)
-    result = questions(
-        tmp_path / "cases.jsonl", Settings(samples_per_case=2), ["a", "b"], author, pictures
-    )
-
-    assert len(list(result)) == 6
-
-
 # --- Size -------------------------------------------------------------------------------------
 
 
@@ -517,11 +480,6 @@ def model(body):
     draw = stable_hash(asked(body), str(body["seed"]))
     bad = (CUT_SHORT, NO_LABEL, turn("那天发生了什么？"), turn("I am sorry to hear that."))
     return turn(f"What happened, {draw % 1000} days ago?") if draw % 4 else bad[draw // 4 % 4]
-
-
-def faulty(number, body):
-    faults = (refused(429, Retry_After="0"), HALF_BODY, refused(500), RESET)
-    return faults[number // 3 % 4] if number % 3 == 0 else None
 
 
 def asked_over_http(endpoint, folder, output, pictures, budget=None, settings=ONE, retries=12):
@@ -568,37 +526,6 @@ def test_an_endpoint_gets_the_pictures_as_data(tmp_path, pictures):
     assert len(urls) >= 4
     assert set(urls) == {pictures.open(FACE).data_url()}
     assert {body["messages"][0]["role"] for body in endpoint.bodies} == {"system"}
-
-
-def test_an_endpoint_that_fails_loses_no_turn_and_changes_none(tmp_path, pictures):
-    with Endpoint(model) as endpoint:
-        report = asked_over_http(endpoint, tmp_path / "run", tmp_path / "good.jsonl", pictures)
-    with Endpoint(model, fault=faulty) as endpoint:
-        asked_over_http(endpoint, tmp_path / "faulty", tmp_path / "bad.jsonl", pictures)
-
-    assert report.written == 24
-    assert (tmp_path / "good.jsonl").read_bytes() == (tmp_path / "bad.jsonl").read_bytes()
-    result = list(read_records(tmp_path / "good.jsonl", GeneratedTurn))
-    assert all(one.is_complete for one in result)
-    again = sum(count for name, count in report.figures.items() if " again: " in name)
-    assert again == sum(one.tries - 1 for one in result) > 0
-
-
-def test_a_run_whose_budget_is_spent_goes_on_where_it_was(tmp_path, pictures):
-    with Endpoint(model) as endpoint:
-        asked_over_http(endpoint, tmp_path / "whole", tmp_path / "whole.jsonl", pictures)
-        whole = endpoint.requests
-    with Endpoint(model) as endpoint:
-        stops = 0
-        while not (tmp_path / "parts.jsonl").exists():
-            try:
-                asked_over_http(endpoint, tmp_path / "parts", tmp_path / "parts.jsonl", pictures, 9)
-            except BudgetSpentError:
-                stops += 1
-
-    assert stops >= 2
-    assert endpoint.requests == whole
-    assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "parts.jsonl").read_bytes()
 
 
 def test_a_question_that_nobody_answers_is_counted_and_asked_again(tmp_path, pictures):

@@ -21,7 +21,6 @@ from training.cer.steps.human_labels import (
     VOTES_TOO_CLOSE,
     JudgedCorpus,
     Settings,
-    empathy_levels,
     judgements,
 )
 from training.data.records import read_records
@@ -206,17 +205,14 @@ def test_a_reply_that_is_nowhere_lower_and_once_higher_is_preferred(tmp_path):
     assert len({row.case.split for row in rows}) == 1
 
 
-def test_empathy_levels_do_not_need_pairs(tmp_path):
+def test_a_reply_needs_one_level_of_each_mechanism(tmp_path):
     names = epitome(tmp_path, [("a", "210"), ("b", "200"), ("b", "201"), ("b", "200")])
 
-    (result,) = empathy_levels([tmp_path / name for name in names])
     report, _ = judged(tmp_path, "epitome", *names)
 
-    assert (result.source.utterances[1].text, result.levels) == ("a", (2, 1, 0))
-    assert result.rationales == ("x", "x", "x")
     assert report.dropped["epitome"] == {LABELLED_TWICE: 1}
     with pytest.raises(ConfigError, match="epitome needs three files"):
-        list(empathy_levels([tmp_path / names[0]]))
+        judged(tmp_path, "epitome", names[0])
 
 
 # --- ed_pairs ------------------------------------------------------------------------------------
@@ -398,13 +394,3 @@ def test_the_public_files_have_the_known_counts(corpora, tmp_path):
     assert len(ids) == report.written
     assert all(len(result) == 1 for result in splits.values())
     assert abs(sides[Preference.FIRST] - sides[Preference.SECOND]) < 500  # deviation 132
-
-
-def test_empathy_levels_of_the_public_files(corpora):
-    levels = list(
-        empathy_levels([corpora / f"epitome/{name}-reddit.csv.gz" for name in MECHANISMS])
-    )
-
-    assert len(levels) == 2692 - 15  # 15 are labelled twice, differently
-    zeros = [sum(each.levels[n] == 0 for each in levels) for n in range(3)]
-    assert [round(count / len(levels), 2) for count in zeros] == [0.67, 0.52, 0.85]
