@@ -23,7 +23,7 @@ class Message:
 
 
 def without_images(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Return the messages as a model without eyes reads them."""
+    """Return the messages without their images, for a model that sees none."""
     return tuple(
         replace(message, content=tuple(part for part in message.content if isinstance(part, str)))
         for message in messages
