@@ -187,8 +187,8 @@ class RiskState:
 
     A message with a sign gets no generated reply, and neither do the next `WITHHELD_AFTERWARDS`
     messages, whatever they say: one "I was joking" does not end a danger. A new sign starts the count
-    again. A hint shows help and withholds nothing. All entry points follow this rule; the page counts
-    across conversations and screens.
+    again. A hint shows help and withholds nothing, unless a sign came before: then it counts as one. All entry
+    points follow this rule; the page counts across conversations and screens.
     """
 
     kind: RiskKind | None = None
@@ -200,8 +200,9 @@ class RiskState:
 
     def after(self, sign: RiskSign | None) -> "RiskState":
         """Return the state after one more message."""
-        if sign is not None and (not sign.is_hint or self.kind is None or self.is_hint):
-            return RiskState(sign.kind, is_hint=sign.is_hint)
+        if sign is not None:
+            is_first = self.kind is None or self.is_hint
+            return RiskState(sign.kind, is_hint=sign.is_hint and is_first)
         return replace(self, messages_since=self.messages_since + 1) if self.kind else self
 
     @property

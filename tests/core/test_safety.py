@@ -398,12 +398,13 @@ def test_a_hint_withholds_no_reply_and_help_stays_reachable():
     assert state.after(RiskSign(RiskKind.VIOLENCE)).withheld_for is RiskKind.VIOLENCE
 
 
-def test_a_hint_does_not_soften_a_sign_before_it():
+def test_a_hint_counts_as_a_sign_after_one():
     hint = RiskSign(RiskKind.SUICIDE, is_hint=True)
     sign = RiskState().after(RiskSign(RiskKind.SELF_HARM))
 
-    assert sign.after(hint) == sign.after(None)
-    assert sign.after(hint).withheld_for is RiskKind.SELF_HARM
+    assert sign.after(hint) == RiskState(RiskKind.SUICIDE)
+    assert sign.after(None).after(None).after(hint).withheld_for is RiskKind.SUICIDE
+    assert RiskState().after(hint).after(hint).is_hint
 
 
 FIRST_STEPS = {

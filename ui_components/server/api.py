@@ -23,7 +23,7 @@ from compeer_core.grounding import StepChecker
 from compeer_core.images import Image
 from compeer_core.policy import Controls
 from compeer_core.reasoning import LABELS, STEPS, Reading, Unreadable
-from compeer_core.safety import RiskCheck, RiskState, find_risk
+from compeer_core.safety import WITHHELD_AFTERWARDS, RiskCheck, RiskSign, RiskState, find_risk
 from compeer_core.turn import TurnDone, TurnEvent, TurnRecord, take_turn
 from compeer_core.unifireward import Judge, Judgement, ResponseVerdict, StepVerdict, Unscorable
 from compeer_core.votes.leaderboard.board import Filters
@@ -306,21 +306,25 @@ def _texts(language: str) -> Texts:
 def _risk(dialogue: Dialogue, check: RiskCheck) -> RiskState:
     """Return the state after the seeker's messages, searched from the newest back to the latest sign.
 
-    The learned check reads the newest message only: each takes tens of milliseconds.
+    The learned check, which takes tens of milliseconds, reads only the messages that can withhold this reply.
+    Of hints only one in the newest message counts.
     """
     left = MAX_SEARCHED
-    state = RiskState()
+    signs: list[RiskSign | None] = []
     seeker = [each for each in dialogue.utterances if each.speaker is Speaker.SEEKER]
     for messages_since, utterance in enumerate(reversed(seeker)):
         if messages_since:
             left -= len(utterance.text)
         if left < 0:
             break
-        sign = (find_risk if messages_since else check)(utterance.text, language_of(utterance.text))
+        finds = check if messages_since <= WITHHELD_AFTERWARDS else find_risk
+        sign = finds(utterance.text, language_of(utterance.text))
+        signs.append(None if messages_since and sign and sign.is_hint else sign)
         if sign is not None and not sign.is_hint:
-            return RiskState(sign.kind, messages_since)
-        if sign is not None:
-            state = state.after(sign)
+            break
+    state = RiskState()
+    for sign in reversed(signs):
+        state = state.after(sign)
     return state
 
 

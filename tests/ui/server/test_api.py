@@ -245,23 +245,38 @@ def test_the_message_after_a_sign_gets_no_reply_either_and_the_second_one_does(c
     assert "Thank you for saying this" in after["risk"]["sentence"]
 
 
-def test_a_hint_is_returned_with_the_reply_and_earlier_messages_give_none(tmp_path):
+def test_a_hint_is_returned_with_the_reply_and_a_sign_before_withholds_it(tmp_path):
     services = make_services(tmp_path)
     services = Services(
         services.models,
         services.votes,
-        risk_check=lambda text, language: RiskSign(
-            RiskKind.SUICIDE, is_hint=text == "I lost my job."
+        risk_check=lambda text, language: (
+            RiskSign(RiskKind.SUICIDE, is_hint="job" in text)
+            if "job" in text or "letters" in text
+            else None
         ),
     )
+
+    def after(*earlier: str) -> list[dict[str, str]]:
+        pairs = ((("user", said), ("assistant", "Go on.")) for said in earlier)
+        return [{"role": role, "content": said} for pair in pairs for role, said in pair]
+
     with serving(build_server(services, api_only=True)) as address:
         client = Client(address, verbose=False, analytics_enabled=False)
-        answer = client.predict("I lost my job.", EXCHANGE, api_name="/chat")
+        answer = client.predict("I lost my job.", after("My job."), api_name="/chat")
+        next_ = client.predict("Never mind.", after("The letters lie here."), api_name="/chat")
+        later = client.predict("Hi.", after("The letters.", "Never mind."), api_name="/chat")
 
     assert answer["reply"]
     risk = answer["risk"]
     assert (risk["hint"], risk["withheld"], risk["where"]) == (True, False, "message")
     assert risk["sentence"].endswith("If nobody is in danger, just carry on.")
+    assert (next_["reply"], next_["risk"]["where"], next_["risk"]["withheld"]) == (
+        "",
+        "history",
+        True,
+    )
+    assert later["reply"] and later["risk"] is None
 
 
 def test_a_sign_of_the_supporters_is_none(client, asked):
