@@ -419,10 +419,12 @@ class Chat:
         self, key: SessionKey, request: gr.Request
     ) -> AsyncIterator[Update]:
         """Stream the reply of a conversation that was opened while it is generated."""
-        if self._services.chat_jobs.job(key) is not None:
-            yield {self._parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
-            async for update in self.watched(key, request):
-                yield update
+        if self._services.chat_jobs.job(key) is None:  # it may have ended since the page was drawn
+            yield self.screen(key, self._services.texts(request))
+            return
+        yield {self._parts.message: gr.MultimodalTextbox(submit_btn=False, stop_btn=True)}
+        async for update in self.watched(key, request):
+            yield update
 
     def leave(self, key: SessionKey, request: gr.Request) -> None:
         """Let the page show another conversation; a reply in this one continues unwatched."""

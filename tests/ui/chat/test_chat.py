@@ -233,6 +233,23 @@ async def send_and_stop(visitor: Visitor, text: str) -> None:
     await asyncio.wait_for(sending, 10)
 
 
+def test_a_reply_that_ends_while_a_page_is_loading_is_shown_whole(anna):
+    async def reload_late() -> None:
+        sending = asyncio.create_task(anna.send("slowly again"))
+        while "is-done" not in str(anna.screen.get("conversation")):
+            await asyncio.sleep(0.01)
+        updates = anna.chat.load("scripted-policy", None, anna.conversation_id, anna.request)
+        reloaded = await anext(updates)
+        assert SECOND_REPLY not in reloaded["conversation"]
+        await asyncio.wait_for(sending, 30)
+        anna.screen = {}
+        await anna.watch(updates)
+
+    asyncio.run(reload_late())
+
+    assert SECOND_REPLY in anna.screen["conversation"]
+
+
 def test_stop_ends_the_reply_and_keeps_the_message(anna):
     asyncio.run(send_and_stop(anna, "Write for ever"))
 
