@@ -44,6 +44,8 @@ class TokenisedSample:
     """Patches of the prompt's images, as the processor returns them."""
     grid: Tensor | None = None
     """Patches of each image along time, height and width, shape (images, 3)."""
+    weights: tuple[float, ...] | None = None
+    """Weight of each token of the completion in the loss; None if all count the same."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class SharedPrefixRow:
     """Token ids to predict, shape (targets,)."""
     pixels: Tensor | None
     grid: Tensor | None
+    weights: Tensor
+    """Weight of each target in the loss, shape (targets,)."""
 
     @property
     def length(self) -> int:
@@ -123,7 +127,7 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
     shared = [_shared(sample, stem) for sample in samples]
     trunk = max(shared)
     tokens, positions = [torch.tensor(stem[:trunk])], [longest.positions[:, :trunk]]
-    lengths, predicting, targets = [], [], []
+    lengths, predicting, targets, weights = [], [], [], []
     start = trunk
     for sample, fork in zip(samples, shared, strict=True):
         branch = (*sample.prompt, *sample.completion)[fork:]
@@ -133,6 +137,7 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
         end = start + len(branch)
         predicting.append(torch.arange(end - len(sample.completion) - 1, end - 1))
         targets.append(torch.tensor(sample.completion))
+        weights.append(torch.tensor(sample.weights or (1.0,) * len(sample.completion)))
         start = end
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     grids = [sample.grid for sample in samples if sample.grid is not None]
@@ -144,6 +149,7 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
         targets=torch.cat(targets),
         pixels=torch.cat(pixels) if pixels else None,
         grid=torch.cat(grids) if grids else None,
+        weights=torch.cat(weights),
     )
 
 
@@ -197,6 +203,7 @@ def padded_rows(rows: Sequence[SharedPrefixRow]) -> SharedPrefixRow:
         targets=torch.cat([row.targets for row in rows]),
         pixels=torch.cat(pixels) if pixels else None,
         grid=torch.cat(grids) if grids else None,
+        weights=torch.cat([row.weights for row in rows]),
     )
 
 
@@ -329,7 +336,10 @@ def row_loss(
     model: Qwen2_5_VLForConditionalGeneration,
     row: SharedPrefixRow,
     image_tokens: Tensor | None = None,
+    *,
+    weighted: bool = False,
 ) -> Tensor:
-    """Return the summed cross-entropy of the targets, in nats; see `predicted_logits`."""
+    """Return the summed cross-entropy of the targets, in nats, by their weights if asked; see `predicted_logits`."""
     logits = predicted_logits(model, row, image_tokens)
-    return functional.cross_entropy(logits, row.targets, reduction="sum")
+    losses = functional.cross_entropy(logits, row.targets, reduction="none")
+    return (losses * row.weights).sum() if weighted else losses.sum()

@@ -1,6 +1,8 @@
 """Supporter turns and judgements as tokens, with the rotary positions of Qwen2.5-VL."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from compeer_core.images import Image
 from compeer_core.prompts import policy_messages
 from training.finetune.shared_prefix import TokenisedSample
 from training.finetune.trl_common import open_processor
+
+_LABEL = re.compile(r"^(?:Emotion|Strategy):([^\n<]*.)", re.MULTILINE | re.DOTALL)
+"""The emotion and the strategy of a turn, each with the character that ends it."""
 
 
 class SampleReader:
@@ -44,19 +49,23 @@ class SampleReader:
         labels = LabelTokens(self._name, self._template, self.processor.tokenizer)
         return dict(zip(words, labels(words), strict=True))
 
-    def read_turn(self, dialogue: Dialogue, completion: str) -> TokenisedSample:
+    def read_turn(
+        self, dialogue: Dialogue, completion: str, *, label_weight: float = 1.0
+    ) -> TokenisedSample:
         """Return the tokens of a history and of the turn after it, up to its end-of-turn token.
 
         Args:
             dialogue: The history, with its pictures.
             completion: The turn in the output grammar.
+            label_weight: Weight of the emotion's and the strategy's name in the loss; other tokens have 1.
         """
         messages = policy_messages(dialogue, "trained")
         prompt = self._template.render(messages, reply=True)
         answered = [*messages, Message("assistant", (completion,))]
         # Templates write a line break after the end-of-turn token, which no model has to learn.
         answer = self._template.render(answered, reply=False).removeprefix(prompt).rstrip("\n")
-        return self._sample(messages, prompt, self._tokens(answer))
+        sample = self._sample(messages, prompt, self._tokens(answer))
+        return replace(sample, weights=self._weights(answer, label_weight))
 
     def read_verdicts(
         self, messages: Sequence[Message], token_of: Mapping[str, int]
@@ -87,6 +96,18 @@ class SampleReader:
             completion.append(token_of[message.text])
             read = text + message.text
         return self._sample(messages, prompt, completion), tuple(places)
+
+    def _weights(self, answer: str, label_weight: float) -> tuple[float, ...] | None:
+        if label_weight == 1:
+            return None
+        tokens: Any = self.processor.tokenizer(
+            answer, add_special_tokens=False, return_offsets_mapping=True
+        )
+        labels = [label.span(1) for label in _LABEL.finditer(answer)]
+        return tuple(
+            label_weight if any(start < last and end > first for first, last in labels) else 1.0
+            for start, end in tokens["offset_mapping"]
+        )
 
     def _tokens(self, text: str) -> list[int]:
         ids: list[int] = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -54,6 +54,9 @@ class Config(AdapterConfig):
     """Of all processes together."""
     validation_dialogues: int = Field(default=64, gt=0)
     """The loss is measured on so many dialogues of the validation split, drawn by `seed`."""
+    label_weight: float = Field(default=1.0, gt=0)
+    """Weight of the emotion's and the strategy's name in the training loss, relative to any other token. They are
+    few of a turn's tokens, so the rest decides what is learnt otherwise. The validation loss has no weights."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -74,7 +77,9 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     training = AdapterRun(config)
     training.open(resume)
     model = training.model
-    builder = RowBuilder(training.reader, Pictures(None, config.faces), training.limit)
+    builder = RowBuilder(
+        training.reader, Pictures(None, config.faces), training.limit, config.label_weight
+    )
     validation = [
         row
         for turns in drawn(held_out, config.validation_dialogues, config.seed)
@@ -90,8 +95,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
     def learn() -> tuple[float, int]:
         rows = [row for number in next(steps) for row in rows_of(number)]
-        learnt = max(1, sum(len(row.targets) for row in rows))  # all may be too long
-        return training.add_gradients(rows, lambda row: row_loss(model, row) / learnt, padded_rows)
+        learnt = max(1.0, sum(row.weights.sum().item() for row in rows))  # all may be too long
+        return training.add_gradients(
+            rows, lambda row: row_loss(model, row, weighted=True) / learnt, padded_rows
+        )
 
     def validate() -> float:
         total = torch.zeros(1, dtype=torch.float64, device=training.device)
@@ -143,8 +150,11 @@ class RowBuilder:
         too_long: How many turns were left out because they are longer than a row may be.
     """
 
-    def __init__(self, reader: SampleReader, pictures: Pictures, longest: int) -> None:
+    def __init__(
+        self, reader: SampleReader, pictures: Pictures, longest: int, label_weight: float = 1.0
+    ) -> None:
         self.too_long = 0
+        self._label_weight = label_weight
         self._reader = reader
         self._pictures = pictures
         self._longest = longest
@@ -161,7 +171,9 @@ class RowBuilder:
         groups: list[list[TokenisedSample]] = []
         for turn in turns:
             dialogue = self._pictures.dialogue(turn.case)
-            sample = self._reader.read_turn(dialogue, turn.completion)
+            sample = self._reader.read_turn(
+                dialogue, turn.completion, label_weight=self._label_weight
+            )
             if groups and _show_the_same(groups[-1][0], sample):
                 groups[-1].append(sample)
             else:

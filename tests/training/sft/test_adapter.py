@@ -21,7 +21,12 @@ from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune import small_adapter
 from training.finetune.base_model import LoraShape
-from training.finetune.shared_prefix import ATTENTION, row_loss, shared_prefix_row
+from training.finetune.shared_prefix import (
+    ATTENTION,
+    predicted_logits,
+    row_loss,
+    shared_prefix_row,
+)
 from training.finetune.small_adapter import (
     Masters,
     fastest_precision,
@@ -197,7 +202,8 @@ def builder(config: Config, longest: int = 2048) -> tuple[Any, RowBuilder]:
     model = load_small_base(config.base, "fp32")
     model.model.language_model.set_attn_implementation(ATTENTION)
     reader = SampleReader(config.base, model)
-    return model, RowBuilder(reader, Pictures(None, config.faces), longest)
+    photos = Pictures(None, config.faces)
+    return model, RowBuilder(reader, photos, longest, config.label_weight)
 
 
 def test_turns_are_put_together_to_dialogues_and_read_as_the_page_reads_them(config):
@@ -244,6 +250,27 @@ def test_histories_that_differ_before_their_picture_keep_a_picture_each(config):
     (row,) = build.rows([first, second])
 
     assert row.grid is not None and len(row.grid) == 2
+
+
+def test_label_words_have_a_weight_of_their_own_and_weigh_in_the_loss(config):
+    model, build = builder(changed(config, label_weight=4.0))
+    turns = read_dialogues(config.records, "train")[5][:2]
+    (row,) = build.rows(turns)
+    tokenizer = build._reader.processor.tokenizer
+    heavy = tokenizer.decode(row.targets[row.weights == 4.0])
+    assert set(row.weights.tolist()) == {1.0, 4.0}
+    for turn in turns:
+        for label in ("Emotion", "Strategy"):
+            name = turn.completion.split(f"{label}: ")[1].splitlines()[0].split("<")[0]
+            assert name in heavy
+    assert "Intensity" not in heavy and "Stage" not in heavy and "reply" not in heavy
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(
+            predicted_logits(model, row), row.targets, reduction="none"
+        )
+        weighted = row_loss(model, row, weighted=True)
+    torch.testing.assert_close(weighted, (losses * row.weights).sum())
+    torch.testing.assert_close(row_loss(model, row), losses.sum())
 
 
 def test_long_dialogues_become_several_rows_and_longer_turns_are_left_out_and_counted(config):
