@@ -74,6 +74,8 @@ class Case(FrozenModel):
     history: tuple[CaseUtterance, ...] = Field(min_length=1)
     original: str | None
     """The supporter's next turn in the corpus; None if the history has no answer."""
+    situation: str | None = Field(default=None, exclude_if=lambda text: text is None)
+    """What happened to the seeker, in the corpus or in the writer's plan. No supporter sees it."""
     labels: HumanLabels = HumanLabels()
 
     @model_validator(mode="after")

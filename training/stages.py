@@ -98,6 +98,9 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
         "sft adapter": Stage(
             "training.sft.adapter", "train a LoRA adapter on a small base, one dialogue per row"
         ),
+        "sft seeker": Stage(
+            "training.sft.seeker", "train the small seeker of simulated dialogues as a LoRA adapter"
+        ),
         "sft preference": Stage(
             "training.sft.preference", "train a LoRA adapter by DPO on pairs of turns"
         ),

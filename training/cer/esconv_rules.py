@@ -159,6 +159,7 @@ class RowWriter:
             rounds=rounds,
             history=history,
             original=reply,
+            situation=dialogue.situation or None,
             labels=HumanLabels(
                 strategies=answer.strategies,
                 emotion=dialogue.emotion,

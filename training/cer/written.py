@@ -291,6 +291,7 @@ def _rows_of(
             rounds=len(dialogue.turns) // 2,
             history=tuple(history),
             original=turn.reply,
+            situation=dialogue.situation or None,
         )
         answer = Candidate(author="llm", reply=turn.reply, turn=render(turn.support_turn()))
         yield CerRecord(id=case.id, case=case, first=answer)

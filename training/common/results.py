@@ -40,6 +40,9 @@ DOCUMENTS = (
 )
 """Documents that may hold tables, as patterns below the checkout."""
 
+SMALL_SIMULATION = "Small simulation"
+"""Begins the title of results with the small seeker, which never stand beside published ones."""
+
 HEADLINE = "headline"
 """The marker of the table that `HEADLINE_ROWS` describes."""
 HEADLINE_ROWS = Path(__file__).with_name("headline.toml")
@@ -137,6 +140,10 @@ class Result(FrozenModel):
     compared: str = "Judge"
     """In a comparison: the kind of system compared, as a column head."""
     metrics: tuple[Metric, ...] = Field(min_length=1)
+
+    @property
+    def is_small_simulation(self) -> bool:
+        return self.title.startswith(SMALL_SIMULATION)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from training.common import results
 from training.common.run_directory import versions
 from training.evaluation import esc_eval, sage
 from training.evaluation.saved_runs import Measure, SavedRun, read_run
+from training.evaluation.simulated_dialogues import titled
 from training.stages import refuse_resume
 
 RESAMPLES = 10_000
@@ -86,7 +87,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     result = results.Result(
         name=config.name,
-        title=f"{first.stage}: A ({first.path}) and B ({second.path}) on their shared dialogues",
+        title=titled(
+            f"{first.stage}: A ({first.path}) and B ({second.path}) on their shared dialogues",
+            is_small=first.is_small_simulation,
+        ),
         date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(labels),
         label_source=_label_source(first.config),

@@ -34,6 +34,7 @@ from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common.interrupts import StopRequest
 from training.common.run_directory import RunDirectory
+from training.data.seeker_prompt import GREETING, seeker_messages, situation_of_card
 from training.evaluation.esc_eval_scores import (
     DIMENSIONS,
     ROUNDS,
@@ -64,13 +65,13 @@ from training.evaluation.simulated_dialogues import (
     publish,
     reply,
     seeker_chat,
+    titled,
     write_failed,
 )
 from training.stages import WaitingForPeople, refuse_resume
 
 GREETINGS: Mapping[Language, str] = {
-    "en": "Hello, I'm your personal assistant. You can confide in me about any worries or concerns "
-    "you may have!",
+    "en": GREETING,
     "zh": "你好，我是您的私人助手，您有任何烦恼都可以向我诉说！",
 }
 """The first line of every official dialogue."""
@@ -136,7 +137,8 @@ class Config(SimulationConfig):
     cards: Mapping[Language, Path] = {}
     """Role cards by language, such as `data/card_high_en.json`."""
     seeker: GeneratorSettings | None = None
-    """The seeker: ESC-Role (`hf:haidequanbu/ESC-Role`), an endpoint, or another checkpoint."""
+    """The seeker: ESC-Role (`hf:haidequanbu/ESC-Role`), an endpoint, or another checkpoint. With the style
+    "trained" it is an adapter of `sft seeker`, and the result a small simulation."""
     judges: tuple[Judge, ...] = Field(min_length=1)
     rubrics: Path | None = None
     """`rubric_prompts.json`: the seven rubrics of score.py by language, for judges with a model."""
@@ -154,9 +156,16 @@ class Config(SimulationConfig):
             raise ValueError("two models or two judges have the same name")
         if self.policies and not (self.cards and self.seeker):
             raise ValueError("policies need cards and a seeker")
+        if self.is_small and self.cards.keys() - {"en"}:
+            raise ValueError("a seeker of `sft seeker` speaks English: leave out the other cards")
         if self.rubrics is None and any(judge.source for judge in self.judges):
             raise ValueError("judges with a model need rubrics")
         return self
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the seeker is an adapter of `sft seeker`."""
+        return self.seeker is not None and self.seeker.style == "trained"
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
@@ -201,7 +210,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     publish(
         config,
         metrics(ratings, numbers, [policy.name for policy in config.policies]),
-        title=f"ESC-Eval, {ROUNDS} rounds{seeker}",
+        title=titled(f"ESC-Eval, {ROUNDS} rounds{seeker}", is_small=config.is_small),
         label_source=f"judges {', '.join(ratings)}",
         seed=config.seed,
         interval="95 % CI over dialogues",
@@ -230,18 +239,11 @@ def _hold(
         for policy in config.policies:
             with opened(policy, config.output, stopping) as supporter:
                 for language, roles in cards.items():
-                    prompt = load_prompt(config.prompts, f"esc_seeker.{language}")
                     conversations = [
-                        RolePlay(
-                            f"{policy.name}/{language}/{number}",
-                            prompt=(
-                                Message("system", (fill(prompt, card=card.base),)),
-                                Message("user", (GREETINGS[language],)),
-                            ),
-                        )
+                        RolePlay(f"{policy.name}/{language}/{number}", card=card.base)
                         for number, card in enumerate(roles)
                     ]
-                    _converse(seeker, supporter, policy, conversations, language, config.seed)
+                    _converse(seeker, supporter, policy, conversations, language, config)
                     yield (policy.name, language), conversations
 
 
@@ -249,8 +251,7 @@ def _hold(
 class RolePlay(Conversation):
     """The dialogue about a role card."""
 
-    prompt: tuple[Message, ...]
-    """What the seeker sees before the dialogue: its card and the greeting."""
+    card: str
 
 
 def _converse(
@@ -259,16 +260,25 @@ def _converse(
     policy: Supporter,
     conversations: Sequence[RolePlay],
     language: Language,
-    seed: int,
+    config: Config,
 ) -> None:
+    template = "" if config.is_small else load_prompt(config.prompts, f"esc_seeker.{language}")
+
     def messages(conversation: RolePlay) -> Sequence[Message]:
-        return *conversation.prompt, *seeker_chat(conversation, seeker.reserved)
+        if config.is_small:
+            situation = situation_of_card(conversation.card)
+            return seeker_messages(situation, conversation.turns, seeker.reserved)
+        return (
+            Message("system", (fill(template, card=conversation.card),)),
+            Message("user", (GREETINGS[language],)),
+            *seeker_chat(conversation, seeker.reserved),
+        )
 
     for _ in range(ROUNDS):
-        texts = advance(seeker, "seeker", conversations, messages, check_text, seed)
+        texts = advance(seeker, "seeker", conversations, messages, check_text, config.seed)
         for conversation, text in texts:
             conversation.lines.append(text.strip())
-        reply(supporter, policy, conversations, language, seed)
+        reply(supporter, policy, conversations, language, config.seed)
 
 
 def transcript(conversation: Conversation, language: Language) -> list[str]:

@@ -40,7 +40,7 @@ from training.evaluation.plots import plot_dimensions, plot_preferences, plot_ro
 from training.evaluation.preferences import OUTCOMES
 from training.evaluation.ratings import SOURCES
 from training.evaluation.saved_runs import SavedRun, Transcript, read_run
-from training.evaluation.simulated_dialogues import REQUESTS
+from training.evaluation.simulated_dialogues import REQUESTS, titled
 from training.stages import refuse_resume
 
 PUBLISHED = Path(__file__).with_name("published.toml")
@@ -116,7 +116,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     """
     refuse_resume(resume, "a report has nothing to resume")
     runs = [read_run(path) for path in config.runs]
-    sections = [Section(f"{run.stage}: {run.path.name}", _results_of(run), run) for run in runs]
+    sections = [Section(_title_of(run), _results_of(run), run) for run in runs]
     sections += [Section(each.title, [each]) for each in map(results.load, config.results)]
     if dry_run:
         return
@@ -131,6 +131,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         template = _templates(escape=name.endswith(".html")).get_template(f"{name}.jinja")
         with replacing(config.output / name) as file:
             file.write(template.render(title=config.title, date=today, parts=parts))
+
+
+def _title_of(run: SavedRun) -> str:
+    return titled(f"{run.stage}: {run.path.name}", is_small=run.is_small_simulation)
 
 
 def _results_of(run: SavedRun) -> list[results.Result]:
@@ -210,7 +214,9 @@ def _templates(*, escape: bool) -> Environment:
 
 
 def _published(ours: results.Result) -> Iterator[tuple[PublishedTable, Table]]:
-    """Yield the published numbers of the stage that wrote a results file."""
+    """Yield the published numbers of the stage that wrote a results file; none beside a small simulation."""
+    if ours.is_small_simulation:
+        return
     for table in load_toml(PUBLISHED, Published).tables:
         if f"-m training {table.stage} " in ours.command:
             metrics = tuple(

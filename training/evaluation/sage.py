@@ -43,16 +43,19 @@ from training.cer.requests.generators import GeneratorSettings
 from training.common import results
 from training.common.interrupts import StopRequest
 from training.common.run_directory import RunDirectory
+from training.data.seeker_prompt import RATINGS, rating_messages, seeker_messages
 from training.evaluation.simulated_dialogues import (
     Conversation,
     SimulationConfig,
     Supporter,
     advance,
+    check_text,
     load_prompt,
     log_bounds,
     opened,
     publish,
     reply,
+    titled,
     write_failed,
     write_json_lines,
 )
@@ -95,13 +98,19 @@ class Config(SimulationConfig):
     profiles: Path
     """SAGE's or RLVER's profiles (`.jsonl`, Chinese), or Cactus's clients (`.json`, English); also `.gz`."""
     simulator: GeneratorSettings
-    """The model behind the sentient agent."""
+    """The model behind the sentient agent. With the style "trained" it is an adapter of `sft seeker`, which says how
+    strong its distress is instead of planning, and the result is a small simulation."""
     max_turns: int = Field(default=20, ge=1)
     """The agent's messages in a dialogue: 20 in COMPEER, 10 in the public code and leaderboard."""
     seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
     """Each profile is played once per seed."""
     policies: tuple[Supporter, ...] = Field(min_length=1)
     command: str = "python -m training evaluate sage training/configs/evaluate_sage.toml"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the simulator is an adapter of `sft seeker`."""
+        return self.simulator.style == "trained"
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> Self:
@@ -132,6 +141,12 @@ class SentientDialogue(Conversation):
         """Take over the answer to the emotion call."""
         self.planning = read_planning(text)
         self.point = updated(self.point, self.planning["change"])
+
+    def rate(self, rating: int) -> None:
+        """Take over a rating of the distress, from 1 to 5."""
+        change = change_of(rating, self.point)
+        self.planning = dict.fromkeys(_PLANNING.values(), "") | {"change": change}
+        self.point = updated(self.point, change)
 
     def say(self, text: str, thinking: str = "") -> None:
         """Add a message of the agent, and end the dialogue if it has to."""
@@ -166,6 +181,16 @@ def updated(point: int, change: int) -> int:
         (50, 100, 2)
     """
     return min(SUCCESS, point + max(-LARGEST_CHANGE, min(LARGEST_CHANGE, change)))
+
+
+def change_of(rating: int, point: int) -> int:
+    """Return the change of the emotion for a rating of the distress: towards 100 for 1, towards 0 for 5.
+
+    Example:
+        >>> change_of(1, 40), change_of(4, 40), change_of(3, 50)
+        (60, -15, 0)
+    """
+    return SUCCESS - (rating - 1) * SUCCESS // (len(RATINGS) - 1) - point
 
 
 def band_of(point: int) -> str:
@@ -215,6 +240,10 @@ def _check_planning(key: str, text: str) -> str | None:
     return None if _CHANGE.search(text) else "no change"
 
 
+def _check_rating(key: str, text: str) -> str | None:
+    return None if text.strip() in RATINGS else "no rating"
+
+
 def _check_response(key: str, text: str) -> str | None:
     return None if read_response(text)[0] else "no response"
 
@@ -232,6 +261,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume != config.output:
         refuse_resume(resume, "evaluate sage resumes by itself")
     profiles = read_profiles(config.profiles)[: config.count]
+    if config.is_small and any(profile.language != "en" for profile in profiles):
+        raise ConfigError(
+            f"{config.profiles}: a simulator of `sft seeker` speaks English; use Cactus's clients"
+        )
     if dry_run:
         total = len(profiles) * len(config.seeds)
         openings = sum(not each.first_talk for each in profiles) * len(config.seeds)
@@ -253,7 +286,10 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     publish(
         config,
         metrics(runs, about),
-        title=f"SAGE: final emotion (0 to 100, start {START}), success and failure",
+        title=titled(
+            f"SAGE: final emotion (0 to 100, start {START}), success and failure",
+            is_small=config.is_small,
+        ),
         label_source=about,
         interval="95 % CI over profiles, seeds averaged",
     )
@@ -285,6 +321,29 @@ def _converse(
 ) -> None:
     """Hold dialogues to their end."""
     language = dialogues[0].profile.language
+    let_agents_feel, let_agents_speak = (
+        _small_agents(agent, seed) if config.is_small else _agents(agent, config, language, seed)
+    )
+    for each in dialogues:
+        if each.profile.first_talk:
+            each.say(each.profile.first_talk)
+    let_agents_speak([each for each in dialogues if not each.lines])
+    for turn in range(1, config.max_turns + 1):
+        active = [each for each in dialogues if each.problem is None and not each.is_over]
+        reply(supporter, policy, active, language, seed)
+        for each in active:
+            if each.problem is None:
+                each.history.append({"role": "assistant", "content": each.lines[-1]})
+        if turn < config.max_turns:
+            let_agents_feel(active)
+            let_agents_speak(active)
+
+
+_Act = Callable[[Sequence[SentientDialogue]], None]
+
+
+def _agents(agent: Asker, config: Config, language: str, seed: int) -> tuple[_Act, _Act]:
+    """Return what makes the sentient agents of some dialogues feel, and what makes them speak."""
     prompts = {
         name: load_prompt(config.prompts, f"sage_{name}.{language}")
         for name in ("emotion", "reply", "states")
@@ -299,24 +358,35 @@ def _converse(
         state = states[band_of(each.point)]
         return _call(prompts["reply"], each, agent.reserved, planning=planning, state=state)
 
+    def let_agents_feel(feeling: Sequence[SentientDialogue]) -> None:
+        for each, text in advance(agent, "emotion", feeling, feel, _check_planning, seed):
+            each.feel(text)
+
     def let_agents_speak(speaking: Sequence[SentientDialogue]) -> None:
         for each, text in advance(agent, "message", speaking, say, _check_response, seed):
             each.say(*read_response(text))
 
-    for each in dialogues:
-        if each.profile.first_talk:
-            each.say(each.profile.first_talk)
-    let_agents_speak([each for each in dialogues if not each.lines])
-    for turn in range(1, config.max_turns + 1):
-        active = [each for each in dialogues if each.problem is None and not each.is_over]
-        reply(supporter, policy, active, language, seed)
-        for each in active:
-            if each.problem is None:
-                each.history.append({"role": "assistant", "content": each.lines[-1]})
-        if turn < config.max_turns:
-            for each, text in advance(agent, "emotion", active, feel, _check_planning, seed):
-                each.feel(text)
-            let_agents_speak(active)
+    return let_agents_feel, let_agents_speak
+
+
+def _small_agents(agent: Asker, seed: int) -> tuple[_Act, _Act]:
+    """Return the same for an adapter of `sft seeker`, which rates its distress and speaks."""
+
+    def say(each: SentientDialogue) -> tuple[Message, ...]:
+        return seeker_messages(each.profile.player, each.turns, agent.reserved)
+
+    def feel(each: SentientDialogue) -> Sequence[Message]:
+        return rating_messages(say(each))
+
+    def let_agents_feel(feeling: Sequence[SentientDialogue]) -> None:
+        for each, text in advance(agent, "emotion", feeling, feel, _check_rating, seed):
+            each.rate(int(text))
+
+    def let_agents_speak(speaking: Sequence[SentientDialogue]) -> None:
+        for each, text in advance(agent, "message", speaking, say, check_text, seed):
+            each.say(text.strip())
+
+    return let_agents_feel, let_agents_speak
 
 
 def _call(

@@ -79,6 +79,11 @@ class SavedRun:
     failed: tuple[Transcript, ...]
     """Dialogues that ended without a usable text, as far as they went."""
 
+    @property
+    def is_small_simulation(self) -> bool:
+        """Whether its seeker is an adapter of `sft seeker`."""
+        return isinstance(self.config, esc_eval.Config | sage.Config) and self.config.is_small
+
 
 def read_run(path: Path) -> SavedRun:
     """Read a finished run of `READERS`.

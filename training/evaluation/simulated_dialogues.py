@@ -237,6 +237,11 @@ def load_prompt(folder: Path | None, name: str) -> str:
         ) from error
 
 
+def titled(title: str, *, is_small: bool) -> str:
+    """Return the title of a result; a simulation with the small seeker says that it is one."""
+    return f"{results.SMALL_SIMULATION}: {title}" if is_small else title
+
+
 def log_bounds(requests: Iterable[tuple[GeneratorSettings, int]]) -> None:
     """Log upper bounds of the requests and the text of each model, for a dry run."""
     for settings, count in requests:

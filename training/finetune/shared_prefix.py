@@ -15,7 +15,7 @@ rows. There `padded_rows` puts the rows of several dialogues into one pass, with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -151,6 +151,23 @@ def shared_prefix_row(samples: Sequence[TokenisedSample]) -> SharedPrefixRow:
         grid=torch.cat(grids) if grids else None,
         weights=torch.cat(weights),
     )
+
+
+def row_of_places(
+    samples: Sequence[TokenisedSample], places: Sequence[Sequence[int]]
+) -> SharedPrefixRow:
+    """Pack samples into one row whose targets are some tokens of their completions.
+
+    Args:
+        samples: As `shared_prefix_row` takes them.
+        places: For each sample, the indices in its completion of the tokens to predict.
+    """
+    row = shared_prefix_row(samples)
+    targets, start = [], 0
+    for sample, of_sample in zip(samples, places, strict=True):
+        targets += [start + place for place in of_sample]
+        start += len(sample.completion)
+    return replace(row, predicting=row.predicting[targets], targets=row.targets[targets])
 
 
 def _text_length(sample: TokenisedSample) -> int:

@@ -67,6 +67,35 @@ class SampleReader:
         sample = self._sample(messages, prompt, self._tokens(answer))
         return replace(sample, weights=self._weights(answer, label_weight))
 
+    def read_answers(self, messages: Sequence[Message]) -> tuple[TokenisedSample, tuple[int, ...]]:
+        """Return the tokens of a conversation whose answers the model writes, as it reads them.
+
+        Args:
+            messages: A conversation that ends with an answer; earlier answers are learnt too.
+
+        Returns:
+            The sample, whose completion begins with the first answer, and the indices in the completion
+            of the tokens of all answers, with their end-of-turn tokens.
+        """
+        prompt = ""
+        completion: list[int] = []
+        places: list[int] = []
+        read = ""
+        for number, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            text = self._template.render(messages[:number], reply=True)
+            if places:
+                completion += self._tokens(text.removeprefix(read))
+            else:
+                prompt = text
+            # Templates write a line break after the end-of-turn token, which no model has to learn.
+            read = self._template.render(messages[: number + 1], reply=False).rstrip("\n")
+            answer = self._tokens(read.removeprefix(text))
+            places += range(len(completion), len(completion) + len(answer))
+            completion += answer
+        return self._sample(messages, prompt, completion), tuple(places)
+
     def read_verdicts(
         self, messages: Sequence[Message], token_of: Mapping[str, int]
     ) -> tuple[TokenisedSample, tuple[int, ...]]:

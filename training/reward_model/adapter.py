@@ -50,8 +50,8 @@ from training.finetune.shared_prefix import (
     TokenisedSample,
     padded_rows,
     row_embeddings,
+    row_of_places,
     run_layers,
-    shared_prefix_row,
 )
 from training.finetune.small_adapter import (
     AdapterConfig,
@@ -301,12 +301,10 @@ class RowBuilder:
 def _row(tokenised: Sequence[_Tokenised]) -> VerdictRow:
     first, *others = (sample for sample, _, _ in tokenised)
     # All conversations show the same pictures, in the shared history.
-    row = shared_prefix_row([first, *(replace(o, pixels=None, grid=None) for o in others)])
-    places, start = [], 0
-    for sample, of_sample, _ in tokenised:
-        places += [start + place for place in of_sample]
-        start += len(sample.completion)
-    row = replace(row, predicting=row.predicting[places], targets=row.targets[places])
+    row = row_of_places(
+        [first, *(replace(o, pixels=None, grid=None) for o in others)],
+        [places for _, places, _ in tokenised],
+    )
     return VerdictRow(row, [verdict for _, _, verdicts in tokenised for verdict in verdicts])
 
 

@@ -12,7 +12,7 @@ processes, send SIGTERM to one of them: torchrun gives the others 30 seconds and
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,7 +76,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     training = AdapterRun(config)
     training.open(resume)
-    model = training.model
     builder = RowBuilder(
         training.reader, Pictures(None, config.faces), training.limit, config.label_weight
     )
@@ -89,15 +88,42 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         raise ConfigError(
             f"longest: each turn of the valid split has more than {training.limit} tokens"
         )
-    numbers = range(len(dialogues))
+    train_rows(
+        config, training, len(dialogues), lambda number: builder.rows(dialogues[number]), validation
+    )
+    if builder.too_long:
+        training.directory.log(
+            "turns of more than %d tokens were met %d times", training.limit, builder.too_long
+        )
+    training.save()
+
+
+def train_rows(
+    config: Config,
+    training: AdapterRun,
+    dialogues: int,
+    rows: Callable[[int], list[SharedPrefixRow]],
+    validation: Sequence[SharedPrefixRow],
+) -> None:
+    """Train the adapter of an open run on the rows of dialogues.
+
+    Args:
+        config: Of the stage.
+        training: The run.
+        dialogues: Number of dialogues.
+        rows: Makes the rows of a dialogue from its number.
+        validation: Rows whose loss per target is measured.
+    """
+    model = training.model
+    numbers = range(dialogues)
     steps = steps_of(numbers, config.dialogues_per_step, config.seed, training.step)
-    rows_of = training.kept(lambda number: builder.rows(dialogues[number]))
+    rows_of = training.kept(rows)
 
     def learn() -> tuple[float, int]:
-        rows = [row for number in next(steps) for row in rows_of(number)]
-        learnt = max(1.0, sum(row.weights.sum().item() for row in rows))  # all may be too long
+        of_step = [row for number in next(steps) for row in rows_of(number)]
+        learnt = max(1.0, sum(row.weights.sum().item() for row in of_step))  # all may be too long
         return training.add_gradients(
-            rows, lambda row: row_loss(model, row, weighted=True) / learnt, padded_rows
+            of_step, lambda row: row_loss(model, row, weighted=True) / learnt, padded_rows
         )
 
     def validate() -> float:
@@ -107,11 +133,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return sum_over_processes(total).item() / sum(len(row.targets) for row in validation)
 
     training.train(learn, validate)
-    if builder.too_long:
-        training.directory.log(
-            "turns of more than %d tokens were met %d times", training.limit, builder.too_long
-        )
-    training.save()
 
 
 # --- dialogues ---------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from tests.training.cer.endpoint import Endpoint, asked, at, refused
 from training.cer.requests import asking
 from training.common import results
+from training.data.seeker_prompt import seeker_messages
 from training.evaluation import esc_eval
 from training.evaluation.esc_eval import GREETINGS, Config, Judge
 from training.evaluation.esc_eval_scores import DIMENSIONS, Scores, read_file, read_verdict
@@ -105,6 +107,41 @@ def test_five_rounds_in_which_the_model_sees_neither_card_nor_greeting(files):
     cards = sorted(system["content"].partition("card ")[2][0] for system, _ in openings)
     assert cards == ["0", "1"]  # requests may arrive in any order
     assert {greeting["content"] for _, greeting in openings} == {GREETINGS["en"]}
+
+
+def test_a_trained_seeker_gets_its_own_prompt_and_the_result_its_heading(files):
+    with Endpoint(answer=speak) as endpoint:
+        config = config_of(files, endpoint.url)
+        small = config.model_copy(update={"seeker": trained(config.seeker)})
+        esc_eval.run(small)
+        bodies = [body for body in endpoint.bodies if body["model"] == "seeker"]
+
+    last = max((body["messages"] for body in bodies), key=len)
+    heard = read_json(small.output / "result" / "kind_en.json")
+    spoken = [line.partition("：")[2] for line in heard[last[0]["content"][-1]]]
+    turns = [
+        ((Speaker.SEEKER, Speaker.SUPPORTER)[n % 2], text) for n, text in enumerate(spoken[1:-2])
+    ]
+    expected = seeker_messages(f"card {last[0]['content'][-1]}", turns)
+    assert [(each["role"], each["content"]) for each in last] == [
+        (each.role, each.text) for each in expected
+    ]
+    assert results.load(small.results / f"{small.name}.json").title.startswith("Small simulation: ")
+
+
+def test_a_trained_seeker_speaks_english(files):
+    config = config_of(files, "http://localhost/v1")
+    values = config.model_dump() | {
+        "seeker": trained(config.seeker).model_dump(),
+        "cards": {"zh": files / "cards.json"},
+    }
+
+    with pytest.raises(ValueError, match="speaks English"):
+        Config.model_validate(values)
+
+
+def trained(seeker):
+    return seeker.model_copy(update={"style": "trained"})
 
 
 def test_judge_gets_rubric_and_dialogue_and_the_files_are_official(files):

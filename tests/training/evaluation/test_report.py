@@ -132,6 +132,20 @@ def test_the_markdown_has_the_tables_of_the_results_files(runs, config):
     assert '"top_p"' not in text  # a default
 
 
+def test_no_published_number_stands_beside_a_small_simulation(runs, config, tmp_path):
+    with Endpoint(answer=speak) as endpoint:
+        seeker = {"source": f"openai:{endpoint.url}#seeker", "tries": 1, "style": "trained"}
+        small = runs.esc_eval("esc_small", "kind", seeker=seeker)
+    alone = config.model_copy(update={"runs": (small,)})
+
+    report.run(alone)
+
+    text = (alone.output / "report.md").read_text(encoding="utf-8")
+    assert "## Small simulation: evaluate esc-eval: esc_small" in text
+    assert "### Small simulation: ESC-Eval" in text
+    assert "Published: " not in text
+
+
 def test_published_rows_have_the_average_that_the_paper_prints_except_three():
     esc_eval, sage, esconv = load_toml(PUBLISHED, Published).tables
     printed = {name: row[-1] for name, row in esc_eval.rows.items()}

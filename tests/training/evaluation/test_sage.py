@@ -176,6 +176,42 @@ def test_dialogues_end_in_success_in_failure_or_at_the_last_turn(tmp_path, profi
     assert table[about, "kind", "failure"].value == pytest.approx(100 / 3)
 
 
+def test_a_trained_simulator_rates_its_distress_and_speaks(tmp_path):
+    def answer(body):
+        if body["model"] != "simulator":
+            return "I hear you."
+        if "How strong is your distress" in asked(body):
+            return "1" if len(body["messages"]) < 6 else " 5\n"
+        return "I am tired."
+
+    with Endpoint(answer=answer) as endpoint:
+        client = {"intake_form": "A nurse.", "attitude": "neutral", "attitude_instruction": "Calm."}
+        known = {"reason_counseling": "Sleep.", "init_history_client": "Hello."}
+        path = tmp_path / "clients.json"
+        rows = [{"AI_client": client, "AI_counselor": {"CBT": known}}]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+        config = config_of(tmp_path, endpoint.url, path, max_turns=3)
+        small = config.model_copy(
+            update={"simulator": config.simulator.model_copy(update={"style": "trained"})}
+        )
+        sage.run(small)
+
+    [dialogue] = rows_of(small.output / "dialogues" / "kind_seed0.jsonl")
+    points = [each["emotion-point"] for each in dialogue["history"][::2]]
+    assert points == [40, 50, 40]
+    assert dialogue["history"][2]["content"] == "I am tired."
+    assert dialogue["history"][2]["planning"]["change"] == 60
+    assert results.load(small.results / f"{small.name}.json").title.startswith("Small simulation: ")
+
+
+def test_a_trained_simulator_speaks_english(tmp_path, profiles):
+    config = config_of(tmp_path, "http://localhost/v1", profiles(profile_of("calm")))
+    simulator = config.simulator.model_copy(update={"style": "trained"})
+
+    with pytest.raises(ConfigError, match="speaks English"):
+        sage.run(config.model_copy(update={"simulator": simulator}), dry_run=True)
+
+
 def test_the_agent_opens_a_profile_without_a_first_message(tmp_path, profiles):
     row = {key: text for key, text in profile_of("quiet").items() if key != "first_talk"}
     with Endpoint(answer=agent({"quiet": 1})) as endpoint:

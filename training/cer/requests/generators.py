@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from compeer_core.backends.openai.settings import KEY_VARIABLES
 from compeer_core.backends.protocol import Message, Sampling
@@ -54,6 +54,9 @@ class GeneratorSettings(FrozenModel):
     max_new_tokens: int = Field(default=512, ge=1)
     thinking: bool | None = None
     """See `compeer_core.backends.protocol.Sampling`."""
+    choices: tuple[str, ...] = Field(default=(), exclude_if=lambda words: not words)
+    """The possible texts, each one token: the likeliest is taken and nothing is sampled. Only in process; for a
+    judge that is too small to keep to a format. Empty: any text."""
     tries: int = Field(default=4, ge=1)
     """Attempts per question: after an unusable text, another seed is tried. In process and at
     temperature 0 there is one attempt, since another seed changes nothing."""
@@ -78,6 +81,12 @@ class GeneratorSettings(FrozenModel):
                     f"set {' or '.join(KEY_VARIABLES)} instead"
                 )
         return source
+
+    @model_validator(mode="after")
+    def _chooses_in_process(self) -> Self:
+        if self.choices and not self.in_process:
+            raise ValueError(f"{self.source}: only a checkpoint in this process takes choices")
+        return self
 
     @property
     def where(self) -> Source:
@@ -117,6 +126,7 @@ class GeneratorSettings(FrozenModel):
             "max_new_tokens": self.max_new_tokens,
             # Only where it is set, so that texts of older runs are still found.
             **({} if self.thinking is None else {"thinking": self.thinking}),
+            **({"choices": self.choices} if self.choices else {}),
         }
 
     @property
@@ -170,6 +180,8 @@ def open_generator(settings: GeneratorSettings) -> BatchGenerator:
     """
     if settings.is_endpoint:
         raise ConfigError(f"{settings.source} is an endpoint, not a model in this process")
+    if settings.choices:
+        return _Chooser(settings)
     return _Checkpoint(settings) if settings.in_process else _Script(settings)
 
 
@@ -247,6 +259,39 @@ class _Checkpoint:
 
     def close(self) -> None:
         self._lease.release()
+
+
+class _Chooser:
+    """A checkpoint in this process whose texts are the likeliest of `GeneratorSettings.choices`."""
+
+    def __init__(self, settings: GeneratorSettings) -> None:
+        from compeer_core.model_pool import load_label_scorer  # imports torch
+        from training.common.threads import use_all_threads
+
+        self._settings = settings
+        location = settings.where.location
+        self._scorer = load_label_scorer(location, adapter=settings.adapter, device=settings.device)
+        use_all_threads(self._scorer.chat)
+
+    def write(self, prompts: Sequence[Prompt]) -> list[Written | CompeerError]:
+        return [self._write_one(prompt) for prompt in prompts]
+
+    def _write_one(self, prompt: Prompt) -> Written | CompeerError:
+        choices = self._settings.choices
+        *before, last = visible(prompt.messages, self._settings)
+        shown = replace(last, content=tuple(p for p in last.content if not isinstance(p, str)))
+        try:
+            session = self._scorer.open([*before, shown])
+            try:
+                shares = session.ask(last.text, choices)
+            finally:
+                session.close()
+        except CompeerError as error:
+            return error
+        return Written(choices[shares.index(max(shares))], 1)
+
+    def close(self) -> None:
+        self._scorer.close()
 
 
 def visible(messages: Sequence[Message], settings: GeneratorSettings) -> tuple[Message, ...]:

@@ -383,6 +383,7 @@ class _Rounds:
                 rounds=len(rounds),
                 history=self._history(turns[: rounds[number]]),
                 original=turns[rounds[number]].text,
+                situation=row.situation or None,
                 labels=_labels(row, turns, rounds[number], feedback),
             )
             for number in self._numbers(row.id, len(rounds))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image as Pillow
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import ChatModel
 from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.images import Image, read_image
-from compeer_core.model_pool import load_transformers
+from compeer_core.model_pool import load_transformers, shared_pool
 from tests.checkpoints import build_adapter, build_llava, build_qwen
 from tests.training.cer.requests.asking_helpers import stored_attempts
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Question
@@ -290,3 +291,29 @@ def test_an_unknown_kind_of_source_is_refused() -> None:
 def test_reserved_tokens_are_known_without_the_weights(qwen: Path) -> None:
     assert "<|im_start|>" in reserved_tokens(settings(qwen))
     assert reserved_tokens(GeneratorSettings(source="openai:http://localhost/v1#m")) == ()
+
+
+# --- choices -------------------------------------------------------------------------------------
+
+
+def test_of_choices_the_likeliest_is_written(qwen: Path, opened: Any) -> None:
+    rows = [Prompt((Message("user", (f"Rate {n}.",)),), n) for n in range(4)]
+    choices = ("0", "1", "2")
+
+    texts = [each.text for each in opened(settings(qwen, choices=choices)).write(rows)]
+
+    lease = shared_pool().lease(str(qwen), None, None, None)
+    try:
+        tokens = lease.chat.label_tokens(choices)
+        for row, text in zip(rows, texts, strict=True):
+            ids = torch.tensor([lease.chat.encode(row.messages).ids])
+            with torch.no_grad():
+                logits = lease.chat.model(input_ids=ids.to(lease.chat.model.device)).logits
+            assert text == choices[int(logits[0, -1, list(tokens)].argmax())]
+    finally:
+        lease.release()
+
+
+def test_choices_need_a_checkpoint_in_this_process() -> None:
+    with pytest.raises(ValueError, match="only a checkpoint in this process"):
+        GeneratorSettings(source="openai:http://localhost/v1#m", choices=("0", "1"))
