@@ -167,7 +167,12 @@ def row_of_places(
     for sample, of_sample in zip(samples, places, strict=True):
         targets += [start + place for place in of_sample]
         start += len(sample.completion)
-    return replace(row, predicting=row.predicting[targets], targets=row.targets[targets])
+    return replace(
+        row,
+        predicting=row.predicting[targets],
+        targets=row.targets[targets],
+        weights=row.weights[targets],
+    )
 
 
 def _text_length(sample: TokenisedSample) -> int:
