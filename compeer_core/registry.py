@@ -150,6 +150,7 @@ class SamplingOverrides(FrozenModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     max_new_tokens: int | None = Field(default=None, ge=1)
     exact_quotations: bool | None = None
+    fresh_sentences: bool | None = None
     thinking: bool | None = None
 
     def applied(self) -> Sampling:
@@ -222,10 +223,12 @@ class ModelEntry(FrozenModel):
         kind = self.where.kind
         if self.adapter is not None and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
             raise ValueError(f"an adapter needs a checkpoint, but the source is {self.source!r}")
-        if self.sampling.exact_quotations and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
-            raise ValueError(
-                f"exact_quotations needs a checkpoint, but the source is {self.source!r}"
-            )
+        for constraint in ("exact_quotations", "fresh_sentences"):
+            needs_checkpoint = getattr(self.sampling, constraint)
+            if needs_checkpoint and kind not in {SourceKind.CHECKPOINT, SourceKind.HUB}:
+                raise ValueError(
+                    f"{constraint} needs a checkpoint, but the source is {self.source!r}"
+                )
         if self.risk_check is not None and (self.kind, kind) != ("policy", SourceKind.CHECKPOINT):
             raise ValueError("risk_check is only for a policy whose source is a checkpoint folder")
         if self.for_replies is not None and self.kind != "judge":

@@ -41,6 +41,8 @@ class Sampling:
         seed: None uses a random one.
         exact_quotations: Whether reasoning steps can quote only what a message contains. Only for
             checkpoints in this process; others ignore it.
+        fresh_sentences: Whether a reply can contain no short sentence that the supporter has said
+            before. Only for checkpoints in this process; others ignore it.
         thinking: The `enable_thinking` of the chat template of a reasoning model. None leaves it to
             the template.
 
@@ -54,6 +56,7 @@ class Sampling:
     max_new_tokens: int = 512
     seed: int | None = None
     exact_quotations: bool = False
+    fresh_sentences: bool = False
     thinking: bool | None = None
 
     def __post_init__(self) -> None:

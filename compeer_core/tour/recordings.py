@@ -59,6 +59,7 @@ class SamplingUsed(FrozenModel):
     max_new_tokens: int
     seed: int
     exact_quotations: bool = False
+    fresh_sentences: bool = False
     thinking: bool | None = Field(default=None, exclude_if=lambda is_on: is_on is None)
 
 

@@ -159,6 +159,7 @@ def test_a_loaded_policy_answers(models: Path) -> None:
         (('name = "taped"', 'name = "a b"'), "models.0.name"),
         (("temperature = 0.0", "temperature = -1"), "models.0.sampling.temperature"),
         (("temperature = 0.0", "exact_quotations = true"), "exact_quotations needs a checkpoint"),
+        (("temperature = 0.0", "fresh_sentences = true"), "fresh_sentences needs a checkpoint"),
         (("[[models]]", "[[model]]"), "did you mean 'models'"),
         (('licence = "CC0-1.0"', 'adapter = "lora"'), "an adapter needs a checkpoint"),
         (('licence = "CC0-1.0"', 'verdicts = "parsed"'), "a judge behind an endpoint"),

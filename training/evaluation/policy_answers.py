@@ -47,10 +47,14 @@ class PolicySource(FrozenModel):
     """Checkpoint folder or Hub ID."""
     adapter: Path | None = None
     style: Style = "trained"
+    system_prompt: str = Field(default="", exclude_if=lambda prompt: not prompt)
+    """The system message in the style `trained`."""
     temperature: float | None = Field(default=None, ge=0)
     """Replaces the temperature at which an evaluation samples; greedy decoding stays greedy."""
     exact_quotations: bool = False
     """Whether reasoning steps can quote only what the seeker wrote."""
+    fresh_sentences: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
+    """Whether a reply can contain no short sentence that the supporter has said before."""
     strategy_openings: dict[str, str] = Field(default={}, exclude_if=lambda words: not words)
     """As in `models.toml`: first words of the strategy step where a strategy is forced."""
     gate: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
@@ -111,7 +115,11 @@ class Answerer:
         """
         if self._policy.temperature is not None and sampling.temperature > 0:
             sampling = replace(sampling, temperature=self._policy.temperature)
-        sampling = replace(sampling, exact_quotations=self._policy.exact_quotations)
+        sampling = replace(
+            sampling,
+            exact_quotations=self._policy.exact_quotations,
+            fresh_sentences=self._policy.fresh_sentences,
+        )
         answers = self._generate(
             requests, sampling, None if stored is None else AnswerStore(stored)
         )
@@ -128,7 +136,13 @@ class Answerer:
 
     def _prompt(self, request: AnswerRequest) -> Prompt:
         style, reserved = self._policy.style, self._lease.chat.reserved
-        messages = policy_messages(request.dialogue, style, request.language, reserved)
+        messages = policy_messages(
+            request.dialogue,
+            style,
+            request.language,
+            reserved,
+            system_prompt=self._policy.system_prompt,
+        )
         return Prompt(messages, request.seeds)
 
     def _batch_answers(
@@ -215,6 +229,7 @@ class Answerer:
             self._policy.name,
             backend,
             self._policy.style,
+            system_prompt=self._policy.system_prompt,
             strategy_openings=self._policy.strategy_openings,
         )
         history = request.dialogue.merged().utterances

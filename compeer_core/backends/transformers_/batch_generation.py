@@ -30,11 +30,11 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
 from compeer_core.backends.transformers_.kv_cache import is_plain, joined
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
 from compeer_core.backends.transformers_.tokens import TextDecoder
+from compeer_core.backends.transformers_.turn_constraints import TurnConstraints
 from compeer_core.errors import BackendError, InputError
 
 TOP_P_CANDIDATES = 256
@@ -86,7 +86,7 @@ def generate_turns(
     """
     written: list[tuple[Turn, ...] | InputError | BackendError] = []
     readable: list[tuple[int, Encoded]] = []
-    constraints: list[Callable[[], ExactQuotations]] = []
+    constraints: list[Callable[[], TurnConstraints | None]] = []
     for place, prompt in enumerate(prompts):
         try:
             encoded, dropped = chat.encode_fitting(
@@ -97,11 +97,11 @@ def generate_turns(
         else:
             written.append(())
             readable.append((place, encoded))
-            constraints.append(partial(chat.quotations, prompt.messages, dropped))
+            constraints.append(partial(chat.constraints, prompt.messages, dropped, sampling))
     seeds = [prompts[place].seeds for place, _ in readable]
     turns = generate_encoded(
         *(chat, adapter, [encoded for _, encoded in readable], seeds, sampling, stop),
-        constraints=constraints if sampling.exact_quotations else None,
+        constraints=constraints,
     )
     for (place, _), of_prompt in zip(readable, turns, strict=True):
         written[place] = of_prompt
@@ -116,7 +116,7 @@ def generate_encoded(
     sampling: Sampling,
     stop: threading.Event,
     *,
-    constraints: Sequence[Callable[[], ExactQuotations]] | None = None,
+    constraints: Sequence[Callable[[], TurnConstraints | None]] | None = None,
 ) -> list[tuple[Turn, ...]]:
     """Generate the turns of encoded prompts; see `generate_turns`.
 
@@ -127,7 +127,7 @@ def generate_encoded(
         seeds: For each prompt, one per turn.
         sampling: For all rows.
         stop: Set it to end early.
-        constraints: For each prompt, makes the constraint of one turn.
+        constraints: For each prompt, makes the constraints of one turn.
     """
     heads: list[_Head] = []
     before: list[SequenceState] = []
@@ -141,7 +141,7 @@ def generate_encoded(
             before = [state]
             if constraints is not None:
                 for row in head.rows:
-                    row.quotations = constraints[number]()
+                    row.constraints = constraints[number]()
             heads.append(head)
         one_batch = all(is_plain(head.cache) for head in heads)
         for batch in [heads] if one_batch else [[head] for head in heads]:
@@ -157,7 +157,7 @@ class _Row:
 
     seed: int
     budget: int
-    quotations: ExactQuotations | None = None
+    constraints: TurnConstraints | None = None
     ids: list[int] = field(default_factory=list)
 
 
@@ -232,16 +232,16 @@ class _Batch:
         while not stop.is_set():
             at = self._length + self._written
             for logits, row, runs in zip(self._logits, self._rows, running.tolist(), strict=True):
-                if runs and row.quotations is not None:
-                    row.quotations.mask(logits)
+                if runs and row.constraints is not None:
+                    row.constraints.mask(logits)
             tokens = self._sampler(self._ids[:, :at], self._logits)
             self._ids[:, at] = tokens
             self._written += 1
             for row, token, runs in zip(self._rows, tokens.tolist(), running.tolist(), strict=True):
                 if runs:
                     row.ids.append(token)
-                    if row.quotations is not None:
-                        row.quotations.push(token)
+                    if row.constraints is not None:
+                        row.constraints.push(token)
             running &= ~torch.isin(tokens, self._ends) & (self._budgets > self._written)
             left = int(running.sum())
             if not left:

@@ -23,6 +23,7 @@ _REPLY = "<reply>"
 _LONGEST = 16
 """Characters of a token within a quotation. A longer token is never needed: shorter ones spell the same text."""
 _CLOSER = re.compile(r'[.,!?]?"[^"\w]*')
+_ENDING = re.compile(r"\s*(?:[.!?。！？]|<[/|])")
 _PASSAGES = re.compile(r'["\n]+')
 
 
@@ -35,6 +36,7 @@ class TokenTexts:
         marks: Ids of the tokens that hold a quotation mark, shape (marks,).
         not_opening: Those of `marks` that would begin a quotation with something else than a message.
         closing: Ids of the tokens that may end a quotation.
+        ending: Ids of the tokens that would end a sentence or its part of the turn, shape (endings,).
     """
 
     def __init__(self, name: str, tokenizer: Any) -> None:
@@ -46,7 +48,8 @@ class TokenTexts:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if "ByteLevel" not in str(getattr(backend, "decoder", "")):
             raise ConfigError(
-                f"{name}: exact_quotations needs a byte-level tokenizer; remove the key from its entry"
+                f"{name}: exact_quotations and fresh_sentences need a byte-level tokenizer; remove them from "
+                "its entry"
             )
         ids = range(len(tokenizer))
         self.texts: tuple[str, ...] = tuple(
@@ -63,10 +66,12 @@ class TokenTexts:
             dtype=torch.long,
         )
         self.closing = [token for token in marks if _CLOSER.fullmatch(self.texts[token])]
+        endings = [token for token, text in enumerate(self.texts) if _ENDING.match(text)]
+        self.ending = torch.tensor(endings, dtype=torch.long)
 
 
 class ExactQuotations:
-    """The constraint of one turn. It is told of every token, and masks the logits of the next one."""
+    """The constraint of one turn; see `turn_constraints.Constraint`."""
 
     def __init__(self, vocabulary: TokenTexts, messages: Sequence[str]) -> None:
         """Begin a turn.

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compeer_core.backends.protocol import Message, Sampling
-from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
 from compeer_core.backends.transformers_.sampler import Sampler
 from compeer_core.backends.transformers_.scheduler import Scheduler
 from compeer_core.backends.transformers_.sequence_state import SequenceState
 from compeer_core.backends.transformers_.tokens import TextDecoder
+from compeer_core.backends.transformers_.turn_constraints import TurnConstraints
 from compeer_core.errors import BackendError, CompeerError
 
 
@@ -83,14 +83,14 @@ class TransformersCompletion:
         sampling: Sampling,
         stop: threading.Event,
         dropped_turns: int,
-        quotations: ExactQuotations | None = None,
+        constraints: TurnConstraints | None = None,
     ) -> None:
         chat = scheduler.chat
         self._scheduler = scheduler
         self._chat = chat
         self.state = state
-        self.sampler = Sampler(sampling, chat.placeholder, chat.model.device, quotations)
-        self._quotations = quotations
+        self.sampler = Sampler(sampling, chat.placeholder, chat.model.device, constraints)
+        self._constraints = constraints
         self._stop = stop
         self._budget = sampling.max_new_tokens
         self._decoder = TextDecoder(chat.tokenizer, chat.hidden)
@@ -165,8 +165,8 @@ class TransformersCompletion:
         if token in self._chat.end_tokens:
             self._ended = True
             return
-        if self._quotations is not None:
-            self._quotations.push(token)
+        if self._constraints is not None:
+            self._constraints.push(token)
         self._show(part, self._decoder.push(token))
         if self._tokens >= self._budget or self._full:
             self._ended = True
@@ -195,8 +195,8 @@ class TransformersCompletion:
         part.texts.put(text)
 
     def _write(self, text: str) -> None:
-        if self._quotations is not None:
-            self._quotations.write(text)
+        if self._constraints is not None:
+            self._constraints.write(text)
         if self._carried:
             # The last token has more text than the caller has seen. Remove it, and tokenize its
             # visible part together with the new text.
@@ -234,11 +234,9 @@ class TransformersBackend:
             )
             state = SequenceState(encoded, self._adapter)
             self._scheduler.states.add(state)
-            quotations = None
-            if sampling.exact_quotations:
-                quotations = self._chat.quotations(messages, dropped)
+            constraints = self._chat.constraints(messages, dropped, sampling)
             return TransformersCompletion(
-                self._scheduler, state, sampling, stop, dropped, quotations
+                self._scheduler, state, sampling, stop, dropped, constraints
             )
 
         return self._chat.owner.call(begin)

@@ -20,12 +20,14 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from compeer_core.backends.protocol import Message
+from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_.chat_template import PROBE, ChatTemplate
 from compeer_core.backends.transformers_.exact_quotations import ExactQuotations, TokenTexts
+from compeer_core.backends.transformers_.fresh_sentences import FreshSentences
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
 from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
 from compeer_core.backends.transformers_.tokens import LabelTokens, control_tokens
+from compeer_core.backends.transformers_.turn_constraints import Constraint, TurnConstraints
 from compeer_core.errors import BackendError, ImageError, InputError
 from compeer_core.images import Image
 from compeer_core.reasoning import TAGS
@@ -254,20 +256,33 @@ class ChatModel:
             {"limit": fitting, "length": len(text)},
         )
 
-    def quotations(self, messages: Sequence[Message], dropped: int) -> ExactQuotations:
-        """Return the constraint of a turn, which may quote the user's messages that it reads.
+    def constraints(
+        self, messages: Sequence[Message], dropped: int, sampling: Sampling
+    ) -> TurnConstraints | None:
+        """Return the constraints of a turn, None if there are none.
 
         Args:
             messages: The conversation.
-            dropped: How many of its oldest messages were left out, as `encode_fitting` counts them.
+            dropped: How many of its oldest messages were left out, as `encode_fitting` counts them; they
+                cannot be quoted.
+            sampling: Names the constraints.
 
         Raises:
             ConfigError: See `TokenTexts`.
         """
+        if not sampling.exact_quotations and not sampling.fresh_sentences:
+            return None
         if self._token_texts is None:
             self._token_texts = TokenTexts(self.name, self.tokenizer)
-        turns = [message for message in messages if message.role != "system"][dropped:]
-        return ExactQuotations(self._token_texts, [t.text for t in turns if t.role == "user"])
+        turns = [message for message in messages if message.role != "system"]
+        constraints: list[Constraint] = []
+        if sampling.exact_quotations:
+            read = [turn.text for turn in turns[dropped:] if turn.role == "user"]
+            constraints.append(ExactQuotations(self._token_texts, read))
+        if sampling.fresh_sentences:
+            replies = [turn.text for turn in turns if turn.role == "assistant"]
+            constraints.append(FreshSentences(self._token_texts, replies))
+        return TurnConstraints(constraints)
 
     # --- the weights ---------------------------------------------------------------------------
 

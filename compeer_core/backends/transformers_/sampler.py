@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from compeer_core.backends.protocol import Sampling
-from compeer_core.backends.transformers_.exact_quotations import ExactQuotations
+from compeer_core.backends.transformers_.turn_constraints import TurnConstraints
 
 CANDIDATES = 256
 """Tokens that top-p considers first. Sorting the whole vocabulary for every token takes as long as a
@@ -19,7 +19,7 @@ part of a small model's forward pass, and nearly all probability lies on a few t
 
 
 class Sampler(LogitsProcessor):
-    """Draws the next token and masks all others: quotations, penalty, temperature, top-p, seed.
+    """Draws the next token and masks all others: constraints, penalty, temperature, top-p, seed.
 
     The steps are those of `generate`, in its order. They form one processor because the draw uses
     the turn's own generator, and because `generate` inspects the signature of every processor for
@@ -31,10 +31,10 @@ class Sampler(LogitsProcessor):
         sampling: Sampling,
         placeholder: int | None,
         device: torch.device,
-        quotations: ExactQuotations | None = None,
+        constraints: TurnConstraints | None = None,
     ) -> None:
         self._placeholder = placeholder
-        self._quotations = quotations
+        self._constraints = constraints
         self._penalty: RepetitionPenaltyLogitsProcessor | None = None
         self._temperature = sampling.temperature
         self._top_p = float(sampling.top_p)
@@ -53,8 +53,8 @@ class Sampler(LogitsProcessor):
         if self._placeholder is not None:
             # An image that the model invents could not be given to it as input.
             scores[:, self._placeholder] = -torch.inf
-        if self._quotations is not None:
-            self._quotations.mask(scores[0])
+        if self._constraints is not None:
+            self._constraints.mask(scores[0])
         if self._penalty is not None:
             scores = self._penalty(input_ids, scores)
         if self._generator is None:

@@ -98,7 +98,7 @@ def test_whatever_a_model_prefers_its_quotations_are_exact(seed, messages):
 
 def test_a_tokenizer_that_is_not_byte_level_is_refused():
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    with pytest.raises(ConfigError, match="tiny: exact_quotations needs a byte-level tokenizer"):
+    with pytest.raises(ConfigError, match="tiny: exact_quotations and fresh_sentences need a byte"):
         TokenTexts("tiny", PreTrainedTokenizerFast(tokenizer_object=words))
 
 
