@@ -65,7 +65,7 @@ STAGES: Mapping[str, Stage] = MappingProxyType(
             "join the shipped corrections of COMPEER-small's turns with their contexts",
         ),
         "cer graded": Stage(
-            "training.cer.graded", "pair the shipped graded replies of COMPEER-small"
+            "training.cer.graded", "make rows of the shipped graded turns of COMPEER-small"
         ),
         "cer flawed": Stage(
             "training.cer.flawed",

@@ -1,8 +1,8 @@
-"""Graded replies of a policy as CER rows of pairs: `python -m training cer graded <config.toml>`.
+"""Graded turns of a policy as CER rows: `python -m training cer graded <config.toml>`.
 
-COMPEER-small wrote several replies after the same reasoning steps, its own or corrected ones, and a large language model
-graded each (`assets/cer/README.md`). A row holds two of them for `sft preference`, so a policy learns from its own replies which
-ones fit, and no wording that it could not have found itself.
+COMPEER-small answered each context several times, and a large language model graded every reply and judged most steps
+(`assets/cer/README.md`). A row holds two of the turns for `sft preference`, so a policy learns from its own turns which ones fit,
+and no wording that it could not have found itself; or one turn with the verdicts on its steps, for `reward adapter`.
 """
 
 import logging
@@ -13,120 +13,149 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from compeer_core.cer import SPLITS, Candidate, CerRecord, DecidedBy
+from compeer_core.cer import SPLITS, Candidate, Case, CaseUtterance, CerRecord, DecidedBy
 from compeer_core.config import FrozenModel
+from compeer_core.dialogue import Speaker
 from compeer_core.errors import CompletionError, ConfigError
-from compeer_core.reasoning import Reasoning, SupportTurn, parse, render
+from compeer_core.reasoning import parse
 from compeer_core.row_files import json_lines, parse_row, write_rows
 from compeer_core.taxonomy import Preference
-from training.cer.context_turns import PlacedTurn, joined, read_turns
-from training.cer.corrected import CorrectedTurn
+from training.cer.context_turns import PlacedTurn, joined
 from training.cer.requests.seeding import stable_hash
 from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
 
-READER = DecidedBy(kind="model", name="a large language model that graded both replies")
+READER = DecidedBy(kind="model", name="a large language model that read all turns of the context")
 
 
 class Config(FrozenModel):
-    """`[cer graded]`: the replies, and the turns and rows that they belong to."""
+    """`[cer graded]`: the turns, and the rows with their contexts."""
 
-    replies: Path
-    """File of graded replies: JSON lines, compressed with gzip."""
-    turns: tuple[Path, ...] = ()
-    """Files of corrected turns, which have the reasoning steps of lines without `steps`."""
+    turns: Path
+    """File of graded turns: JSON lines, compressed with gzip."""
     contexts: tuple[Path, ...] = Field(min_length=1)
     """Files of CER rows with the contexts."""
     output: Path
     """Folder that receives `rows.jsonl`."""
 
 
-class GradedReplies(FrozenModel):
-    """One line of the file: replies to a context after the same steps."""
+class GradedTurn(FrozenModel):
+    """A turn and what the reader says of it."""
+
+    text: str
+    """In the output grammar."""
+    grade: Literal[0, 1, 2]
+    """Of the reply: 0 wrong, 1 weak, 2 good."""
+    steps: tuple[bool, bool, bool] | None = None
+    """Whether the history, emotion and strategy steps are right; None if they were not judged."""
+
+
+class GradedTurns(FrozenModel):
+    """One line of the file: turns that answer a context."""
 
     context: str
-    policy: str = "compeer-small"
-    """Who wrote the replies."""
-    steps: str | None = None
-    """The steps before the replies, in the output grammar; None takes those of the context's corrected turn."""
-    replies: tuple[str, ...]
-    grades: tuple[Literal[0, 1, 2], ...]
-    """0 wrong, 1 weak, 2 good, by the reader."""
+    """Id of the context's case."""
+    history: tuple[str, ...] = ()
+    """The utterances of a conversation that is in no other file, the seeker's first; empty takes those of the case."""
+    policy: str
+    """Who wrote the turns."""
+    turns: tuple[GradedTurn, ...]
     pairs: tuple[tuple[int, int], ...]
-    """The pairs to learn from: the better reply and the worse, counted from 0."""
+    """The pairs to learn from: the turn with the better reply and the other, counted from 0."""
     held_out: bool
-    """Whether the pairs are for validation, whatever the split of the context."""
+    """Whether the rows are for validation, whatever the split of the context."""
 
     @model_validator(mode="after")
     def _pairs_follow_the_grades(self) -> Self:
-        if len(self.grades) != len(self.replies):
-            raise ValueError(f"{len(self.replies)} replies, but {len(self.grades)} grades")
-        places = range(len(self.replies))
+        places = range(len(self.turns))
         for better, worse in self.pairs:
             if better not in places or worse not in places:
-                raise ValueError(f"pair [{better}, {worse}]: there are {len(self.replies)} replies")
-            if self.grades[better] <= self.grades[worse]:
+                raise ValueError(f"pair [{better}, {worse}]: there are {len(self.turns)} turns")
+            if self.turns[better].grade <= self.turns[worse].grade:
                 raise ValueError(f"pair [{better}, {worse}]: the first has no better grade")
         return self
+
+    def case(self) -> Case:
+        """Return the case of a line that has its own history."""
+        dialogue = self.context.rpartition("#")[0]
+        sides = (Speaker.SEEKER, Speaker.SUPPORTER)
+        return Case(
+            id=self.context,
+            dialogue_id=dialogue,
+            source_id=dialogue,
+            corpus="short",
+            language="en",
+            split="train",
+            licence="CC BY 4.0",
+            round=len(self.history) // 2,
+            rounds=len(self.history) // 2 + 1,
+            history=tuple(
+                CaseUtterance(speaker=sides[place % 2], text=text)
+                for place, text in enumerate(self.history)
+            ),
+            original=None,
+        )
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:
     """Write the rows; a dry run reads everything and counts them."""
     refuse_resume(resume, "this stage takes seconds")
     rows = list(graded_rows(config))
-    counts = Counter(row.case.split for row in rows)
-    _log.info(", ".join(f"{split}: {counts[split]} pairs" for split in SPLITS))
+    pairs = Counter(row.case.split for row in rows if row.second)
+    turns = Counter(row.case.split for row in rows if not row.second)
+    _log.info(", ".join(f"{split}: {pairs[split]} pairs, {turns[split]} turns" for split in SPLITS))
     if not dry_run:
         write_rows(config.output / "rows.jsonl", rows)
 
 
 def graded_rows(config: Config) -> Iterator[CerRecord]:
-    """Yield a row for each pair, in the order of the contexts, with sides by the row's id.
+    """Yield a row for each pair and for each turn with judged steps, in the order of the contexts.
 
     Raises:
-        ConfigError: See `read_turns` and `joined`; or a line is not valid, a context occurs twice or has no corrected
-            turn.
+        ConfigError: See `joined`; or a line is not valid, or a context occurs twice.
     """
-    if not config.replies.is_file():
-        raise ConfigError(f"{config.replies}: no such file (it is in assets/cer)")
-    turns = read_turns(config.turns, CorrectedTurn)
-    graded: dict[str, PlacedTurn[GradedReplies]] = {}
-    for where, line in json_lines(config.replies):
-        replies = parse_row(GradedReplies, where, line)
-        if replies.context in graded:
-            raise ConfigError(f"{where}: context {replies.context} occurs twice")
-        if replies.steps is None and replies.context not in turns:
-            raise ConfigError(f"{where}: context {replies.context} has no corrected turn")
-        graded[replies.context] = PlacedTurn(where, replies)
-    for case, placed in joined(graded, config.contexts):
-        replies = placed.turn
-        if replies.steps is None:
-            reasoning = turns[replies.context].turn.reasoning()
-        else:
-            reasoning = _reasoning(replies.steps, placed.where)
-        candidates = [
-            Candidate(author=replies.policy, reply=r, turn=render(SupportTurn(reasoning, r)))
-            for r in replies.replies
-        ]
-        split = "valid" if replies.held_out else case.split
-        for number, (better, worse) in enumerate(replies.pairs):
-            name = f"{case.id}/graded-{number}"
-            swap = (
-                stable_hash("graded side", name) % 2
-            )  # or a judge would learn to prefer the first
-            yield CerRecord(
-                id=name,
-                case=case.model_copy(update={"split": split}),
-                first=candidates[worse if swap else better],
-                second=candidates[better if swap else worse],
-                preference=Preference.SECOND if swap else Preference.FIRST,
-                preference_by=READER,
-            )
+    if not config.turns.is_file():
+        raise ConfigError(f"{config.turns}: no such file (it is in assets/cer)")
+    graded: dict[str, PlacedTurn[GradedTurns]] = {}
+    for where, line in json_lines(config.turns):
+        turns = parse_row(GradedTurns, where, line)
+        if turns.context in graded:
+            raise ConfigError(f"{where}: context {turns.context} occurs twice")
+        graded[turns.context] = PlacedTurn(where, turns)
+    elsewhere = {name: placed for name, placed in graded.items() if not placed.turn.history}
+    if elsewhere:
+        for case, placed in joined(elsewhere, config.contexts):
+            yield from _rows(case, placed)
+    for placed in graded.values():
+        if placed.turn.history:
+            yield from _rows(placed.turn.case(), placed)
 
 
-def _reasoning(steps: str, where: str) -> Reasoning:
+def _rows(case: Case, placed: PlacedTurn[GradedTurns]) -> Iterator[CerRecord]:
+    graded = placed.turn
+    split = "valid" if graded.held_out else case.split
+    case = case.model_copy(update={"split": split})
+    candidates = [_candidate(turn, graded.policy, placed.where) for turn in graded.turns]
+    for number, (better, worse) in enumerate(graded.pairs):
+        name = f"{case.id}/graded-{number}"
+        swap = stable_hash("graded side", name) % 2  # or a judge would learn to prefer the first
+        yield CerRecord(
+            id=name,
+            case=case,
+            first=candidates[worse if swap else better],
+            second=candidates[better if swap else worse],
+            preference=Preference.SECOND if swap else Preference.FIRST,
+            preference_by=READER,
+        )
+    for number, (turn, candidate) in enumerate(zip(graded.turns, candidates, strict=True)):
+        if turn.steps is not None:
+            judged = candidate.model_copy(update={"steps": turn.steps, "steps_by": READER})
+            yield CerRecord(id=f"{case.id}/turn-{number}", case=case, first=judged)
+
+
+def _candidate(turn: GradedTurn, policy: str, where: str) -> Candidate:
     try:
-        return parse(f"{steps}<reply>-</reply>").reasoning
+        return Candidate(author=policy, reply=parse(turn.text).reply, turn=turn.text)
     except CompletionError as error:
-        raise ConfigError(f"{where}: steps: {error}") from error
+        raise ConfigError(f"{where}: a turn: {error}") from error

@@ -333,7 +333,7 @@ def render_headline(folder: Path, rows: Path = HEADLINE_ROWS) -> str:
         against = f"{row.against}: {reference}" if reference else row.against
         rows_shown.append([title, _cell(metric), against])
     table = Table(head, rows_shown, texts=(0, 1, 2)).markdown
-    return "\n".join([table, "Reproduce the table: `python -m training results`."])
+    return "\n".join([table, "Render the table: `python -m training results`."])
 
 
 def _cell(metric: Metric | None) -> str:
