@@ -25,7 +25,7 @@ TURN = (
     "<emotion>They are sad.\nSentiment: Negative\nEmotion: Sadness\nIntensity: 3</emotion>\n"
     "<strategy>Listen first.\nStrategy: Question</strategy>\n"
 )
-FIRST_DELAY, CHUNKS, DELAY = 0.4, 8, 0.1
+FIRST_DELAY, CHUNKS, DELAY = 0.8, 8, 0.2
 
 
 def answered(conversation: int, seconds: float, text: str = "{}", reply: str = "Yes.") -> Turn:
@@ -126,9 +126,10 @@ def test_known_delays_are_measured_and_planted_cross_talk_is_found(tmp_path):
     # The app takes one turn of a scripted model at a time: the second seeker waits for the first.
     assert found["Throughput relative to 1 seeker, 2 seekers"].value == pytest.approx(1, rel=0.3)
     assert found["First token after Send, p95, 2 seekers"].value > alone + FIRST_DELAY
-    speed = CHUNKS / alone  # a chunk is a token
+    # A chunk is a token. The next turn can begin while the last tokens of one are on their way.
+    speed = CHUNKS / alone
     for seekers in ("1 seeker", "2 seekers"):
-        assert speed / 2 < found[f"Speed over all seekers, {seekers}"].value < speed
+        assert speed / 2 < found[f"Speed over all seekers, {seekers}"].value < 1.05 * speed
         assert found[f"Errors, {seekers}"].value == 0
         assert found[f"Cross-talk, {seekers}"].value == 2  # the turns of conversation 1
         assert found[f"Own word, {seekers}"].value == 2  # and those of conversation 0

@@ -74,7 +74,7 @@ def test_a_recipe_for_7b_has_the_papers_numbers(path, qwen_7b):
 
 def test_the_small_recipe_trains_each_kind_of_judge_on_the_same_rows():
     recipe = load_toml(CONFIGS / "small" / "judges.toml", RecipeConfig)
-    runs = [stage.set for stage in recipe.stage if stage.name == "reward adapter"]
+    runs = [stage.set for stage in recipe.stage if stage.config.name == "reward_adapter.toml"]
     default = load_toml(CONFIGS / "small" / "reward_adapter.toml", AdapterConfig)
 
     assert default.kind == Kind.UNIFIED
@@ -83,3 +83,6 @@ def test_the_small_recipe_trains_each_kind_of_judge_on_the_same_rows():
         changes = {"kind": kind, "output": f"runs/small/reward_{kind}/seed0"}
         own = {f"{key}={value}" for key, value in changes.items() if kind != Kind.UNIFIED}
         assert {*settings} == {"faces={data_dir}/faces", *own}
+    more = load_toml(CONFIGS / "small" / "reward_adapter_own.toml", AdapterConfig)
+    assert more.start == default.output / "adapter"  # UnifiReward is trained on
+    assert (more.kind, more.lora, more.findings) == (default.kind, default.lora, default.findings)

@@ -91,7 +91,12 @@ def test_it_opens_with_a_success_its_rule_and_its_origin(language, tour):
     assert texts("tour.chosen", seed=tour.plan.seed) in html
     assert shown.model.short_hash in html
     assert shown.date.isoformat() in html
-    assert html.count(texts("tour.judge_right")) == 3
+    right, wrong = (
+        html.count(f"{sign}</span> {texts(key)}</span>")
+        for sign, key in (("✓", "tour.judge_right"), ("✗", "tour.judge_wrong"))
+    )
+    verdicts = [verdict.correct for verdict in shown.judged.steps]
+    assert (right, wrong) == (verdicts.count(True), verdicts.count(False))
     assert 'lang="en"' in html
     assert (load_texts("zh")("tour.english") in html) == (language == "zh")
     assert (tour.plan.case(shown.case).said.zh in html) == (language == "zh")
