@@ -19,6 +19,15 @@ from training.common.run_directory import METRICS_FILE
 from training.finetune.optimisation import Optimisers
 from training.stages import StoppedEarly
 
+SHORT_SCHEDULE: dict[str, Any] = {
+    "warmup_steps": 1,
+    "decay_steps": 2,
+    "adamw_lr": 0.01,
+    "save_every": 2,
+    "evaluate_every": 2,
+}
+"""The schedule of a stage that trains an adapter for a few steps."""
+
 
 def run_in_processes(repository: Path, count: int, *arguments: str) -> None:
     """Run `python -m training` in `count` single-threaded processes."""

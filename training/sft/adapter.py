@@ -46,14 +46,19 @@ from training.sft.cer import turns_to_learn
 _log = logging.getLogger(__name__)
 
 
-class Config(AdapterConfig):
-    """`[sft adapter]`: rows, base and schedule. The valid split of `records` is held out."""
+class DialogueConfig(AdapterConfig):
+    """Rows, base and schedule of a stage that learns from dialogues. The valid split of `records` is held out."""
 
     lora: LoraShape = LoraShape(rank=32, alpha=64)
     dialogues_per_step: int = Field(default=16, gt=0)
     """Of all processes together."""
     validation_dialogues: int = Field(default=64, gt=0)
     """The loss is measured on so many dialogues of the validation split, drawn by `seed`."""
+
+
+class Config(DialogueConfig):
+    """`[sft adapter]`: rows, base and schedule."""
+
     label_weight: float = Field(default=1.0, gt=0)
     """Weight of the emotion's and the strategy's name in the training loss, relative to any other token. They are
     few of a turn's tokens, so the rest decides what is learnt otherwise. The validation loss has no weights."""
@@ -99,7 +104,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
 
 
 def train_rows(
-    config: Config,
+    config: DialogueConfig,
     training: AdapterRun,
     dialogues: int,
     rows: Callable[[int], list[SharedPrefixRow]],

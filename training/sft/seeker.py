@@ -28,8 +28,8 @@ from training.sft import adapter
 _log = logging.getLogger(__name__)
 
 
-class Config(adapter.Config):
-    """`[sft seeker]`: rows, base and schedule, as of `sft adapter`; `faces` is ignored."""
+class Config(adapter.DialogueConfig):
+    """`[sft seeker]`: rows, base and schedule. `faces` is not read, since the seeker learns without photos."""
 
 
 def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) -> None:

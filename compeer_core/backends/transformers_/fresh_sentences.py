@@ -18,7 +18,6 @@ from compeer_core.redundancy import reply_length
 MOST_WORDS = 8
 _REPLY = "<reply>"
 _END = re.compile(r"(?<=[.!?。！？])")
-_TRAILING = re.compile(r"[\W_]+$")
 
 
 class FreshSentences:
@@ -71,5 +70,8 @@ class FreshSentences:
 
 
 def _plain(sentence: str) -> str:
-    """Return a sentence without what ends it, in lower case."""
-    return _TRAILING.sub("", sentence).strip().lower()
+    """Return a sentence without what ends it, in lower case. In linear time: a caller may send any text."""
+    end = len(sentence)
+    while end and not sentence[end - 1].isalnum():
+        end -= 1
+    return sentence[:end].strip().lower()

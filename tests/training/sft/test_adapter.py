@@ -16,7 +16,13 @@ from compeer_core.model_pool import load_transformers
 from compeer_core.prompts import policy_messages
 from compeer_core.row_files import write_rows
 from tests.training.reward_model.test_train import record
-from tests.training.runs import interrupt_at_step_3, metrics_of, run_in_processes, weights
+from tests.training.runs import (
+    SHORT_SCHEDULE,
+    interrupt_at_step_3,
+    metrics_of,
+    run_in_processes,
+    weights,
+)
 from training.data.faces import read_faces
 from training.data.pictures import Pictures
 from training.finetune import small_adapter
@@ -88,11 +94,7 @@ def config(small_corpora: Path, tiny_base: Path, tmp_path: Path) -> Config:
         compute="bf16",
         dialogues_per_step=4,
         steps=5,
-        warmup_steps=1,
-        decay_steps=2,
-        adamw_lr=0.01,
-        save_every=2,
-        evaluate_every=2,
+        **SHORT_SCHEDULE,
         validation_dialogues=2,
     )
 

@@ -14,7 +14,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse, render
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
-from tests.training.runs import interrupt_at_step_3, metrics_of, weights
+from tests.training.runs import SHORT_SCHEDULE, interrupt_at_step_3, metrics_of, weights
 from tests.training.sft.test_adapter import turn_of
 from training.data.pictures import Pictures
 from training.finetune.base_model import LoraShape
@@ -88,11 +88,7 @@ def config(tiny_base: Path, tmp_path: Path) -> Config:
         compute="fp32",
         pairs_per_step=4,
         steps=5,
-        warmup_steps=1,
-        decay_steps=2,
-        adamw_lr=0.01,
-        save_every=2,
-        evaluate_every=2,
+        **SHORT_SCHEDULE,
         validation_pairs=3,
     )
 

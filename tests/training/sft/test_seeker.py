@@ -12,7 +12,7 @@ from compeer_core.errors import ConfigError
 from compeer_core.model_pool import ModelPool
 from compeer_core.row_files import write_rows
 from tests.training.reward_model.test_train import record
-from tests.training.runs import metrics_of, weights
+from tests.training.runs import SHORT_SCHEDULE, metrics_of, weights
 from training.data.seeker_prompt import GREETING, rating_messages, seeker_messages
 from training.finetune.base_model import LoraShape
 from training.finetune.small_adapter import load_small_base
@@ -64,11 +64,7 @@ def config(tiny_base: Path, tmp_path: Path) -> Config:
         compute="fp32",
         dialogues_per_step=3,
         steps=4,
-        warmup_steps=1,
-        decay_steps=2,
-        adamw_lr=0.01,
-        save_every=2,
-        evaluate_every=2,
+        **SHORT_SCHEDULE,
         validation_dialogues=2,
     )
 

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 
 import torch
 from hypothesis import given, settings
@@ -47,6 +48,12 @@ def test_steps_and_long_sentences_are_free():
     assert forbidden_after("<history>That must hurt") == set()
     long = "You have worked there for two years and six months"
     assert forbidden_after(f"<reply>{long}", [f"{long}."]) == set()
+
+
+def test_long_replies_of_a_caller_are_read_in_linear_time():
+    begin = time.perf_counter()
+    FreshSentences(VOCABULARY, ["a" + " -" * 100_000 + "a"] * 5)
+    assert time.perf_counter() - begin < 2  # quadratic time would take minutes
 
 
 def test_words_that_a_person_wrote_count_as_said():
