@@ -70,8 +70,8 @@ class FreshSentences:
 
 
 def _plain(sentence: str) -> str:
-    """Return a sentence without what ends it, in lower case. In linear time: a caller may send any text."""
+    """Return a sentence's words without what ends it, in lower case. In linear time: a caller may send any text."""
     end = len(sentence)
     while end and not sentence[end - 1].isalnum():
         end -= 1
-    return sentence[:end].strip().lower()
+    return " ".join(sentence[:end].lower().split())
