@@ -34,6 +34,7 @@ MODELS = Path(__file__).resolve().parent / "assets" / "models.toml"
 LOCAL = "127.0.0.1"
 PORT = 7860
 PORTS_TRIED = 100
+TURNS_AT_ONCE = 8
 WRONG_USAGE = 2
 PRIVATE_NETWORKS = "127.0.0.0/8,10.0.0.0/8,172.16.0.0/12,192.168.0.0/16"
 """Networks of a Space's proxy."""
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ui_components.shared.models import Models
         from ui_components.shared.services import Services
 
-        models = Models(registry, policy=policy, judge=judge)
+        models = Models(registry, policy=policy, judge=judge, local_slots=flags.turns_at_once)
         try:
             services = Services(
                 models,
@@ -159,6 +160,12 @@ def _wrong(error: Exception) -> int:
     return WRONG_USAGE
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
 def _networks(text: str) -> str:
     for network in filter(None, map(str.strip, text.split(","))):
         try:
@@ -214,6 +221,14 @@ def _flags() -> argparse.ArgumentParser:
     add(
         "--device",
         help="device of checkpoints, for example cpu or cuda:0 (default: CUDA if available)",
+    )
+    add(
+        "--turns-at-once",
+        type=_positive,
+        default=TURNS_AT_ONCE,
+        metavar="N",
+        help="most replies that models in this process write at the same time; further ones wait in the "
+        "queue. Fewer save memory, and time for each reply (default: %(default)s)",
     )
     add(
         "--data-dir",

@@ -140,7 +140,8 @@ def test_the_pool_of_the_process_is_one():
 # --- devices and precision ----------------------------------------------------------------------
 
 
-def test_small_models_run_in_32_bits_on_one_core(copy):
+def test_small_models_run_in_32_bits_and_read_with_every_core_but_write_with_one(copy, monkeypatch):
+    monkeypatch.setattr(model_pool, "TORCH_THREADS", 3)
     model = AutoModelForImageTextToText.from_pretrained(copy, dtype=torch.bfloat16)
     model.save_pretrained(copy)
 
@@ -148,8 +149,18 @@ def test_small_models_run_in_32_bits_on_one_core(copy):
 
     chat = backend._chat
     assert chat.model.dtype == torch.float32
-    assert chat.owner.call(torch.get_num_threads) == 1
+    threads: list[tuple[int, int]] = []
+    chat.model.register_forward_pre_hook(
+        lambda _, args, named: threads.append(
+            (named["input_ids"].shape[1], torch.get_num_threads())
+        ),
+        with_kwargs=True,
+    )
     assert written(backend)
+    (prompt, reading), *steps = threads
+    assert prompt > 1
+    assert reading == 3
+    assert {*steps} == {(1, 1)}
 
 
 def test_large_models_keep_16_bits_and_use_every_core(copy, monkeypatch):

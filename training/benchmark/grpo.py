@@ -397,7 +397,7 @@ class _TimedTrainer(GroupTrainer):
 
         def ours() -> torch.Tensor:
             # Every step has new prompts, so the cache of the last step is of no use.
-            self._scorer.chat.owner.call(self._scorer.state_cache.clear)
+            self._scorer.chat.owner.call(self._scorer.chat.stored.clear)
             before = self._scorer.work.tokens
             rewards = super(_TimedTrainer, self)._calculate_rewards(
                 inputs, prompts, completions, completion_ids_list

@@ -362,7 +362,7 @@ def _local_pair(registry: Registry, name: str) -> tuple[TransformersScorer, Tran
 
 def _clear_cache(scorer: TransformersScorer) -> None:
     """Clear the prefix cache, on the owner thread so that closing sessions finish first."""
-    scorer.chat.owner.call(scorer.state_cache.clear)
+    scorer.chat.owner.call(scorer.chat.stored.clear)
 
 
 def _judge_together(

@@ -48,10 +48,12 @@ class Ticket:
     caller: Caller
     begins: float
     """The round in which it is served."""
+    size: int = 1
+    """Slots that it needs."""
 
 
 class AdmissionQueue:
-    """Serves ``slots`` tickets at a time."""
+    """Serves as many tickets at a time as ``slots`` allow. A ticket of more slots than there are has all of them."""
 
     def __init__(
         self, slots: int = 1, longest: int = LONGEST, longest_of_programs: int = LONGEST_OF_PROGRAMS
@@ -70,8 +72,8 @@ class AdmissionQueue:
             return len(self._waiting)
 
     @contextmanager
-    def place(self, caller: Caller) -> Iterator[Ticket]:
-        """Hold a place until the block ends.
+    def place(self, caller: Caller, size: int = 1) -> Iterator[Ticket]:
+        """Hold a place for ``size`` slots until the block ends.
 
         Raises:
             QueueFullError: The queue is full, for all or for the caller's network.
@@ -79,7 +81,8 @@ class AdmissionQueue:
         """
         with self._moved:
             self._check_room(caller)
-            ticket = Ticket(caller, self._rounds[caller.is_program].enter(caller))
+            begins = self._rounds[caller.is_program].enter(caller)
+            ticket = Ticket(caller, begins, min(size, self._slots))
             self._waiting.append(ticket)
             self._serve()
         try:
@@ -97,13 +100,15 @@ class AdmissionQueue:
         caller: Caller,
         stop: threading.Event,
         on_wait: Callable[[int], None] = lambda _: None,
+        size: int = 1,
     ) -> Iterator[bool]:
-        """Wait for a turn and hold the slot until the block ends.
+        """Wait for a turn and hold its slots until the block ends.
 
         Args:
             caller: Who waits.
             stop: Ends the wait.
             on_wait: Called every `POLL_SECONDS` with the number of tickets ahead.
+            size: Slots that are needed: one per reply.
 
         Yields:
             Whether the turn came; False if ``stop`` was set first.
@@ -111,7 +116,7 @@ class AdmissionQueue:
         Raises:
             QueueFullError: As for `place`.
         """
-        with self.place(caller) as ticket:
+        with self.place(caller, size) as ticket:
             while not self.wait(ticket):
                 if stop.is_set():
                     yield False
@@ -146,9 +151,11 @@ class AdmissionQueue:
             raise QueueFullError
 
     def _serve(self) -> None:
-        """Give free slots to the next tickets."""
-        while self._waiting and len(self._served) < self._slots:
+        """Give free slots to the next tickets. A large one waits for its slots, and all behind it with it."""
+        while self._waiting:
             ticket = self._in_order()[0]
+            if sum(served.size for served in self._served) + ticket.size > self._slots:
+                return
             self._waiting.remove(ticket)
             self._served.append(ticket)
             self._rounds[ticket.caller.is_program].go_on(ticket.begins)

@@ -250,7 +250,10 @@ class JobRunner(ABC, Generic[Record, AnyJob]):
         """Wait in the queues of some policies, load them, and hold the places until the block ends."""
         with ExitStack() as places:
             for queue in self._models.queues(names):
-                place = queue.admitted(job.key.caller, job.stopped, partial(self._set_place, job))
+                place = queue.admitted(
+                    *(job.key.caller, job.stopped, partial(self._set_place, job)),
+                    size=len(job.stop_events),
+                )
                 if not places.enter_context(place):
                     raise _StoppedInQueueError
             self._set_phase(job, "loading")

@@ -21,7 +21,7 @@ from ui_components.server.admission_queue import AdmissionQueue
 logger = logging.getLogger(__name__)
 
 REMOTE_SLOTS = 8
-"""Concurrent turns per endpoint. Models in this process take one at a time."""
+"""Concurrent turns per endpoint."""
 
 Model = TypeVar("Model")
 
@@ -38,7 +38,12 @@ class Models:
     """The registry and the loading state of its models."""
 
     def __init__(
-        self, registry: Registry, *, policy: str | None = None, judge: str | None = None
+        self,
+        registry: Registry,
+        *,
+        policy: str | None = None,
+        judge: str | None = None,
+        local_slots: int = 1,
     ) -> None:
         """Wrap a registry.
 
@@ -46,6 +51,7 @@ class Models:
             registry: The available models.
             policy: The preselected policy; None takes the registry's default.
             judge: The same for the judge; empty preselects no judge.
+            local_slots: Concurrent turns of the models in this process, which generate them as a batch.
 
         Raises:
             UnknownModelError: There is no such model.
@@ -61,7 +67,7 @@ class Models:
         self._ready: set[str] = set()
         self._broken: set[str] = set()
         self._lock = threading.Lock()
-        self._local = AdmissionQueue()
+        self._local = AdmissionQueue(local_slots)
         self._remote: dict[str, AdmissionQueue] = {}
 
     # --- entries ---------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ def generate_encoded(
                 for row in head.rows:
                     row.constraints = constraints[number]()
             heads.append(head)
+        chat.set_threads(sum(map(len, seeds)))
         one_batch = all(is_plain(head.cache) for head in heads)
         for batch in [heads] if one_batch else [[head] for head in heads]:
             if batch:

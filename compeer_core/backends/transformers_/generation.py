@@ -139,13 +139,18 @@ class TransformersCompletion:
         self._ended = True
         self._carried = ""
 
-        # A running slice ends at its next token; the cache is freed after it.
+        # A running slice ends at its next token; the cache is stored and freed after it.
         try:
-            self._chat.owner.submit(self.state.reset)
+            self._chat.owner.submit(self._store)
         except BackendError:
             self.state.reset()
 
     # --- on the owner thread -------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """Store the prompt, with which the next turn begins, and free the rest."""
+        self._chat.stored.put(self.state, len(self.state.encoded.ids))
+        self.state.reset()
 
     @property
     def is_halted(self) -> bool:

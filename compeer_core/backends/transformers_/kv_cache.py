@@ -64,6 +64,11 @@ def beginning(cache: Any, length: int) -> Any:
     return copied
 
 
+def size_of(cache: Any) -> int:
+    """Return the bytes of a cache's keys and values."""
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
 class PreallocatedLayer(DynamicLayer):
     """Keys and values of a layer, in memory with room for new tokens."""
 

@@ -25,7 +25,7 @@ from compeer_core.backends.transformers_.chat_template import PROBE, ChatTemplat
 from compeer_core.backends.transformers_.exact_quotations import ExactQuotations, TokenTexts
 from compeer_core.backends.transformers_.fresh_sentences import FreshSentences
 from compeer_core.backends.transformers_.owner_thread import OwnerThread
-from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState, StateCache
 from compeer_core.backends.transformers_.tokens import LabelTokens, control_tokens
 from compeer_core.backends.transformers_.turn_constraints import Constraint, TurnConstraints
 from compeer_core.errors import BackendError, ImageError, InputError
@@ -48,6 +48,9 @@ class ChatModel:
         placeholder: The token that represents an image.
         label_tokens: Returns the tokens of labels.
         adapted: The peft model around the weights, once adapters are loaded.
+        stored: The prompts of earlier turns, of all adapters.
+        threads: Torch's threads for a pass over several tokens or rows; a single token is read by
+            one. None leaves torch's setting alone.
     """
 
     def __init__(self, name: str, model: Any, processor: Any, owner: OwnerThread) -> None:
@@ -64,6 +67,8 @@ class ChatModel:
         self.template = ChatTemplate(name, processor)
         self.label_tokens = LabelTokens(name, self.template, self.tokenizer)
         self.adapted: Any = None
+        self.stored = StateCache()
+        self.threads: int | None = None
         self._active: str | None = None
         self._token_texts: TokenTexts | None = None
         self._offset_modules = [m for m in model.modules() if "rope_deltas" in vars(m)]
@@ -302,6 +307,11 @@ class ChatModel:
             self.adapted.set_adapter(adapter)
         self._active = adapter
 
+    def set_threads(self, tokens: int) -> None:
+        """Set torch's threads for a pass over that many tokens, of all rows together."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads if tokens > 1 else 1)
+
     def run(
         self,
         state: SequenceState,
@@ -316,7 +326,8 @@ class ChatModel:
         `state.ids` is not updated: a criterion of the caller may append the new tokens.
 
         Args:
-            state: The conversation; its adapter is activated.
+            state: The conversation; its adapter is activated. Where it has several unread tokens, all
+                threads generate as well, so that a caller may want one token first.
             max_new_tokens: Most tokens to generate.
             processors: Logits processors; without any, decoding is greedy.
             criteria: Stopping criteria.
@@ -325,6 +336,7 @@ class ChatModel:
         self.activate(state.adapter)
         # At least one token must be left to read: the next one comes from its logits.
         state.forget(state.read - (len(state.ids) - 1))
+        self.set_threads(state.unread)
         device = self.model.device
         ids = torch.tensor([state.ids], device=device)
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -311,6 +311,7 @@ def _pass(
     mask = torch.zeros(allowed.shape, dtype=dtype)
     mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(dtype).min)
     positions += offset
+    chat.set_threads(len(rows) * width)
     if chat.has_offsets:
         positions = positions.expand(3, *positions.shape)
     with torch.inference_mode():

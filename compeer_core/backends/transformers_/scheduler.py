@@ -6,7 +6,7 @@ The owner thread generates in slices; each slice is one job in its queue:
 * Turns with the same adapter form a batch. Each has a cache of its own; a slice joins them and
   gives each turn its part back at the end, so that turns are independent between two jobs. Turns
   join and leave at a token. What a turn has to read first (its prompt, or text that was written
-  into it) it reads alone; the beginning that another open turn has read is copied from there.
+  into it) it reads alone; the beginning that another open turn or an earlier one has read is copied from there.
 * Turns with different adapters, and caches that cannot be joined, take turns. (peft can apply an
   adapter per row of a batch, but a pass of two such rows took 1.02 times as long as two passes.)
 
@@ -179,12 +179,12 @@ class Scheduler:
         for row in group:
             if not row.state.read:
                 with self._guard(row):
-                    row.state.copy_from(self.states)
+                    row.state.copy_from([*self.states, *self.chat.stored])
         unread = [row for row in group if row.state.unread > 1]
-        if len(group) == 1:
-            self._generate_alone(group[0], ends)
-        elif unread:
+        if unread:  # read and generate one token: further ones need other threads or company
             self._generate_alone(unread[0], lambda: True)
+        elif len(group) == 1:
+            self._generate_alone(group[0], ends)
         else:
             self._generate_batch(group, ends)
 
@@ -256,6 +256,7 @@ class _Batch:
         self._chat = chat
         self._states = states
         chat.activate(states[0].adapter)
+        chat.set_threads(len(states))
         for state in states:
             state.forget(state.read - (len(state.ids) - 1))
         self._length = max(state.read for state in states)

@@ -18,7 +18,7 @@ from compeer_core.backends.transformers_.prefix_scoring import (
     plan_candidate,
     score_plans,
 )
-from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState, StateCache
+from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState
 from compeer_core.errors import BackendError, CompeerError
 from compeer_core.logs import brief, trace_of
 
@@ -43,6 +43,7 @@ class TransformersScoringSession:
         self._chat = scorer.chat
         self._messages = list(messages)
         self.state = state
+        self._prefix = len(state.ids)
         self._question: list[Message] | None = None
         self._failure: BackendError | None = None
 
@@ -58,7 +59,7 @@ class TransformersScoringSession:
     def close(self) -> None:
         state, self.state = self.state, SequenceState(self.state.encoded, self.state.adapter)
         try:
-            self._chat.owner.submit(lambda: self._scorer.state_cache.put(state))
+            self._chat.owner.submit(lambda: self._chat.stored.put(state, self._prefix))
         except BackendError:
             state.reset()
 
@@ -100,7 +101,6 @@ class TransformersScorer:
         self.chat = chat
         self.adapter = adapter
         self._release = release
-        self.state_cache = StateCache()
         self.work = Work()
         """Cost of `score_candidates` so far."""
 
@@ -135,9 +135,7 @@ class TransformersScorer:
             # Read ahead: the first question continues these tokens, and few of them change.
             encoded = self.chat.encode(messages, reply=False)
             self.check_length(encoded, messages[-1].text if messages else "")
-            return TransformersScoringSession(
-                self, messages, self.state_cache.take(encoded, self.adapter)
-            )
+            return TransformersScoringSession(self, messages, self._begun(encoded))
 
         session = self.chat.owner.call(begin)
         self.chat.owner.submit(session.read_prefix)
@@ -176,10 +174,15 @@ class TransformersScorer:
             else:
                 plans[number] = plan
         if plans and encoded is not None:
-            state = self.state_cache.take(encoded, self.adapter)
+            state = self._begun(encoded)
             self._score_plans(plans, encoded, state, results)
-            self.state_cache.put(state)
+            self.chat.stored.put(state, state.read)
         return results
+
+    def _begun(self, encoded: Encoded) -> SequenceState:
+        state = SequenceState(encoded, self.adapter)
+        state.copy_from(self.chat.stored)
+        return state
 
     def _score_plans(
         self,
@@ -230,5 +233,4 @@ class TransformersScorer:
 
     def close(self) -> None:
         """Release the model. May be called twice."""
-        self.state_cache.clear()
         self._release()

@@ -5,18 +5,20 @@ the module. `ChatModel.run` installs it before each job and stores it afterwards
 affect each other. A state can go back: the part of the cache that the new tokens share with the old
 ones stays; the rest is cropped or, where a cache cannot be cropped, the cache is emptied.
 
-A `StateCache` stores the states of the last few conversations, since the next turn of a
-conversation begins with what was read for the one before.
+A `StateCache` stores what was read of earlier turns, since the next turn of a conversation begins with it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from compeer_core.backends.transformers_.kv_cache import beginning, is_plain
+from compeer_core.backends.transformers_.kv_cache import beginning, is_plain, size_of
+
+STORED_BYTES = 384 << 20
+"""Most memory of a `StateCache`: some 8,700 tokens of COMPEER-small in 32 bits, or 7,000 of a 7 B model in 16."""
 
 
 @dataclass(frozen=True)
@@ -120,46 +122,51 @@ class SequenceState:
 
 
 class StateCache:
-    """The last few states that are not in use. Only the owner thread uses it.
+    """Prompts that were read for earlier turns, of all policies and judges on one set of weights.
 
-    A state is found by its tokens and images alone, so it reveals nothing that its next user has
-    not sent in full.
+    A prompt is found by its tokens, images and adapter alone, so it reveals nothing that its next reader has
+    not sent in full. Only the owner thread uses this.
     """
 
-    def __init__(self, size: int = 4, tokens: int = 8192) -> None:
+    def __init__(self, size: int = STORED_BYTES) -> None:
         """Begin empty.
 
         Args:
-            size: Most states to store.
-            tokens: Most tokens in all their caches together; a 7 B model needs some 57 kB each.
+            size: Most bytes in all stored caches together.
         """
         self._size = size
-        self._tokens = tokens
         self._states: list[SequenceState] = []
 
-    def take(self, encoded: Encoded, adapter: str | None) -> SequenceState:
-        """Return a state for `encoded` with the longest cached prefix that is stored here."""
-        fitting = [
-            state
-            for state in self._states
-            if state.adapter == adapter and _same_images(state.encoded, encoded)
-        ]
-        best = max(fitting, key=lambda state: _shared(state, encoded), default=None)
-        if best is None or not _shared(best, encoded):
-            return SequenceState(encoded, adapter)
-        self._states.remove(best)
-        best.set_prompt(encoded)
-        return best
+    def __iter__(self) -> Iterator[SequenceState]:
+        return iter(self._states)
 
-    def put(self, state: SequenceState) -> None:
-        """Store a state, and drop the oldest ones above the limits."""
-        if state.read:
-            self._states = [*self._states, state][-self._size :]
-        while sum(stored.read for stored in self._states) > self._tokens:
+    def put(self, state: SequenceState, length: int) -> None:
+        """Store a copy of the first `length` tokens, or of fewer if fewer were read.
+
+        It replaces the earlier turns of the same conversation, which are its beginnings. Above the
+        limit the oldest ones are dropped. Caches that cannot be copied are not stored.
+        """
+        length = min(length, state.read)
+        if not length or not is_plain(state.cache) or (state.encoded.fixed or 0) > length:
+            return
+        stored = SequenceState(replace(state.encoded, ids=tuple(state.ids[:length])), state.adapter)
+        stored.cache, stored.offsets = beginning(state.cache, length), list(state.offsets)
+        others = [other for other in self._states if not _continues(stored, other)]
+        self._states = [*others, stored]
+        while sum(size_of(other.cache) for other in self._states) > self._size:
             del self._states[0]
 
     def clear(self) -> None:
         self._states = []
+
+
+def _continues(state: SequenceState, other: SequenceState) -> bool:
+    """Whether another prompt is the beginning of this one."""
+    return (
+        state.adapter == other.adapter
+        and state.ids[: len(other.ids)] == other.ids
+        and _same_images(state.encoded, other.encoded)
+    )
 
 
 def _shared(state: SequenceState, encoded: Encoded) -> int:

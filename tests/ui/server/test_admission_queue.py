@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compeer_core.registry import ModelEntry, Registry
 from tests.pages import eventually
@@ -85,6 +87,33 @@ def test_several_slots_serve_several_at_once():
     with line.place(ANNA) as first, line.place(BEN) as second, line.place(ANNA) as third:
         assert [line.wait(ticket, 0) for ticket in (first, second, third)] == [True, True, False]
         assert len(line) == 1
+
+
+def test_a_group_of_replies_waits_for_a_slot_for_each():
+    line = AdmissionQueue(slots=4)
+    with line.place(ANNA) as first, line.place(BEN, 4) as group, line.place(ANNA) as behind:
+        assert [line.wait(ticket, 0) for ticket in (first, group, behind)] == [True, False, False]
+    with line.place(ANNA, 3) as group, line.place(BEN) as single, line.place(ANNA, 9) as crowd:
+        assert [line.wait(ticket, 0) for ticket in (group, single, crowd)] == [True, True, False]
+    with line.place(ANNA, 9) as crowd:  # more than there are: it has them all
+        assert line.wait(crowd, 0)
+
+
+@given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=8))
+def test_whoever_comes_and_leaves_no_slot_is_given_twice_or_left_free(slots, visits):
+    line = AdmissionQueue(slots=slots)
+    with ExitStack() as stack:
+        tickets: dict[Ticket, ExitStack] = {}
+        for number, (size, leaves) in enumerate(visits):
+            stay = stack.enter_context(ExitStack())
+            tickets[stay.enter_context(line.place(person(f"{number}"), size))] = stay
+            if leaves:
+                tickets.pop(next(iter(tickets))).close()
+            in_order = sorted(tickets, key=line.ahead)
+            served = [ticket for ticket in in_order if line.ahead(ticket) == 0]
+            taken = sum(ticket.size for ticket in served)
+            assert taken <= slots
+            assert len(served) == len(tickets) or taken + in_order[len(served)].size > slots
 
 
 def test_leaving_lets_the_next_one_in():

@@ -2,10 +2,8 @@
 
 import copy
 import functools
-from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,6 @@ from compeer_core.backends.protocol import (
 )
 from compeer_core.backends.transformers_ import prefix_scoring
 from compeer_core.backends.transformers_.prefix_scoring import Plan
-from compeer_core.backends.transformers_.sequence_state import Encoded, SequenceState, StateCache
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import BackendError, InputError
 from compeer_core.model_pool import ModelPool, load_label_scorer
@@ -137,7 +134,7 @@ def test_drafts_spare_passes_where_a_pass_costs_more_than_what_may_be_read_in_va
     scorer, monkeypatch, cost, passes
 ):
     held = [candidate(*STEPS, replies=("Hm.", f"Reply {n}")) for n in range(4)]
-    scorer.state_cache.clear()
+    scorer.chat.stored.clear()
     before = copy.copy(scorer.work)
     monkeypatch.setattr(prefix_scoring, "PASS_TOKENS", cost)
     # A judge that finds everything right: each draft stands.
@@ -324,63 +321,17 @@ def test_numbers_that_are_none_are_unscorable_and_so_is_what_follows(scorer, mon
 def test_the_next_turn_reads_only_what_is_new(scorer):
     judge = Judge("tiny", scorer)
     said = ["I cannot sleep because of the exam.", "Why?", "I will fail, I know it, as last time."]
-    scorer.state_cache.clear()
+    scorer.chat.stored.clear()
     judge.judge(dialogue(*said), [turn(1)], [None])
     before = copy.copy(scorer.work)
 
     judge.judge(dialogue(*said, "What happened?", "I froze."), [turn(2)], [None])
 
     read = scorer.work.tokens - before.tokens
-    scorer.state_cache.clear()
+    scorer.chat.stored.clear()
     before = copy.copy(scorer.work)
     judge.judge(dialogue(*said, "What happened?", "I froze."), [turn(2)], [None])
     assert read < (scorer.work.tokens - before.tokens) - 40
-
-
-def state(ids, adapter=None, pictures=None, read=None):
-    made = SequenceState(Encoded(tuple(ids), pictures or {}, "", 0), adapter)
-    length = len(ids) if read is None else read
-
-    class Cache:
-        def get_seq_length(self):
-            return length
-
-    made.cache = Cache()
-    return made
-
-
-def test_the_state_cache_returns_the_state_with_the_longest_prefix():
-    state_cache = StateCache(size=3)
-    for ids in ([1, 2], [1, 2, 3, 9], [7, 7]):
-        state_cache.put(state(ids))
-    wanted = Encoded((1, 2, 3, 4), {}, "", 0)
-
-    assert list(state_cache.take(replace(wanted, ids=(5, 5)), None).ids) == [5, 5]
-    assert len(state_cache._states) == 3  # nothing fitted, so nothing was taken
-    assert state_cache.take(wanted, "another adapter").cache is None
-
-
-def test_the_state_cache_drops_the_oldest_state_above_its_token_limit():
-    state_cache = StateCache(size=4, tokens=5)
-    for ids in ([1, 2], [3, 4, 5], [6]):
-        state_cache.put(state(ids))
-    assert [kept.ids for kept in state_cache._states] == [[3, 4, 5], [6]]
-
-    state_cache.put(state([7] * 9))  # more than the state_cache may hold
-
-    assert state_cache._states == []
-
-
-def test_the_state_cache_separates_images_and_drops_the_oldest_state():
-    one, other = {"pixel_values": torch.ones(2)}, {"pixel_values": torch.zeros(2)}
-    state_cache = StateCache(size=2)
-    state_cache.put(state([1, 2, 3], pictures=one))
-    assert state_cache.take(Encoded((1, 2, 3), other, "", 0), None).cache is None
-
-    state_cache.put(state([4]))
-    state_cache.put(state([5]))
-
-    assert [kept.ids for kept in state_cache._states] == [[4], [5]]
 
 
 # --- a PRM and an ORM --------------------------------------------------------------------------

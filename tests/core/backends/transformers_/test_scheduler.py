@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import scheduler as scheduler
+from compeer_core.backends.transformers_ import sequence_state
 from compeer_core.errors import BackendError
 from compeer_core.model_pool import ModelPool, load_label_scorer, load_transformers
 
@@ -37,6 +38,11 @@ def steps(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(scheduler._Batch, "step", counted)
     return sizes
+
+
+def forget(backend) -> None:
+    """Drop what was read of earlier turns."""
+    backend._chat.owner.call(backend._chat.stored.clear)
 
 
 def said(*content) -> list[Message]:
@@ -227,7 +233,9 @@ def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
 @pytest.mark.parametrize("reason", ["cache", "8bit"])
 def test_what_cannot_be_joined_is_written_by_turns(qwen, picture, steps, monkeypatch, reason):
     if reason == "cache":
-        monkeypatch.setattr(scheduler, "is_plain", lambda _: False)
+        for module in (scheduler, sequence_state):
+            monkeypatch.setattr(module, "is_plain", lambda _: False)
+        forget(qwen)
     else:
         monkeypatch.setattr(qwen._chat.model, "is_loaded_in_8bit", True, raising=False)
     monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
@@ -288,6 +296,7 @@ def test_several_turns_after_one_prompt_read_it_once(qwen, picture, monkeypatch,
     messages = said("Look ", picture(1), " and tell me.")
     samplings = [replace(WARM, seed=n) for n in range(4)]
     alone = [written_alone(qwen, messages, sampling) for sampling in samplings]
+    forget(qwen)
     reads = counted_reads(qwen, monkeypatch)
 
     turns = [opened(qwen, messages, sampling) for sampling in samplings]
@@ -298,11 +307,12 @@ def test_several_turns_after_one_prompt_read_it_once(qwen, picture, monkeypatch,
     assert max(steps) == 4
 
 
-def test_a_turn_that_begins_later_reads_nothing_while_one_of_its_prompt_is_open(
+def test_a_turn_that_begins_later_reads_nothing_of_a_prompt_that_was_read(
     qwen, picture, monkeypatch
 ):
     messages = said("Look ", picture(1), " and tell me.")
     alone = written_alone(qwen, messages)
+    forget(qwen)
     first = opened(qwen, messages)
     text_of(first, alone[5])
     reads = counted_reads(qwen, monkeypatch)
@@ -314,7 +324,32 @@ def test_a_turn_that_begins_later_reads_nothing_while_one_of_its_prompt_is_open(
     assert reads == [True]
     first.close()
     assert written_alone(qwen, messages) == alone
+    assert reads == [True]
+    forget(qwen)
+    assert written_alone(qwen, messages) == alone
     assert reads == [True, True]
+
+
+def test_the_next_turn_of_a_conversation_reads_only_what_is_new(qwen, monkeypatch):
+    before = [*said("I lost my job and my friends " * 20)]
+    after = [*before, Message("assistant", ("Why?",)), *said("they stayed")]
+    chat = qwen._chat
+    whole = len(chat.owner.call(lambda: chat.encode(after)).ids)
+    known = len(chat.owner.call(lambda: chat.encode(before)).ids)
+    alone = written_alone(qwen, after)
+    forget(qwen)
+    written_alone(qwen, before)
+    unread: list[int] = []
+    run = chat.run
+
+    def counted(state, *args, **kwargs):
+        unread.append(state.unread)
+        return run(state, *args, **kwargs)
+
+    monkeypatch.setattr(chat, "run", counted)
+
+    assert written_alone(qwen, after) == alone
+    assert unread[0] == whole - known
 
 
 def test_text_written_before_the_first_token_is_read_behind_a_shared_prompt(qwen, monkeypatch):
@@ -328,6 +363,7 @@ def test_text_written_before_the_first_token_is_read_behind_a_shared_prompt(qwen
         return text
 
     alone = forced()
+    forget(qwen)
     first = opened(qwen, messages)
     text_of(first)
     reads = counted_reads(qwen, monkeypatch)
