@@ -10,11 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    TypeAdapter,
+    ValidationError,
+)
 
 from compeer_core.errors import ConfigError
 
 Row = TypeVar("Row", bound=BaseModel)
+Value = TypeVar("Value")
 
 _ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d")
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
@@ -129,6 +137,22 @@ def read_rows(path: Path, kind: type[Row]) -> Iterator[Row]:
     """
     for where, line in json_lines(path):
         yield parse_row(kind, where, line)
+
+
+def read_json(path: Path, kind: type[Value]) -> Value:
+    """Read a JSON file as a type.
+
+    Raises:
+        ConfigError: It cannot be read, or contains something else.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "the file"
+        raise ConfigError(f"{path}: {where}: {detail['msg']}") from error
 
 
 def guarded(text: str) -> str:

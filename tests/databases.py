@@ -4,9 +4,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import func, make_url, select
 
 from compeer_core.votes.database import Database, default_url
+from compeer_core.votes.schema import Base
+from compeer_core.votes.store import VoteStore
 
 
 def database_in(folder: Path) -> str:
@@ -20,6 +22,12 @@ def write_empty(file: Path) -> None:
     """Write an empty database unless there is a file."""
     if not file.exists():
         file.write_bytes(_empty())
+
+
+def rows(store: VoteStore, table: type[Base]) -> int:
+    """Return the number of rows of a table."""
+    with store.database.reading() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
 
 
 @cache

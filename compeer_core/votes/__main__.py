@@ -104,7 +104,6 @@ def _add_board(parser: argparse.ArgumentParser) -> None:
     for option, meaning in (
         ("--language", "only these"),
         ("--topic", "only these"),
-        ("--rater-group", "only these groups of raters, '' for visitors"),
         ("--admit", f"count votes with this flag too, '{ALL_FLAGS}' for any"),
     ):
         parser.add_argument(
@@ -143,7 +142,6 @@ def _board(options: argparse.Namespace) -> None:
         kind=options.kind,
         languages=options.language,
         topics=options.topic,
-        rater_groups=options.rater_group,
         has_image=_PRESENCE[options.image],
         with_reasoning=_PRESENCE[options.reasoning],
         admit=options.admit,

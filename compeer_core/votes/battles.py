@@ -10,7 +10,7 @@ doubtful vote is stored with the reasons (`Flag`).
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -215,11 +215,6 @@ class Reveal:
     verdict: Preference | None
     """Preference of the judge, or None."""
 
-    @property
-    def agrees(self) -> bool | None:
-        """Whether person and judge agree; None without a verdict."""
-        return None if self.verdict is None else self.verdict is self.preference
-
 
 @dataclass(frozen=True)
 class Agreement:
@@ -236,24 +231,6 @@ class Deletion:
 
     battles: int
     votes: int
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of the store."""
-
-    voters: int
-    battles: int
-    votes: int
-    """Standing votes."""
-    counted: int
-    """Standing votes that count on the board."""
-    flags: Mapping[str, int]
-    """Standing votes by flag; a vote may have several."""
-    unchecked: Mapping[str, int]
-    """Standing votes by flag that could not be checked."""
-    deleted: int
-    """Votes that their owners have deleted."""
 
 
 Steps = tuple[StepLabels | None, StepLabels | None]

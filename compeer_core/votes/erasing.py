@@ -39,9 +39,7 @@ class Eraser:
     def __init__(self, path: Path, turn: threading.Lock) -> None:
         """Create an idle eraser.
 
-        Args:
-            path: The database.
-            turn: The lock of the writers of this process.
+        `turn` is the lock of the writers of this process.
         """
         self._path = path
         self._turn = turn

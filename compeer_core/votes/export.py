@@ -283,9 +283,7 @@ def _add(session: Session, record: CerRecord, now: datetime, *, blind: bool) -> 
     pseudonym = storable(record.preference_by.name)
     voter = session.scalars(select(VoterRow).filter_by(pseudonym=pseudonym)).first()
     if voter is None:
-        voter = VoterRow(
-            id=f"imported:{pseudonym}", pseudonym=pseudonym, rater_group="", created_at=now
-        )
+        voter = VoterRow(id=f"imported:{pseudonym}", pseudonym=pseudonym, created_at=now)
         session.add(voter)
         session.flush()
     battle = BattleRow(

@@ -1,11 +1,11 @@
 """Conversion of table rows to battles, receipts and votes, and their queries."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, func, select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session, aliased, contains_eager
 
 from compeer_core.errors import VoteRefusedError
@@ -31,17 +31,6 @@ def storable(text: str) -> str:
         'ab\n\u202e<b>'
     """
     return _UNSTORABLE.sub("", text)
-
-
-class Where(TypedDict, total=False):
-    """A filter for votes; omitted keys match anything."""
-
-    language: str
-    topic: str
-    rater_group: str
-    blind: bool
-    with_reasoning: bool
-    has_image: bool
 
 
 def refused(code: str, message: str, **values: object) -> VoteRefusedError:
@@ -116,19 +105,6 @@ def standing_votes(
     )
 
 
-def conditions_of(where: Where) -> Iterator[ColumnElement[bool]]:
-    columns = {
-        "language": BattleRow.language,
-        "topic": BattleRow.topic,
-        "rater_group": VoterRow.rater_group,
-        "blind": BattleRow.blind,
-        "with_reasoning": BattleRow.with_reasoning,
-        "has_image": BattleRow.image_hash.is_not(None),
-    }
-    for name, value in where.items():
-        yield columns[name] == value
-
-
 def vote_columns(as_of: datetime | None) -> Select[*tuple[Any, ...]]:
     """Select the columns of the standing votes that `vote_row` reads.
 
@@ -145,7 +121,6 @@ def vote_columns(as_of: datetime | None) -> Select[*tuple[Any, ...]]:
             RevisionRow.at,
             RevisionRow.dwell_ms,
             VoterRow.pseudonym,
-            VoterRow.rater_group,
             BattleRow.id,
             BattleRow.blind,
             BattleRow.with_reasoning,
@@ -183,7 +158,6 @@ def vote_row(row: Row[Any]) -> VoteRow:
         has_image=row.image_hash is not None,
         language=row.language,
         topic=row.topic,
-        rater_group=row.rater_group,
         at=row.at,
         dwell_ms=row.dwell_ms,
         flags=_flags(

@@ -43,7 +43,7 @@ class VoteRow(FrozenModel):
     topic: str = ""
     """Empty if unknown."""
     rater_group: str = ""
-    """The group that the voter was invited to; empty for visitors."""
+    """Unused; kept for files of votes and databases, where it is empty."""
     at: UtcDatetime
     """Time of this revision."""
     dwell_ms: Count | None = None

@@ -70,7 +70,8 @@ class VoterRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     pseudonym: Mapped[str] = mapped_column(unique=True)
     """Exported instead of the id."""
-    rater_group: Mapped[str]
+    rater_group: Mapped[str] = mapped_column(default="")
+    """Unused."""
     address_hash: Mapped[str | None] = mapped_column(index=True)
     """Salted; the salt is deleted after a day or two."""
     created_at: Mapped[datetime]

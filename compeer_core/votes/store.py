@@ -15,7 +15,6 @@ irreversible. All methods are safe to call from any thread, and from several pro
 import hashlib
 import hmac
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -32,9 +31,7 @@ from compeer_core.votes.battles import (
     Agreement,
     Battle,
     BattlePlan,
-    Counts,
     Deletion,
-    Flag,
     Limits,
     Reveal,
     SideResult,
@@ -45,9 +42,7 @@ from compeer_core.votes.battles import (
 )
 from compeer_core.votes.database import Database
 from compeer_core.votes.reading import (
-    Where,
     battle_of,
-    conditions_of,
     latest_revision,
     locked_battle,
     own_battle,
@@ -452,11 +447,7 @@ class VoteStore:
         *,
         replaces: bool,
     ) -> None:
-        """Check that a vote is allowed now.
-
-        Raises:
-            VoteRefusedError: It is not.
-        """
+        """Check that a vote is allowed now."""
         statuses = {side.status for side in battle.sides}
         if battle.closed_reason is not None:
             raise refused("battle_closed", "the battle was closed")
@@ -499,12 +490,6 @@ class VoteStore:
         )
 
     # --- people ---------------------------------------------------------------------------------
-
-    def set_group(self, voter: str, rater_group: str) -> None:
-        """Set the group that a person was invited to; empty for a visitor."""
-        with self.database.writing() as session:
-            self._meet(session, voter, None, self.now())
-            session.get_one(VoterRow, voter).rater_group = storable(rater_group)
 
     def delete_voter(self, voter: str) -> Deletion:
         """Delete all data of a person: battles with their words and pictures, votes, revisions.
@@ -557,24 +542,18 @@ class VoteStore:
         query = select(VoterRow).filter_by(id=voter).with_for_update()
         while (row := session.scalar(query)) is None:
             pseudonym = f"v{secrets.token_hex(8)}"
-            new = VoterRow(id=voter, pseudonym=pseudonym, rater_group="", created_at=now)
-            _add_once(session, new)
+            _add_once(session, VoterRow(id=voter, pseudonym=pseudonym, created_at=now))
         if address is not None:
             row.address_hash = _address_hash(session, address, now)
 
     # --- for boards and files -------------------------------------------------------------------
 
-    def votes(self, as_of: datetime | None = None, **where: Unpack[Where]) -> Iterator[VoteRow]:
-        """Yield the standing votes, in order of time.
+    def votes(self, as_of: datetime | None = None) -> Iterator[VoteRow]:
+        """Yield the standing votes of a time, without those deleted since, in order of time.
 
         Doubtful votes and those of battles that were not blind are included: see `VoteRow`.
-
-        Args:
-            as_of: The votes of this time, without those deleted since; None for now.
-            **where: See `Where`.
         """
-        query = vote_columns(as_of).where(*conditions_of(where))
-        query = query.order_by(RevisionRow.at, BattleRow.id)
+        query = vote_columns(as_of).order_by(RevisionRow.at, BattleRow.id)
         with self.database.reading() as session:
             for row in session.execute(query.execution_options(yield_per=1000)):
                 yield vote_row(row)
@@ -582,9 +561,8 @@ class VoteStore:
     def stamp(self, as_of: datetime | None = None) -> tuple[int, ...]:
         """Return a stamp that changes whenever a vote is cast, revised, judged or deleted.
 
-        It takes milliseconds where `votes` takes a second, so that a board can be cached. Two changes do
-        not show: a verdict that replaces another, and a person's new group. The last number changes
-        only when something is deleted.
+        It takes milliseconds where `votes` takes a second, so that a board can be cached. A verdict that
+        replaces another does not show. The last number changes only when something is deleted.
         """
         revisions = select(func.count(), func.max(RevisionRow.id)).select_from(RevisionRow)
         if as_of is not None:
@@ -596,37 +574,6 @@ class VoteStore:
                 *session.execute(battles).one(),
                 session.scalar(select(func.max(DeletionRow.id))) or 0,
             )
-
-    def counts(self) -> Counts:
-        """Return the counts of the store."""
-        flags: Counter[str] = Counter()
-        counted = total = 0
-        for vote in self.votes():
-            total += 1
-            counted += vote.blind and not vote.flags
-            flags.update(vote.flags)
-        unchecked = {
-            Flag.TOO_FAST: RevisionRow.too_fast.is_(None),
-            Flag.NOT_BOTH_SEEN: RevisionRow.not_both_seen.is_(None),
-            Flag.LEAKED: BattleRow.sides.any(SideRow.leaked.is_(None)),
-        }
-        with self.database.reading() as session:
-            standing = standing_votes(None).with_only_columns(func.count())
-            return Counts(
-                voters=session.scalar(select(func.count()).select_from(VoterRow)) or 0,
-                battles=session.scalar(select(func.count()).select_from(BattleRow)) or 0,
-                votes=total,
-                counted=counted,
-                flags={flag.value: flags[flag] for flag in Flag},
-                unchecked={
-                    flag.value: session.scalar(standing.where(unknown)) or 0
-                    for flag, unknown in unchecked.items()
-                },
-                deleted=session.scalar(select(func.sum(DeletionRow.votes))) or 0,
-            )
-
-
-# --- rows ---------------------------------------------------------------------------------------
 
 
 def _add_once(session: Session, row: Base) -> None:

@@ -11,9 +11,7 @@ All are driven by `generate`, greedily. Their likelihoods of held-out turns are 
 so that every pass takes the steps that it takes in decoding. Run it on an otherwise idle machine.
 """
 
-import datetime
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +31,11 @@ from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import Lease, ModelPool, Quantization
 from compeer_core.prompts import policy_messages
-from training.benchmark.measure import machine, summarise
+from training.benchmark.measure import machine, publish, summarise
 from training.cer.written import Config as Written
 from training.cer.written import written_rows
 from training.common import results
 from training.common.progress import track
-from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.stages import refuse_resume
 
@@ -92,21 +89,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
             for name, lease in leases.items()
             if name != FUSED
         }
-    result = results.Result(
+    publish(
+        config.output,
+        ("torch", "transformers"),
         name=config.name,
         title="Decoding one turn at a time",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=config.base.name + (f"+{config.adapter.name}" if config.adapter else ""),
-        label_source="timed",
         command="python -m training benchmark decoding training/configs/benchmark_decoding.toml",
-        versions=versions(("torch", "transformers")),
         seed=config.seed,
         machine=f"{machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        interval="Range",
         metrics=tuple(_metrics(times, losses)),
     )
-    path = results.save(result, config.output)
-    sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
 
 
 def _held_out(config: Config, count: int) -> list[tuple[list[Message], str]]:

@@ -19,10 +19,8 @@ instead. A random judge rejects its drafts more often than a trained one, so jud
 """
 
 import contextlib
-import datetime
 import logging
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +44,7 @@ from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.registry import Quantize, Registry, SourceKind
 from compeer_core.row_files import write_rows
 from compeer_core.unifireward import Judge
-from training.benchmark.measure import GIB, machine, summarise
+from training.benchmark.measure import GIB, machine, publish, summarise
 from training.benchmark.naive_scoring import NaiveScorer
 from training.benchmark.random_checkpoints import ShapeName, write_random_checkpoint
 from training.benchmark.server import sampled_memory
@@ -59,7 +57,7 @@ from training.common import results
 from training.common.interrupts import StopRequest
 from training.common.judge_source import JudgeSource
 from training.common.processes import process_count
-from training.common.run_directory import RunDirectory, versions
+from training.common.run_directory import RunDirectory
 from training.grpo import train
 from training.grpo.reward import GroupReward
 from training.grpo.settings import GRPOSettings, RewardSettings
@@ -187,21 +185,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         steps, peak, name = measure_run(config, Path(folder), dry_run=dry_run)
     if dry_run:
         return
-    result = results.Result(
+    publish(
+        config.output,
+        ("torch", "transformers", "trl"),
         name=config.name,
         title="A step of GRPO: seconds, shares and ratios",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=name,
-        label_source="timed",
         command=config.command,
-        versions=versions(("torch", "transformers", "trl")),
         seed=settings.seed,
         machine=machine() if not torch.cuda.is_available() else torch.cuda.get_device_name(),
-        interval="Range",
         metrics=tuple(_step_metrics(config, steps, peak)),
     )
-    path = results.save(result, config.output)
-    sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
 
 
 def measure_run(config: Config, folder: Path, *, dry_run: bool) -> tuple[list[Step], int, str]:

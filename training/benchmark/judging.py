@@ -16,11 +16,7 @@ Seconds are medians. All methods judge a round before the next one starts, so ba
 of them. UnifiReward's verdicts are checked to be equal across methods.
 """
 
-import datetime
-import logging
 import math
-import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +25,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from compeer_core.backends.protocol import (
-    Answers,
-    CandidateQuestions,
-    Message,
-    with_question,
-)
+from compeer_core.backends.protocol import Answers, CandidateQuestions, Message, ScoringSession
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
@@ -43,7 +34,8 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.prompts import judge_messages
 from compeer_core.registry import Registry
 from compeer_core.unifireward import ask_about_replies, ask_about_step
-from training.benchmark.naive_scoring import score_without_cache
+from training.benchmark.measure import publish, summarise
+from training.benchmark.naive_scoring import NaiveScorer
 from training.benchmark.synthetic_dialogues import (
     synthetic_reference,
     synthetic_turn,
@@ -51,10 +43,12 @@ from training.benchmark.synthetic_dialogues import (
 )
 from training.common import results
 from training.common.progress import track
-from training.common.run_directory import versions
 from training.stages import refuse_resume
 
-_log = logging.getLogger(__name__)
+NAIVE, OURS = "UnifiReward, naive", "UnifiReward, ours"
+
+Messages = Sequence[Message]
+Interviews = Sequence[CandidateQuestions]
 
 
 class Config(FrozenModel):
@@ -91,7 +85,7 @@ class Method:
     """A method to judge a round."""
 
     name: str
-    judge: Callable[[Sequence[Message], Sequence[CandidateQuestions]], list[Answers]]
+    judge: Callable[[Messages, Interviews], list[Answers]]
     work: Work
 
 
@@ -139,23 +133,19 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         methods, (synthetic_round(config, config.base_group, None, n) for n in rounds)
     )
     metrics += _difference_metrics(difference)
-    result = results.Result(
+    publish(
+        config.output,
+        ("torch", "transformers"),
         name=config.name,
         title="Judging a round: seconds, forward passes, tokens read",
-        date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=", ".join(
             name for name in (config.judge or registry.default_name("judge"), config.pair) if name
         ),
-        label_source="timed",
         command=config.command,
-        versions=versions(("torch", "transformers")),
         seed=config.seed,
-        machine=platform.processor() or platform.machine(),
         interval="fastest to slowest round",
         metrics=tuple(metrics),
     )
-    results.save(result, config.output)
-    _log.info("%s", results.render(result))
 
 
 def judging_methods(
@@ -165,34 +155,26 @@ def judging_methods(
     prm, orm = pair
     works = [Work() for _ in range(5)]
 
-    def naive(
-        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
-    ) -> list[Answers]:
-        return [judge_naively(unified, messages, each, works[0]) for each in interviews]
+    def naive(messages: Messages, interviews: Interviews) -> list[Answers]:
+        scorer = NaiveScorer(unified, works[0])
+        return [_interview(scorer.open(messages), each) for each in interviews]
 
-    def sessions(
-        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
-    ) -> list[Answers]:
-        return [judge_in_session(unified, messages, each, works[1]) for each in interviews]
+    def sessions(messages: Messages, interviews: Interviews) -> list[Answers]:
+        return [_interview(_Session(unified, messages, works[1]), each) for each in interviews]
 
-    def ours(
-        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
-    ) -> list[Answers]:
+    def ours(messages: Messages, interviews: Interviews) -> list[Answers]:
         return _judge_together(unified, messages, interviews, works[2])
 
-    def naive_pair(
-        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
-    ) -> list[Answers]:
+    def naive_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
+        process, outcome = NaiveScorer(prm, works[3]), NaiveScorer(orm, works[3])
         answers = []
         for interview in interviews:
-            steps = judge_naively(prm, messages, CandidateQuestions((), interview.chain), works[3])
-            reply = judge_naively(orm, messages, CandidateQuestions((), interview.ends), works[3])
+            steps = _interview(process.open(messages), CandidateQuestions((), interview.chain))
+            reply = _interview(outcome.open(messages), CandidateQuestions((), interview.ends))
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
-    def our_pair(
-        messages: Sequence[Message], interviews: Sequence[CandidateQuestions]
-    ) -> list[Answers]:
+    def our_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
         # Two models: the ORM cannot use the PRM's cache.
         steps, replies = (
             _judge_together(
@@ -205,68 +187,50 @@ def judging_methods(
         )
         return [Answers(a.ends, b.ends) for a, b in zip(steps, replies, strict=True)]
 
-    names = (
-        "UnifiReward, naive",
-        "UnifiReward, sessions",
-        "UnifiReward, ours",
-        "PRM + ORM, naive",
-        "PRM + ORM, ours",
-    )
-    judges = (naive, sessions, ours, naive_pair, our_pair)
-    return [Method(*each) for each in zip(names, judges, works, strict=True)]
+    judges = {
+        NAIVE: naive,
+        "UnifiReward, sessions": sessions,
+        OURS: ours,
+        "PRM + ORM, naive": naive_pair,
+        "PRM + ORM, ours": our_pair,
+    }
+    return [Method(*each, work) for each, work in zip(judges.items(), works, strict=True)]
 
 
-def judge_naively(
-    scorer: TransformersScorer,
-    messages: Sequence[Message],
-    interview: CandidateQuestions,
-    work: Work,
-) -> Answers:
-    """Judge one candidate without any cache."""
-    conversation = list(messages)
+def _interview(session: ScoringSession, interview: CandidateQuestions) -> Answers:
+    """Ask one question after the other, and close the session."""
     chain: list[tuple[float, ...]] = []
     for question in interview.chain:
-        conversation = with_question(conversation, question.text)
-        chain.append(score_without_cache(scorer, conversation, question, work))
+        chain.append(session.ask(question.text, question.labels))
         likeliest = max(range(len(question.labels)), key=chain[-1].__getitem__)
-        conversation = [*conversation, Message("assistant", (question.labels[likeliest],))]
-    ends = [
-        score_without_cache(scorer, with_question(conversation, question.text), question, work)
-        for question in interview.ends
-    ]
-    return Answers(tuple(chain), tuple(ends))
-
-
-def judge_in_session(
-    scorer: TransformersScorer,
-    messages: Sequence[Message],
-    interview: CandidateQuestions,
-    work: Work,
-) -> Answers:
-    """Judge one candidate in a session with a KV cache."""
-    _clear_cache(scorer)
-    session = scorer.open(messages)
-    work.passes += 1
-    work.tokens += len(session.state.ids)
-    chain: list[tuple[float, ...]] = []
-    ends: list[tuple[float, ...]] = []
-    for place, question in enumerate((*interview.chain, *interview.ends)):
-        before = session.state.ids
-        probabilities = session.ask(question.text, question.labels)
-        shared = next(
-            (n for n, (a, b) in enumerate(zip(before, session.state.ids, strict=False)) if a != b),
-            min(len(before), len(session.state.ids)),
-        )
-        work.passes += 1
-        work.tokens += len(session.state.ids) - min(shared, len(session.state.ids) - 1)
-        if place < len(interview.chain):
-            chain.append(probabilities)
-            likeliest = max(range(len(probabilities)), key=probabilities.__getitem__)
-            session.answer(question.labels[likeliest])
-        else:
-            ends.append(probabilities)
+        session.answer(question.labels[likeliest])
+    ends = [session.ask(question.text, question.labels) for question in interview.ends]
     session.close()
     return Answers(tuple(chain), tuple(ends))
+
+
+class _Session:
+    """A session with a KV cache, whose work is counted."""
+
+    def __init__(self, scorer: TransformersScorer, messages: Messages, work: Work) -> None:
+        _clear_cache(scorer)
+        self._session = scorer.open(messages)
+        self._work = work
+        work.passes += 1
+        work.tokens += len(self._session.state.ids)
+        self.answer, self.close = self._session.answer, self._session.close
+
+    def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
+        before = self._session.state.ids
+        probabilities = self._session.ask(text, labels)
+        after = self._session.state.ids
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+            min(len(before), len(after)),
+        )
+        self._work.passes += 1
+        self._work.tokens += len(after) - min(shared, len(after) - 1)
+        return probabilities
 
 
 def measure(methods: Sequence[Method], size: int, length: int, config: Config) -> dict[str, Cost]:
@@ -291,17 +255,14 @@ def measure(methods: Sequence[Method], size: int, length: int, config: Config) -
 
 def compare(
     methods: Sequence[Method],
-    rounds: Iterator[tuple[Sequence[Message], Sequence[CandidateQuestions]]],
+    rounds: Iterator[tuple[Messages, Interviews]],
 ) -> Difference:
     """Compare the verdicts of the naive method with ours."""
-    naive, ours = (
-        next(method for method in methods if method.name == name)
-        for name in ("UnifiReward, naive", "UnifiReward, ours")
-    )
+    by_name = {method.name: method for method in methods}
     verdicts = unequal = 0
     largest = 0.0
     for messages, interviews in rounds:
-        answers = (method.judge(messages, interviews) for method in (naive, ours))
+        answers = (by_name[name].judge(messages, interviews) for name in (NAIVE, OURS))
         for first, second in zip(*answers, strict=True):
             for a, b in zip(
                 (*first.chain, *first.ends), (*second.chain, *second.ends), strict=True
@@ -318,7 +279,7 @@ def compare(
 
 def synthetic_round(
     config: Config, size: int, length: int | None, number: int
-) -> tuple[Sequence[Message], list[CandidateQuestions]]:
+) -> tuple[Messages, list[CandidateQuestions]]:
     """Return the judge's prompt and the interviews of a round.
 
     Args:
@@ -367,8 +328,8 @@ def _clear_cache(scorer: TransformersScorer) -> None:
 
 def _judge_together(
     scorer: TransformersScorer,
-    messages: Sequence[Message],
-    interviews: Sequence[CandidateQuestions],
+    messages: Messages,
+    interviews: Interviews,
     work: Work,
 ) -> list[Answers]:
     _clear_cache(scorer)
@@ -392,15 +353,7 @@ def _cost_metrics(costs: dict[str, Cost], about: str) -> Iterator[results.Metric
             "tokens": [float(count) for count in cost.tokens],
         }
         for measure, numbers in values.items():
-            yield results.Metric(
-                name=measure,
-                value=statistics.median(numbers),
-                low=min(numbers),
-                high=max(numbers),
-                n=len(numbers),
-                of=name,
-                about=about,
-            )
+            yield summarise(measure, numbers).model_copy(update={"of": name, "about": about})
 
 
 def _difference_metrics(difference: Difference) -> list[results.Metric]:

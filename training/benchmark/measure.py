@@ -11,7 +11,6 @@ Each is measured several times and reported as median and range:
 Run it on an otherwise idle machine.
 """
 
-import datetime
 import logging
 import os
 import platform
@@ -19,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -29,7 +29,6 @@ from compeer_core.unifireward import Judge
 from training.benchmark.server import chat, running_app, sampled_memory
 from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common import results
-from training.common.run_directory import versions
 from training.stages import refuse_resume
 
 GIB = 2**30
@@ -90,20 +89,23 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     policy, judge = registry.policy(config.policy), registry.judge(config.judge)
     metrics += _measure_turns(config, policy, judge)
     registry.close()
-    result = results.Result(
+    publish(
+        config.output,
+        ("torch", "transformers", "gradio"),
         name=config.name,
         title="Speed and memory",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=policy.name if judge is None else f"{policy.name} judged by {judge.name}",
-        label_source="timed",
         command="python -m training benchmark training/configs/benchmark.toml",
-        versions=versions(("torch", "transformers", "gradio")),
         seed=config.seed,
-        machine=machine(),
-        interval="Range",
         metrics=tuple(metrics),
     )
-    path = results.save(result, config.output)
+
+
+def publish(output: Path, libraries: Sequence[str], **fields: Any) -> None:
+    """Save the result of a benchmark, and print it; `fields` are those of `results.Result`."""
+    timed = {"label_source": "timed", "machine": machine(), "interval": "Range"}
+    result = results.made(libraries, **timed | fields)
+    path = results.save(result, output)
     sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
 
 

@@ -4,34 +4,13 @@ This is how a reward function works that calls a chat model once per question.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
-from compeer_core.backends.protocol import Message, Question, ScoringSession, with_question
+from compeer_core.backends.protocol import Message, ScoringSession, with_question
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.backends.transformers_.sequence_state import SequenceState
 from compeer_core.errors import BackendError
-
-
-def score_without_cache(
-    scorer: TransformersScorer, messages: Sequence[Message], question: Question, work: Work
-) -> tuple[float, ...]:
-    """Return the probability of each label of a question, without reusing any cache.
-
-    Args:
-        scorer: The judge.
-        messages: The conversation, including the question.
-        question: The question, with its labels.
-        work: Counter of forward passes and tokens, updated in place.
-    """
-
-    def score() -> tuple[float, ...]:
-        encoded = scorer.chat.encode(messages)
-        scorer.check_length(encoded, question.text)
-        work.passes += 1
-        work.tokens += len(encoded.ids)
-        return scorer.probabilities(SequenceState(encoded, scorer.adapter), question.labels)
-
-    return scorer.chat.owner.call(score)
 
 
 class NaiveScorer:
@@ -41,10 +20,10 @@ class NaiveScorer:
         work: Forward passes and tokens so far.
     """
 
-    def __init__(self, scorer: TransformersScorer) -> None:
+    def __init__(self, scorer: TransformersScorer, work: Work | None = None) -> None:
         self.name = scorer.name
         self.reserved = scorer.reserved
-        self.work = Work()
+        self.work = work or Work()
         self._scorer = scorer
 
     def check_labels(self, labels: Sequence[str]) -> None:
@@ -68,9 +47,16 @@ class _Session:
 
     def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
         self._question = with_question(self._messages, text)
-        return score_without_cache(
-            self._scorer, self._question, Question(text, tuple(labels)), self._work
-        )
+        return self._scorer.chat.owner.call(partial(self._scored, self._question, text, labels))
+
+    def _scored(
+        self, messages: Sequence[Message], text: str, labels: Sequence[str]
+    ) -> tuple[float, ...]:
+        encoded = self._scorer.chat.encode(messages)
+        self._scorer.check_length(encoded, text)
+        self._work.passes += 1
+        self._work.tokens += len(encoded.ids)
+        return self._scorer.probabilities(SequenceState(encoded, self._scorer.adapter), labels)
 
     def answer(self, label: str) -> None:
         if self._question is None:

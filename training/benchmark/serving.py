@@ -10,11 +10,9 @@ another seeker's reply or steps is cross-talk.
 Run it on an otherwise idle machine. The seekers use the same processor as the server, but little of it.
 """
 
-import datetime
 import json
 import logging
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +26,9 @@ from pydantic import Field, field_validator
 from compeer_core.config import FrozenModel
 from compeer_core.errors import BackendError, ConfigError
 from compeer_core.registry import Registry
-from training.benchmark.measure import GIB, machine, summarise
+from training.benchmark.measure import GIB, publish, summarise
 from training.benchmark.server import Server, ask, connect, running_app, sampled_memory
 from training.common import results
-from training.common.run_directory import versions
 from training.stages import refuse_resume
 
 Statistic = Callable[[Sequence[float]], float]
@@ -143,22 +140,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
                 _conversation(connect(server.url), 0, script, config.long_turns, config.seed)
             )
     judge = registry.default_name("judge")
-    result = results.Result(
+    publish(
+        config.output,
+        ("torch", "transformers", "gradio"),
         name=config.name,
         title="Several seekers at once",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=registry.default_name("policy") + (f" judged by {judge}" if judge else ""),
-        label_source="timed",
         command="python -m training benchmark serving training/configs/benchmark_serving.toml",
-        versions=versions(("torch", "transformers", "gradio")),
         seed=config.seed,
-        machine=machine(),
-        interval="Range",
         gate="off" if "--no-gate" in config.app else "on",
         metrics=(*metrics_of(loads), *_late_turn(long)),
     )
-    path = results.save(result, config.output)
-    sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
 
 
 def secret_word(conversation: int) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
+from scipy.special import expit, logit
 
-Floats = NDArray[np.float64]
+from compeer_core.stats import Floats
 
 _SMALLEST = 1e-6
 """Probabilities are kept this far from 0 and 1, where log-odds would be infinite."""
@@ -59,25 +60,23 @@ def tempered(probability_true: ArrayLike, temperature: float) -> Floats:
         >>> tempered([0.9, 0.5], 2.0).round(3)  # odds 9 become 3
         array([0.75, 0.5 ])
     """
-    result: Floats = 1.0 / (1.0 + np.exp(-_log_odds(probability_true) / temperature))
+    result: Floats = expit(_log_odds(probability_true) / temperature)
     return result
 
 
-def reliability(
-    probability_true: ArrayLike, label: Sequence[bool], bins: int = BINS
-) -> tuple[Bin, ...]:
+def reliability(probability_true: ArrayLike, label: Sequence[bool]) -> tuple[Bin, ...]:
     """Return the bins of equal width, without empty ones."""
     probability, truth = np.asarray(probability_true, dtype=float), np.asarray(label, dtype=bool)
-    number = np.minimum((probability * bins).astype(int), bins - 1)
+    number = np.minimum((probability * BINS).astype(int), BINS - 1)
     return tuple(
         Bin(
-            low=place / bins,
-            high=(place + 1) / bins,
+            low=place / BINS,
+            high=(place + 1) / BINS,
             count=int(held.sum()),
             mean_probability=float(probability[held].mean()),
             share_true=float(truth[held].mean()),
         )
-        for place in range(bins)
+        for place in range(BINS)
         if (held := number == place).any()
     )
 
@@ -97,6 +96,5 @@ def calibration_error(probability_true: ArrayLike, label: Sequence[bool]) -> flo
 
 
 def _log_odds(probability_true: ArrayLike) -> Floats:
-    probability = np.clip(np.asarray(probability_true, dtype=float), _SMALLEST, 1 - _SMALLEST)
-    result: Floats = np.log(probability) - np.log1p(-probability)
+    result: Floats = logit(np.clip(probability_true, _SMALLEST, 1 - _SMALLEST))
     return result

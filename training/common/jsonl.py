@@ -1,11 +1,11 @@
 """JSON-lines files that a run appends to, and whose last line a crash may have truncated."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from compeer_core.row_files import json_lines, parse_json
+from compeer_core.row_files import json_lines, parse_json, replacing
 
 
 def complete_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -25,11 +25,19 @@ def filter_rows(path: Path, predicate: Callable[[dict[str, Any]], bool]) -> None
     """Remove rows that do not satisfy `predicate`, and a truncated last line. Atomic."""
     if not path.exists():
         return
-    rows = [row for row in complete_rows(path) if predicate(row)]
-    temporary = path.with_suffix(".new")
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    replace_rows(path, [row for row in complete_rows(path) if predicate(row)])
+
+
+def replace_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file by rows. Atomic."""
+    with replacing(path) as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def drop_truncated_line(path: Path) -> None:

@@ -20,13 +20,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import read_json
 from compeer_core.stats import Estimate
+from training.common.run_directory import versions
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +148,12 @@ class Result(FrozenModel):
         return self.title.startswith(SMALL_SIMULATION)
 
 
+def made(libraries: Collection[str] = ("torch", "transformers"), **fields: Any) -> Result:
+    """Return a result of today, with the versions of Python and of some libraries."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    return Result(date=today, versions=versions(libraries), **fields)
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of results, for Markdown and for pages."""
@@ -210,14 +218,7 @@ def load(path: Path) -> Result:
     Raises:
         ConfigError: The file is missing or invalid, or its `name` differs from its file name.
     """
-    try:
-        result = Result.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{path}: {key or 'file'}: {first['msg']}") from error
+    result = read_json(path, Result)
     if result.name != path.stem:
         raise ConfigError(f"{path}: `name` is '{result.name}', expected '{path.stem}'")
     return result

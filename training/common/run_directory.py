@@ -22,10 +22,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
+from compeer_core.row_files import read_json, replacing
 from training.common.jsonl import complete_rows, filter_rows
 from training.common.processes import is_first
 
@@ -179,17 +180,10 @@ def read_record(run: Path) -> Record:
     Raises:
         ConfigError: The record is missing, truncated, or from before records named their stage.
     """
-    path = run / CONFIG_FILE
     try:
-        return Record.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); name the folder of a run, or run its stage again"
-        ) from error
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"])) or "the file"
-        raise ConfigError(f"{path}: {where}: {detail['msg']}; run the stage again") from error
+        return read_json(run / CONFIG_FILE, Record)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; name the folder of a run, or run its stage again") from error
 
 
 def versions(libraries: Collection[str] = _LIBRARIES) -> dict[str, str]:
@@ -258,7 +252,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: object) -> None:
-    """Write to a temporary file and rename it, so that a crash leaves the old file intact."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as file:  # a crash leaves the old file intact
+        file.write(json.dumps(value, indent=2) + "\n")

@@ -8,14 +8,13 @@ A finished evaluation deletes its files: the digest does not include this progra
 version must not reuse them.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from compeer_core.backends.transformers_.batch_generation import Turn
-from training.common.jsonl import complete_rows, filter_rows
+from training.common.jsonl import append_rows, complete_rows, filter_rows
 
 Turns = Sequence[tuple[Turn, ...]]
 """A tuple per prompt, with a turn per seed."""
@@ -61,6 +60,5 @@ class AnswerStore:
             self._rows, self._is_written = [], True
         rows = [[asdict(turn) for turn in of_prompt] for of_prompt in turns]
         row = {"place": self._next, "digest": digest, "turns": rows}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        append_rows(self._path, [row])
         self._next += 1

@@ -12,7 +12,6 @@ turns.jsonl   the turns of the policies
 The reader writes `judgements.jsonl`, a row for each line of the sheet; the second run computes the metrics.
 """
 
-import datetime
 import json
 import logging
 import math
@@ -22,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from compeer_core.backends.protocol import Sampling
 from compeer_core.cer import Case, CaseUtterance
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
@@ -33,10 +31,10 @@ from compeer_core.row_files import json_lines, parse_row, replacing, write_rows
 from compeer_core.stats import Floats, estimate, weighted_mean
 from training.common import results
 from training.common.fingerprints import digest
-from training.common.run_directory import RunDirectory, versions
+from training.common.run_directory import RunDirectory
 from training.evaluation.answer_store import clear_stores
-from training.evaluation.contexts import Contexts, SampledTurn, read_contexts
-from training.evaluation.policy_answers import PolicySource, gate_state
+from training.evaluation.contexts import BlindConfig, SampledTurn, read_contexts
+from training.evaluation.policy_answers import Policies, PolicySource, gate_state
 from training.stages import WaitingForPeople, refuse_resume
 
 _log = logging.getLogger(__name__)
@@ -47,41 +45,17 @@ RATERS = {"llm": "LLM rater", "person": "human rater"}
 """How tables name the reader, by the source of the labels."""
 
 
-class SheetConfig(FrozenModel):
+class SheetConfig(BlindConfig):
     """Policies, contexts and reader."""
 
-    policies: tuple[PolicySource, ...] = Field(min_length=1)
-    contexts: tuple[Contexts, ...] = Field(min_length=1)
-    output: Path
-    """Folder of the run."""
+    policies: Policies[PolicySource] = Field(min_length=1)
     name: str
     """Name of the results file."""
-    results: Path = results.FOLDER
     reader: str
     """Description of the reader for the result, such as the name of an LLM."""
     label_source: Literal["person", "llm"]
-    faces: Path | None = None
-    """Folder of the packed faces, for contexts that show one."""
-    temperature: float = Field(default=0.7, ge=0)
-    top_p: float = Field(default=0.9, gt=0, le=1)
-    max_new_tokens: int = Field(default=300, gt=0)
-    seed: int = 0
     command: str
     """The command that reproduces the result."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        names = [policy.name for policy in self.policies]
-        if len(names) != len({*names}):
-            raise ValueError("two policies have the same name")
-        return self
-
-    @property
-    def sampling(self) -> Sampling:
-        """The settings of every turn."""
-        return Sampling(
-            temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
-        )
 
 
 class Line(FrozenModel):
@@ -220,14 +194,13 @@ def _matched(path: Path, kind: type[AnyLine], lines: Collection[str]) -> dict[st
 def publish(config: SheetConfig, title: str, metrics: Iterable[results.Metric]) -> None:
     """Save the result, and its table in the output."""
     RunDirectory.continued(config.output, config)
-    result = results.Result(
+    result = results.made(
+        ("torch", "transformers", "peft"),
         name=config.name,
         title=f"{title} by {config.reader}",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(policy.name for policy in config.policies),
         label_source=f"{config.label_source} ({config.reader}), and rule where it says so",
         command=config.command,
-        versions=versions(("torch", "transformers", "peft")),
         seed=config.seed,
         gate=gate_state(config.policies),
         interval="95 % CI over source dialogues",

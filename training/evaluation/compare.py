@@ -9,7 +9,6 @@ Runs with other settings are refused: a difference could come from the seeker, t
 names the models, and what changes no text, may differ.
 """
 
-import datetime
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,6 @@ from compeer_core.stats import (
     weighted_mean,
 )
 from training.common import results
-from training.common.run_directory import versions
 from training.evaluation import esc_eval, sage
 from training.evaluation.saved_runs import Measure, SavedRun, read_run
 from training.evaluation.simulated_dialogues import titled
@@ -85,18 +83,17 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         )
     if dry_run:
         return
-    result = results.Result(
+    result = results.made(
+        ("numpy", "scipy"),
         name=config.name,
         title=titled(
             f"{first.stage}: A ({first.path}) and B ({second.path}) on their shared dialogues",
             is_small=first.is_small_simulation,
         ),
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(labels),
         label_source=_label_source(first.config),
         command=f"python -m training evaluate compare {first.path} {second.path} "
         f"--set 'models={json.dumps(models)}'",
-        versions=versions(("numpy", "scipy")),
         seed=0,
         interval="95 % CI, paired bootstrap over dialogues; p is two-sided",
         compared="Model",

@@ -22,7 +22,6 @@ reference, and verdicts from every judge. Rejected turns are counted. Verdicts a
 file per judge, so an interrupted evaluation resumes with the same command.
 """
 
-import datetime
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +47,6 @@ from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.jsonl import drop_truncated_line
 from training.common.progress import track
-from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.records import read_records
 from training.evaluation.contradictions import (
@@ -305,14 +303,12 @@ def report(study: Study, config: Config) -> None:
     metrics += _count_metrics(study, counts)
     if config.esconv is not None:
         metrics += sign_metrics(measure_signs(config.esconv))
-    result = results.Result(
+    result = results.made(
         name=config.name,
         title=config.title,
-        date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=", ".join(config.judges),
         label_source=source,
         command=config.command,
-        versions=versions(("torch", "transformers")),
         seed=config.seed,
         interval="95 % CI over source dialogues",
         metrics=tuple(metrics),
@@ -402,19 +398,22 @@ def comparison(about: str, by_judge: Mapping[str, Measured]) -> list[results.Met
     """Return the lines of one kind of contradiction: each judge, and its difference from the first."""
     lines: list[results.Metric] = []
     for name, each in by_judge.items():
-        lines += _line(each.rates.seen, each.rates.by_chance, each.n, name, about)
+        lines += _line(each.rates, each.n, name, about)
     for name, each in islice(by_judge.items(), 1, None):
         first, base = next(iter(by_judge.items()))
-        seen = each.rates.seen - base.rates.seen
-        by_chance = each.rates.by_chance - base.rates.by_chance
-        lines += _line(seen, by_chance, each.n, name, about, baseline=first)
+        gained = Rates(
+            each.rates.seen - base.rates.seen, each.rates.by_chance - base.rates.by_chance
+        )
+        lines += _line(gained, each.n, name, about, baseline=first)
     return lines
 
 
-def _line(
-    seen: Floats, by_chance: Floats, n: int, of: str, about: str, baseline: str = ""
-) -> list[results.Metric]:
-    values = {SEEN: seen, BY_CHANCE: by_chance, DIFFERENCE: seen - by_chance}
+def _line(of_turns: Rates, n: int, of: str, about: str, baseline: str = "") -> list[results.Metric]:
+    values = {
+        SEEN: of_turns.seen,
+        BY_CHANCE: of_turns.by_chance,
+        DIFFERENCE: of_turns.difference,
+    }
     return [
         results.measured(name, estimate(each, n), unit="%", of=of, about=about, baseline=baseline)
         for name, each in values.items()

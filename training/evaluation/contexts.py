@@ -12,6 +12,7 @@ from compeer_core.cer import Case, CaseUtterance, CerRecord
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
+from training.common import results
 from training.data.histories import has_pictures, read_histories
 from training.data.pictures import Pictures
 from training.data.records import drawn
@@ -33,6 +34,29 @@ class Contexts(FrozenModel):
     """Number of contexts; all if there are fewer."""
     with_picture: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
     """Whether only contexts that show a picture are drawn."""
+
+
+class BlindConfig(FrozenModel):
+    """What blind evaluations share: the contexts, and how policies answer them."""
+
+    contexts: tuple[Contexts, ...] = Field(min_length=1)
+    output: Path
+    """Folder of the run."""
+    results: Path = results.FOLDER
+    faces: Path | None = None
+    """Folder of the packed faces, for contexts that show one."""
+    temperature: float = Field(default=0.7, ge=0)
+    top_p: float = Field(default=0.9, gt=0, le=1)
+    max_new_tokens: int = Field(default=300, gt=0)
+    seed: int = 0
+    """Of contexts, sampling, sides and order."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings of every turn."""
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.max_new_tokens
+        )
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from compeer_core.messages import Message
 from compeer_core.prompts import fill, neutralise
+from compeer_core.row_files import read_json
 from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common.interrupts import StopRequest
@@ -49,7 +50,6 @@ from training.evaluation.esc_eval_scores import (
     Transcripts,
     metrics,
     name_of,
-    read_file,
     read_verdict,
     write_file,
 )
@@ -178,11 +178,11 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     if resume != config.output:
         refuse_resume(resume, "evaluate esc-eval resumes by itself")
     cards = {
-        language: read_file(path, tuple[RoleCard, ...])[: config.count]
+        language: read_json(path, tuple[RoleCard, ...])[: config.count]
         for language, path in config.cards.items()
     }
-    written = {name_of(path): read_file(path, Transcripts) for path in config.transcripts}
-    rubrics = None if config.rubrics is None else read_file(config.rubrics, Rubrics)
+    written = {name_of(path): read_json(path, Transcripts) for path in config.transcripts}
+    rubrics = None if config.rubrics is None else read_json(config.rubrics, Rubrics)
     numbers: dict[Key, Sequence[str]] = {
         (policy.name, language): [str(number) for number in range(len(roles))]
         for policy in config.policies
@@ -359,7 +359,7 @@ def _rate(
 
 
 def _read_scores(path: Path, dialogues: Transcripts) -> Scores:
-    scores = read_file(path, Scores)
+    scores = read_json(path, Scores)
     if different := sorted(scores.keys() ^ dialogues.keys()):
         raise ConfigError(
             f"{path}: has scores of {len(scores)} dialogues, of {len(dialogues)} that were held; the first that "

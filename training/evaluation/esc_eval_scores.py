@@ -4,14 +4,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from compeer_core.config import FrozenModel
-from compeer_core.errors import ConfigError
 from compeer_core.prompts import fill
 from compeer_core.row_files import replacing
 from compeer_core.stats import Floats, bootstrap_weights, estimate, weighted_mean
@@ -19,7 +18,6 @@ from training.common import results
 
 Language = Literal["en", "zh"]
 Parser = Literal["strict", "official"]
-Value = TypeVar("Value")
 
 ROUNDS = 5
 SUPPORTER, SEEKER = "AI assistant：", "ESC-Role："
@@ -221,22 +219,6 @@ def name_of(path: Path) -> Key:
         if language == known and model:
             return model, known
     raise ValueError(f"{path}: expected a name like llama3_en.json or llama3_zh.json")
-
-
-def read_file(path: Path, kind: type[Value]) -> Value:
-    """Read a JSON file as a type.
-
-    Raises:
-        ConfigError: It cannot be read, or contains something else.
-    """
-    try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(map(str, detail["loc"])) or "the file"
-        raise ConfigError(f"{path}: {where}: {detail['msg']}") from error
 
 
 def write_file(path: Path, value: object) -> None:

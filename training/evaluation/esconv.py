@@ -14,7 +14,6 @@ skipped. Reported, with baselines:
 random sample of them for reading (`replies.md`). An interrupted evaluation resumes by itself.
 """
 
-import datetime
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,9 +27,8 @@ from compeer_core.config import FrozenModel
 from compeer_core.prompts import policy_messages
 from compeer_core.reasoning import parse, read
 from compeer_core.registry import SamplingOverrides
-from compeer_core.row_files import write_rows
 from training.common import results
-from training.common.run_directory import versions
+from training.common.jsonl import replace_rows
 from training.data.faces import Face, face_class_of, read_faces
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
@@ -119,14 +117,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     metrics += perplexity_metrics(
         config.policy, drawn(samples, config.perplexity_turns, config.seed), photos
     )
-    result = results.Result(
+    result = results.made(
         name=config.name,
         title=f"{config.policy.name} on ESConv's test split",
-        date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=config.policy.name,
         label_source=config.label_source,
         command=config.command,
-        versions=versions(("torch", "transformers")),
         seed=config.seed,
         gate=gate_state([config.policy]),
         interval="95 % CI over source dialogues",
@@ -233,22 +229,12 @@ def perplexity_metrics(
 # --- output files ------------------------------------------------------------------------------
 
 
-class _Turn(FrozenModel):
-    """A line of `turns.<setting>.jsonl`."""
-
-    id: str
-    text: str
-    complete: bool
-
-
 def _write_turns(path: Path, answers: Sequence[Answer]) -> None:
-    write_rows(
-        path,
-        (
-            _Turn(id=each.sample.id, text=each.reading.raw, complete=each.reading.is_complete)
-            for each in answers
-        ),
+    rows = (
+        {"id": each.sample.id, "text": each.reading.raw, "complete": each.reading.is_complete}
+        for each in answers
     )
+    replace_rows(path, rows)
 
 
 def _write_replies(path: Path, answers: Sequence[Answer]) -> None:

@@ -20,8 +20,6 @@ The run folder contains all turns with their scores (`turns.<policy>.jsonl`), th
 interrupted evaluation resumes by itself.
 """
 
-import datetime
-import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,10 +45,9 @@ from compeer_core.stats import Floats, bootstrap_weights, estimate, jackknife, w
 from compeer_core.unifireward import Judge
 from training.common import results
 from training.common.diversity import distinct_without, fewest_runs, vendi_score
-from training.common.jsonl import complete_rows
+from training.common.jsonl import complete_rows, replace_rows
 from training.common.judge_source import JudgeSource
 from training.common.progress import track
-from training.common.run_directory import versions
 from training.data.histories import read_histories, shortened
 from training.data.pictures import Pictures
 from training.data.records import drawn
@@ -60,6 +57,7 @@ from training.evaluation.likelihood import LikelihoodModel
 from training.evaluation.plots import TRAINING, plot_means, plot_training
 from training.evaluation.policy_answers import (
     AnswerRequest,
+    Policies,
     PolicySource,
     gate_state,
     loaded_policy,
@@ -106,7 +104,7 @@ class Compared(PolicySource):
 class Config(FrozenModel):
     """Policies, judge, histories and settings."""
 
-    policies: tuple[Compared, ...] = Field(min_length=1)
+    policies: Policies[Compared] = Field(min_length=1)
     judge: JudgeSource
     form: Form = "hard"
     """Form of the reward; `hard` is the paper's, from -5 to 5."""
@@ -142,8 +140,6 @@ class Config(FrozenModel):
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
         names = [policy.name for policy in self.policies]
-        if len({*names}) < len(names):
-            raise ValueError(f"two policies have the same name: {', '.join(names)}")
         for policy in self.policies:
             others = [name for name in names if name != policy.name]
             for name in policy.against or ():
@@ -218,14 +214,12 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
     answers = with_reply_nll(answers, histories, pictures, config)
     metrics = comparison_metrics(answers, histories, encoder, config.pairs)
     metrics += run_metrics(answers, config, histories)
-    result = results.Result(
+    result = results.made(
         name=config.name,
         title=config.title,
-        date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=", ".join(answers),
         label_source=config.label_source,
         command=config.command,
-        versions=versions(("torch", "transformers")),
         gate=gate_state(config.policies),
         interval="95 % CI over source dialogues",
         compared="Policy",
@@ -374,19 +368,19 @@ def _emotion_agrees(reading: Reading, history: CerRecord) -> bool | None:
 def _write_turns(
     folder: Path, name: str, histories: Sequence[CerRecord], answers: Sequence[Answer]
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"turns.{name}.jsonl").open("w", encoding="utf-8") as file:
-        for answer in answers:
-            row: dict[str, Any] = {
-                "history": histories[answer.history].id,
-                "seed": answer.seed,
-                "text": answer.reading.raw,
-                "complete": answer.reading.is_complete,
-                "reward": None if math.isnan(answer.reward) else answer.reward,
-                "strategy_as_labelled": answer.strategy,
-                "emotion_as_labelled": answer.emotion,
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    rows = (
+        {
+            "history": histories[answer.history].id,
+            "seed": answer.seed,
+            "text": answer.reading.raw,
+            "complete": answer.reading.is_complete,
+            "reward": None if math.isnan(answer.reward) else answer.reward,
+            "strategy_as_labelled": answer.strategy,
+            "emotion_as_labelled": answer.emotion,
+        }
+        for answer in answers
+    )
+    replace_rows(folder / f"turns.{name}.jsonl", rows)
 
 
 # --- metrics -----------------------------------------------------------------------------------

@@ -13,26 +13,23 @@ Raters answer at the desk or in a file of their own. Once there are answers, a r
 models get a result each; their answers are never put together. A dry run prints how many cases a study needs.
 """
 
-import datetime
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field
 
 from compeer_core.annotation.annotations import Annotation
-from compeer_core.backends.protocol import Sampling
 from compeer_core.cer import Case
 from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
-from compeer_core.row_files import replacing, write_rows
+from compeer_core.row_files import read_json, replacing, write_rows
 from training.common import results
 from training.common.fingerprints import digest
-from training.common.run_directory import RunDirectory, versions
+from training.common.run_directory import RunDirectory
 from training.data.pictures import Pictures
 from training.evaluation.answer_store import clear_stores
-from training.evaluation.contexts import Contexts, read_contexts, sampled_turns
+from training.evaluation.contexts import BlindConfig, read_contexts, sampled_turns
 from training.evaluation.pair_items import (
     Against,
     PairKey,
@@ -41,7 +38,7 @@ from training.evaluation.pair_items import (
     write_pictures,
 )
 from training.evaluation.plots import plot_preferences
-from training.evaluation.policy_answers import PolicySource, gate_state
+from training.evaluation.policy_answers import Policies, PolicySource, gate_state
 from training.evaluation.preference_power import power_table
 from training.evaluation.preferences import (
     agreement_metrics,
@@ -66,37 +63,21 @@ RATERS: Mapping[LabelSource, str] = {"person": "people", "llm": "language models
 """How a result's title names the raters."""
 
 
-class Config(FrozenModel):
-    """`[evaluate human]`: models, contexts and the place of the answers."""
+class Config(BlindConfig):
+    """`[evaluate human]`: models, contexts and the place of the answers.
 
-    models: tuple[PolicySource, ...] = Field(min_length=2)
+    At most one context of each source dialogue is drawn. The paper has 200.
+    """
+
+    models: Policies[PolicySource] = Field(min_length=2)
     against: Against = "first"
     """Which models are compared: the first with each of the others, as in the paper, or all with each other."""
-    contexts: tuple[Contexts, ...] = Field(min_length=1)
-    """At most one context of each source dialogue is drawn. The paper has 200."""
-    output: Path
-    """Folder of the run."""
     name: str = Field(pattern=r"^human_[\w-]+$")
     """Name of the results files, before `_person` and `_llm`."""
-    results: Path = results.FOLDER
-    faces: Path | None = None
-    """Folder of the packed faces, for contexts that show one."""
     data_dir: Path | None = None
     """Folder of the corpora, for contexts that show other pictures."""
-    temperature: float = Field(default=0.7, ge=0)
-    top_p: float = Field(default=0.9, gt=0, le=1)
-    max_new_tokens: int = Field(default=300, gt=0)
-    seed: int = 0
-    """Of contexts, sampling, sides and order."""
     command: str = "python -m training evaluate human training/configs/evaluate_human.toml"
     """The command that reproduces the result."""
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        names = [model.name for model in self.models]
-        if len(names) != len({*names}):
-            raise ValueError("two models have the same name")
-        return self
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -164,11 +145,8 @@ def _write_package(config: Config, contexts: Sequence[Case]) -> None:
     """Write items, pictures and key. The key is last, so that an interrupted run is resumed."""
     RunDirectory.continued(config.output, config)
     pictures = Pictures(config.data_dir, config.faces)
-    sampling = Sampling(
-        temperature=config.temperature, top_p=config.top_p, max_new_tokens=config.max_new_tokens
-    )
-    turns = list(
-        sampled_turns(config.models, contexts, pictures, sampling, config.output, config.seed)
+    turns = sampled_turns(
+        config.models, contexts, pictures, config.sampling, config.output, config.seed
     )
     items = blind_items(turns, config.pairs, config.seed)
     package = config.output / PACKAGE
@@ -182,10 +160,7 @@ def _write_package(config: Config, contexts: Sequence[Case]) -> None:
 
 def _read_key(config: Config) -> Key:
     path = config.output / KEY
-    try:
-        key = Key.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise ConfigError(f"{path}: is not the key of a study ({error})") from error
+    key = read_json(path, Key)
     if key.settings != _settings(config):
         raise ConfigError(
             f"{path}: the package was written with other settings; choose another output"
@@ -214,14 +189,13 @@ def _publish(config: Config, key: Key, source: LabelSource, answers: Sequence[An
         metrics += agreement_metrics(independent_answers(answers, items), pair, config.seed)
     cases = len({each.key.case for each in ratings})
     who = f"{len(raters)} raters" if source == "person" else ", ".join(raters)
-    result = results.Result(
+    result = results.made(
+        ("torch", "transformers", "peft", "scikit-learn"),
         name=f"{config.name}_{source}",
         title=f"Replies compared blind by {RATERS[source]}: {cases} cases, {len(ratings)} answers",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(model.name for model in config.models),
         label_source=f"{source} ({who})",
         command=config.command,
-        versions=versions(("torch", "transformers", "peft", "scikit-learn")),
         seed=config.seed,
         gate=gate_state(config.models),
         interval="95 % CI over cases",

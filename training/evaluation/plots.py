@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -40,29 +41,27 @@ def plot_table(metrics: Sequence[results.Metric], path: Path) -> None:
     ]
     questions = list(dict.fromkeys(metric.about for metric in shown))
     judges = list(dict.fromkeys(metric.of for metric in shown))
+    shown.sort(key=lambda metric: (questions.index(metric.about), judges.index(metric.of)))
+    gaps = [-0.6 * questions.index(metric.about) - row for row, metric in enumerate(shown)]
     figure = Figure(figsize=(8, 1.2 + 0.28 * max(1, len(shown))), layout="constrained")
     axes = figure.subplots()
-    ticks: list[float] = []
-    names: list[str] = []
-    place = 0.0
-    for question in questions:
-        for judge in judges:
-            for metric in shown:
-                if (metric.about, metric.of) != (question, judge):
-                    continue
-                assert metric.low is not None
-                assert metric.high is not None
-                marker = _DOTS[judges.index(judge) % len(_DOTS)]
-                axes.plot([metric.low, metric.high], [place, place], color=_INK, linewidth=1)
-                axes.plot([metric.value], [place], marker=marker, color=_INK, linestyle="none")
-                ticks.append(place)
-                names.append(f"{question}: {judge}")
-                place -= 1.0
-        place -= 0.6
-    axes.set_yticks(ticks, names)
+    _intervals(axes, shown, gaps)
+    for number, judge in enumerate(judges):
+        own = [place for place, metric in zip(gaps, shown, strict=True) if metric.of == judge]
+        values = [metric.value for metric in shown if metric.of == judge]
+        marker = _DOTS[number % len(_DOTS)]
+        axes.plot(values, own, marker=marker, color=_INK, linestyle="none")
+    axes.set_yticks(gaps, [f"{metric.about}: {metric.of}" for metric in shown])
     axes.set_xlabel("balanced accuracy, %, with 95 % CI")
-    axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
+
+
+def _intervals(axes: Axes, metrics: Sequence[results.Metric], places: Sequence[float]) -> None:
+    """Draw the intervals of metrics as horizontal lines, on a grid."""
+    rows = [pair for pair in zip(places, metrics, strict=True) if pair[1].low is not None]
+    lows, highs = ([getattr(each, end) for _, each in rows] for end in ("low", "high"))
+    axes.hlines([place for place, _ in rows], lows, highs, color=_INK, linewidth=1)
+    axes.grid(axis="x", alpha=0.3)
 
 
 def plot_reliability(
@@ -75,19 +74,13 @@ def plot_reliability(
     if probability:
         bins = reliability(probability, label)
         most = max(group.count for group in bins)
-        axes.plot(
+        points = (
             [group.mean_probability for group in bins],
             [group.share_true for group in bins],
-            color=_INK,
-            linewidth=1,
         )
-        axes.scatter(
-            [group.mean_probability for group in bins],
-            [group.share_true for group in bins],
-            s=[20 + 180 * group.count / most for group in bins],
-            color=_INK,
-            label="verdicts (area: number)",
-        )
+        areas = [20 + 180 * group.count / most for group in bins]
+        axes.plot(*points, color=_INK, linewidth=1)
+        axes.scatter(*points, s=areas, color=_INK, label="verdicts (area: number)")
     axes.set_xlabel("probability of True")
     axes.set_ylabel("share of correct steps")
     axes.set_title(name)
@@ -99,52 +92,40 @@ def plot_reliability(
 
 def plot_rates(metrics: Sequence[results.Metric], measure: str, control: str, path: Path) -> None:
     """Plot a rate of each judge with its interval, and the chance rate as an open circle."""
-    shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
     by_chance = {
         (metric.about, metric.of): metric.value
         for metric in metrics
         if metric.name == control and not metric.baseline
     }
-    figure = Figure(figsize=(9, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
-    axes = figure.subplots()
-    for place, metric in enumerate(shown):
-        assert metric.low is not None
-        assert metric.high is not None
-        axes.plot([metric.low, metric.high], [-place, -place], color=_INK, linewidth=1)
-        axes.plot([metric.value], [-place], marker="o", color=_INK, linestyle="none")
-        chance = by_chance[metric.about, metric.of]
-        axes.plot(
-            [chance],
-            [-place],
-            marker="o",
-            markersize=11,
-            color=_INK,
-            fillstyle="none",
-            linestyle="",
-        )
-    axes.set_yticks(
-        [-place for place in range(len(shown))],
-        [f"{metric.about}:\n{metric.of}" for metric in shown],
-    )
+    figure, axes, shown = _one_measure(metrics, measure, width=9)
+    chances = [by_chance[metric.about, metric.of] for metric in shown]
+    places = [-place for place in range(len(shown))]
+    axes.scatter(chances, places, s=121, facecolors="none", edgecolors=_INK)
+    axes.set_yticks(places, [f"{metric.about}:\n{metric.of}" for metric in shown])
     axes.set_xlabel(f"{measure}, %, 95 % CI\nring: {control}")
     axes.set_xlim(left=0)
-    axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
 
 
 def plot_means(metrics: Sequence[results.Metric], measure: str, path: Path) -> None:
     """Plot a measure of each policy, with its interval."""
-    shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
-    figure = Figure(figsize=(7, 1.2 + 0.4 * max(1, len(shown))), layout="constrained")
-    axes = figure.subplots()
-    for place, metric in enumerate(shown):
-        if metric.low is not None and metric.high is not None:
-            axes.plot([metric.low, metric.high], [-place, -place], color=_INK, linewidth=1)
-        axes.plot([metric.value], [-place], marker="o", color=_INK, linestyle="none")
+    figure, axes, shown = _one_measure(metrics, measure, width=7)
     axes.set_yticks([-place for place in range(len(shown))], [metric.of for metric in shown])
     axes.set_xlabel(f"{measure}, with 95 % CI")
-    axes.grid(axis="x", alpha=0.3)
     figure.savefig(path, dpi=_DPI)
+
+
+def _one_measure(
+    metrics: Sequence[results.Metric], measure: str, width: float
+) -> tuple[Figure, Axes, list[results.Metric]]:
+    """Draw the metrics of a name from top to bottom, and return them."""
+    shown = [metric for metric in metrics if metric.name == measure and not metric.baseline]
+    places = [-place for place in range(len(shown))]
+    figure = Figure(figsize=(width, 1.4 + 0.4 * max(1, len(shown))), layout="constrained")
+    axes = figure.subplots()
+    _intervals(axes, shown, places)
+    axes.plot([each.value for each in shown], places, marker="o", color=_INK, linestyle="none")
+    return figure, axes, shown
 
 
 def plot_preferences(metrics: Sequence[results.Metric], raters: str, path: Path) -> None:

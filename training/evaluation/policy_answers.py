@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from compeer_core.backends.protocol import Sampling
 from compeer_core.backends.transformers_ import TransformersBackend
@@ -60,6 +60,20 @@ class PolicySource(FrozenModel):
     gate: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
     """Whether answers that may not be shown are drawn again, as on the page. If every draw is rejected, the
     answer is empty. Greedy answers are not drawn again."""
+
+
+Named = TypeVar("Named", bound=PolicySource)
+
+
+def _names_differ(policies: tuple[Named, ...]) -> tuple[Named, ...]:
+    names = [policy.name for policy in policies]
+    if len({*names}) < len(names):
+        raise ValueError(f"two policies have the same name: {', '.join(names)}")
+    return policies
+
+
+Policies = Annotated[tuple[Named, ...], AfterValidator(_names_differ)]
+"""Policies with different names."""
 
 
 @dataclass(frozen=True)

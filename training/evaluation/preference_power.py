@@ -13,25 +13,23 @@ correlate by r, the factor is (1 + (k - 1) r) / k (the design effect of Kish, 19
 """
 
 import math
-from collections.abc import Sequence
 from statistics import NormalDist
 
 DIFFERENCES = (0.05, 0.10, 0.15)
 TIES = (0.0, 0.2, 0.4, 0.6)
 POWER = 0.8
+"""Probability that the test finds the difference."""
 LEVEL = 0.05
+"""Probability that the two-sided test finds one where there is none."""
+_AT_LEVEL, _AT_POWER = NormalDist().inv_cdf(1 - LEVEL / 2), NormalDist().inv_cdf(POWER)
 
 
-def cases_needed(
-    difference: float, ties: float, *, power: float = POWER, level: float = LEVEL
-) -> int:
+def cases_needed(difference: float, ties: float) -> int:
     """Return the number of cases that shows a difference of two win rates.
 
     Args:
         difference: Between the win rates of the two models, in (0, 1 - ties].
         ties: Share of cases without a winner, in [0, 1).
-        power: Probability that the test finds the difference.
-        level: Probability that a two-sided test finds one where there is none.
 
     Raises:
         ValueError: The difference is larger than the share of decided cases, or an argument is out of range.
@@ -45,14 +43,11 @@ def cases_needed(
         raise ValueError(
             f"a difference is above 0 and at most 1 - ties, got {difference=} with {ties=}"
         )
-    at_level, at_power = _quantiles(power, level)
-    errors = at_level * math.sqrt(decided) + at_power * math.sqrt(decided - difference**2)
+    errors = _AT_LEVEL * math.sqrt(decided) + _AT_POWER * math.sqrt(decided - difference**2)
     return math.ceil(errors**2 / difference**2)
 
 
-def smallest_difference(
-    cases: int, ties: float, *, power: float = POWER, level: float = LEVEL
-) -> float | None:
+def smallest_difference(cases: int, ties: float) -> float | None:
     """Return the smallest difference of win rates that so many cases show; None if there is none.
 
     The inverse of `cases_needed`; see there for the arguments.
@@ -62,27 +57,18 @@ def smallest_difference(
         0.165
     """
     decided = 1 - ties
-    at_level, at_power = _quantiles(power, level)
     # d sqrt(n) - z_a sqrt(psi) = z_b sqrt(psi - d^2), squared, is a quadratic equation in d.
-    shift = at_level * math.sqrt(decided)
-    square = cases + at_power**2
-    rest = shift**2 - at_power**2 * decided
+    shift = _AT_LEVEL * math.sqrt(decided)
+    square = cases + _AT_POWER**2
+    rest = shift**2 - _AT_POWER**2 * decided
     root = shift**2 * cases - square * rest
     difference = (shift * math.sqrt(cases) + math.sqrt(root)) / square if root >= 0 else math.inf
     return difference if difference <= decided else None
 
 
-def power_table(
-    cases: int, differences: Sequence[float] = DIFFERENCES, ties: Sequence[float] = TIES
-) -> str:
-    """Return the numbers of cases that are needed, as Markdown, and what `cases` cases can show.
-
-    Args:
-        cases: Size of the planned study.
-        differences: A column each.
-        ties: A row each; shares of cases without a winner.
-    """
-    head = ["ties", *(f"{100 * each:.0f} points" for each in differences), f"{cases:,} cases show"]
+def power_table(cases: int) -> str:
+    """Return the numbers of cases that are needed, as Markdown, and what `cases` cases can show."""
+    head = ["ties", *(f"{100 * each:.0f} points" for each in DIFFERENCES), f"{cases:,} cases show"]
     lines = [
         f"Cases needed to see a difference of win rates ({POWER:.0%} power, two-sided level {LEVEL:.0%};"
         " Connor, 1987):",
@@ -90,17 +76,9 @@ def power_table(
         f"| {' | '.join(head)} |",
         f"|{' ---: |' * len(head)}",
     ]
-    for share in ties:
-        needed = [
-            f"{cases_needed(each, share):,}" if each <= 1 - share else "never"
-            for each in differences
-        ]
+    for share in TIES:
+        needed = [f"{cases_needed(each, share):,}" for each in DIFFERENCES]
         seen = smallest_difference(cases, share)
         shown = "nothing" if seen is None else f"{100 * seen:.1f} points"
         lines.append(f"| {' | '.join([f'{share:.0%}', *needed, shown])} |")
     return "\n".join(lines)
-
-
-def _quantiles(power: float, level: float) -> tuple[float, float]:
-    normal = NormalDist()
-    return normal.inv_cdf(1 - level / 2), normal.inv_cdf(power)

@@ -3,31 +3,20 @@
 All intervals resample cases, since the answers about one case are alike. Wins and losses come from the same cases,
 so their difference is paired. It is computed as the points of a model (a tie is half a point) on the scale from -1 to 1,
 which keeps an interval where every resample is alike. Strengths are the leaderboard's
-(`compeer_core.votes.leaderboard.rating`), with the order shown as its position term.
+(`compeer_core.votes.leaderboard`), with the order shown as its position term.
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 
 from compeer_core.annotation.agreement import measure_agreement
-from compeer_core.stats import (
-    Estimate,
-    Floats,
-    bootstrap_weights,
-    clustered_share,
-    expanded_interval,
-)
+from compeer_core.stats import Estimate, Floats, bootstrap_weights, clustered_share
 from compeer_core.taxonomy import Preference
-from compeer_core.votes.leaderboard.board import Settings
-from compeer_core.votes.leaderboard.rating import (
-    POINTS_PER_LOGIT,
-    Matches,
-    components,
-    fit,
-    resample,
-)
+from compeer_core.votes.leaderboard.board import Settings, Status, bradley_terry
+from compeer_core.votes.rows import VoteRow
 from training.common import results
 from training.evaluation.ratings import Rating
 
@@ -35,7 +24,7 @@ WINS, TIES, NEITHER, LOSSES = "wins", "ties", "neither acceptable", "losses"
 OUTCOMES = (WINS, TIES, NEITHER, LOSSES)
 """The four answers from the side of one model, in the order of a plot."""
 STRENGTH = "Bradley-Terry strength"
-MEAN_STRENGTH = 1000.0
+_NO_TIME = datetime.fromtimestamp(0, UTC)
 
 _log = logging.getLogger(__name__)
 
@@ -100,63 +89,33 @@ def order_metrics(ratings: Sequence[Rating]) -> Iterator[results.Metric]:
 
 
 def strength_metrics(ratings: Sequence[Rating], seed: int = 0) -> Iterator[results.Metric]:
-    """Yield the strength of each model, in points around 1000 as on the leaderboard.
+    """Yield the strength of each model, in points around 1000: a leaderboard whose voters are the cases.
 
     Nothing is yielded, and a warning logged, where too few cases compare, or where some models were never
     compared with others, not even through third ones.
     """
-    compared = [each for each in ratings if each.preference is not Preference.NEITHER]
-    cases = sorted({each.key.case for each in compared})
-    estimates = strengths(compared, cases, seed)
-    if not estimates:
+    votes = [
+        VoteRow(
+            battle_id=f"{each.key.item_id} {each.rater}",
+            voter=each.key.case,
+            left=each.shown[0],
+            right=each.shown[1],
+            preference=each.preference,
+            blind=True,
+            language="und",
+            at=_NO_TIME,
+        )
+        for each in ratings
+        if each.preference is not Preference.NEITHER
+    ]
+    board = bradley_terry(votes, settings=Settings(seed=seed, min_votes=1, min_raters=2))
+    if board.status is not Status.RANKED:
         _log.warning("no Bradley-Terry strengths: too few answers compare the models")
-    for model, estimate in estimates.items():
-        yield results.measured(
-            "points",
-            estimate.model_copy(update={"n": len(cases)}),
-            of=model,
-            about=STRENGTH,
-        )
-
-
-def strengths(
-    compared: Sequence[Rating], cases: Sequence[str], seed: int = 0
-) -> Mapping[str, Estimate]:
-    """Return the strength of each model in points; empty where they cannot be estimated.
-
-    Args:
-        compared: The answers, without those that accept neither reply.
-        cases: The cases of these answers, the unit of resampling.
-        seed: Of the resamples.
-    """
-    models = sorted({model for each in compared for model in each.shown})
-    index = {model: number for number, model in enumerate(models)}
-    sides = sorted({each.shown for each in compared})
-    left = np.array([index[side[0]] for side in sides], dtype=np.int64)
-    right = np.array([index[side[1]] for side in sides], dtype=np.int64)
-    edges = [(index[a], index[b]) for side in sides for a, b in (side, side[::-1])]
-    if len(cases) < 2 or len({*components(len(models), edges).tolist()}) > 1:
-        return {}
-    votes = np.zeros((len(cases), len(sides)))
-    points = np.zeros_like(votes)
-    row = {case: number for number, case in enumerate(cases)}
-    for each in compared:
-        place = row[each.key.case], sides.index(each.shown)
-        votes[place] += 1
-        points[place] += 0.5 if each.winner is None else float(each.winner == each.shown[0])
-    settings = Settings()
-    drawn = resample(len(cases), len(models), settings.fits, seed)
-    whole = Matches(len(models), left, right, votes.sum(axis=0)[None], points.sum(axis=0)[None])
-    again = Matches(len(models), left, right, drawn.times @ votes, drawn.times @ points)
-    sample = fit(whole, settings.ridge).strengths[0]
-    prior = drawn.prior / np.sqrt(settings.ridge)
-    draws = fit(again, settings.ridge, prior=prior).strengths
-    return {
-        model: expanded_interval(float(sample[number]), draws[:, number], len(cases)).mapped(
-            _points
-        )
-        for number, model in enumerate(models)
-    }
+        return
+    for row in sorted(board.models, key=lambda row: row.model):
+        assert row.score is not None
+        points = row.score.model_copy(update={"n": board.raters})
+        yield results.measured("points", points, of=row.model, about=STRENGTH)
 
 
 def agreement_metrics(
@@ -177,10 +136,6 @@ def agreement_metrics(
             estimate = value.model_copy(update={"n": measured.n_items})
             unit = "%" if name == "raw" else ""
             yield results.measured(name, estimate, unit=unit, of=of, about=about)
-
-
-def _points(logits: float) -> float:
-    return MEAN_STRENGTH + float(POINTS_PER_LOGIT) * logits
 
 
 def _measured(

@@ -14,7 +14,6 @@ reported in which a judge gives the reply the higher probability.
 All ratings are stored in `folder`, so that tables and plots can be recomputed without the judges.
 """
 
-import datetime
 import itertools
 import logging
 from collections import defaultdict
@@ -32,7 +31,6 @@ from compeer_core.stats import Estimate, wilson
 from compeer_core.taxonomy import Preference
 from training.common import results
 from training.common.calibration import calibration_error, fit_temperature, tempered
-from training.common.run_directory import versions
 from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
 from training.evaluation.judge_ratings import Rated, rate, rate_file
@@ -174,14 +172,12 @@ def report(config: Config, rated: Mapping[str, Mapping[str, Sequence[Rated]]]) -
                 about="unreadable verdicts",
             )
         )
-    result = results.Result(
+    result = results.made(
         name=config.name,
         title=config.title,
-        date=datetime.datetime.now(tz=datetime.UTC).date(),
         model=", ".join(config.judges),
         label_source=config.label_source + (HUMAN_SOURCE if any_human else ""),
         command=config.command,
-        versions=versions(("torch", "transformers")),
         seed=config.seed,
         interval="95 % CI over source dialogues",
         metrics=tuple(metrics),

@@ -42,6 +42,7 @@ from training.cer.requests.asking import Asker
 from training.cer.requests.generators import GeneratorSettings
 from training.common import results
 from training.common.interrupts import StopRequest
+from training.common.jsonl import replace_rows
 from training.common.run_directory import RunDirectory
 from training.data.seeker_prompt import RATINGS, rating_messages, seeker_messages
 from training.evaluation.simulated_dialogues import (
@@ -57,7 +58,6 @@ from training.evaluation.simulated_dialogues import (
     reply,
     titled,
     write_failed,
-    write_json_lines,
 )
 from training.stages import refuse_resume
 
@@ -281,7 +281,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         finals = {each.profile.id: each.final for each in dialogues}
         runs.setdefault(model, []).append(finals)
         path = config.output / "dialogues" / f"{model}_seed{seed}.jsonl"
-        write_json_lines(path, (each.record() for each in dialogues if each.problem is None))
+        replace_rows(path, (each.record() for each in dialogues if each.problem is None))
     write_failed(config.output, itertools.chain.from_iterable(played.values()))
     publish(
         config,

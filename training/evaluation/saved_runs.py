@@ -13,7 +13,7 @@ from compeer_core.annotation.annotations import AnnotationItem
 from compeer_core.errors import ConfigError
 from compeer_core.ngrams import loops
 from compeer_core.reasoning import read, reply_of
-from compeer_core.row_files import read_rows
+from compeer_core.row_files import read_json, read_rows
 from training.common.run_directory import CONFIG_FILE, Record, read_record
 from training.evaluation import blind_reading, blind_sheet, esc_eval, human, sage, steering
 from training.evaluation.esc_eval_scores import (
@@ -24,7 +24,6 @@ from training.evaluation.esc_eval_scores import (
     Scores,
     Transcripts,
     name_of,
-    read_file,
 )
 from training.evaluation.simulated_dialogues import FAILED, Conversation
 from training.stages import STAGES, load_stage
@@ -132,12 +131,12 @@ def _esc_eval(run: Path, config: esc_eval.Config) -> Iterator[Transcript]:
     for path in (*files, *config.transcripts):
         model, language = name_of(path)
         scores = {
-            judge.name: read_file(
+            judge.name: read_json(
                 (judge.scores or run / "score" / judge.name) / f"{model}_{language}.json", Scores
             )
             for judge in config.judges
         }
-        for number, texts in read_file(path, Transcripts).items():
+        for number, texts in read_json(path, Transcripts).items():
             values: dict[Measure, float] = {}
             for judge, of_judge in scores.items():
                 rated = {
@@ -194,7 +193,7 @@ def _sage(run: Path, config: sage.Config) -> Iterator[Transcript]:
 
 
 def _reading(run: Path, config: blind_reading.Config) -> Iterator[Transcript]:
-    key = read_file(run / blind_sheet.KEY, dict[str, Any])["lines"]
+    key = read_json(run / blind_sheet.KEY, dict[str, Any])["lines"]
     ratings: dict[tuple[str, str], blind_reading.ReplyJudgement] = {}
     for row in read_rows(run / blind_sheet.JUDGEMENTS, blind_reading.Judgement):
         for policy, rating in zip(key[row.id]["policies"], row.replies, strict=True):
@@ -235,7 +234,7 @@ def _written(
 
 def _human(run: Path, config: human.Config) -> Iterator[Transcript]:
     items = {item.id: item for item in read_rows(run / human.PACKAGE / human.ITEMS, AnnotationItem)}
-    for key in read_file(run / human.KEY, human.Key).items:
+    for key in read_json(run / human.KEY, human.Key).items:
         lines = [Line(said.speaker.value, said.text) for said in items[key.item_id].history]
         turns: Sequence[str] = key.turns
         if key.corpus not in blind_reading.OWN:

@@ -6,10 +6,8 @@ interrupted run resumes by itself and repeats no request. A dialogue without a u
 counted; the others continue.
 """
 
-import datetime
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +24,13 @@ from compeer_core.policy import Style
 from compeer_core.prompts import neutralise, policy_messages
 from compeer_core.reasoning import reply_of
 from compeer_core.registry import Registry
-from compeer_core.row_files import replacing
 from training.cer.requests.asking import Asker, Check, Question
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.requests.seeding import seed_for
 from training.common import results
 from training.common.fingerprints import digest, fingerprint
 from training.common.interrupts import StopRequest
+from training.common.jsonl import append_rows, replace_rows
 from training.common.run_directory import versions
 
 _log = logging.getLogger(__name__)
@@ -148,8 +146,7 @@ def opened(
     finally:
         asker.close()
         line = {"model": asker.name, **asker.counts.model_dump(mode="json")}
-        with (folder / REQUESTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        append_rows(folder / REQUESTS, [line])
 
 
 def advance(
@@ -257,25 +254,17 @@ def write_failed(output: Path, conversations: Iterable[Conversation]) -> None:
     """Write the dialogues that failed, and why."""
     failed = [each for each in conversations if each.problem is not None]
     rows = [{"dialogue": each.key, "problem": each.problem, "lines": each.lines} for each in failed]
-    write_json_lines(output / FAILED, rows)
-
-
-def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a file by JSON lines."""
-    with replacing(path) as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    replace_rows(output / FAILED, rows)
 
 
 def publish(config: SimulationConfig, metrics: Iterable[results.Metric], **values: Any) -> None:
     """Publish a result; `values` are the fields of `results.Result` that an evaluation knows."""
     rows = tuple(metrics)
-    result = results.Result(
+    result = results.made(
+        ("torch", "transformers", "peft"),
         name=config.name,
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=", ".join(dict.fromkeys(row.of for row in rows)),
         command=config.command,
-        versions=versions(("torch", "transformers", "peft")),
         compared="Model",
         metrics=rows,
         **values,

@@ -35,12 +35,7 @@ class WordBaseline:
     """The baseline with the interface of a judge."""
 
     def __init__(self, records: Sequence[CerRecord], *, findings: bool = False) -> None:
-        """Train one classifier per step and one for the reply.
-
-        Args:
-            records: Labelled rows of the train split.
-            findings: Append the findings to the text of a step.
-        """
+        """Train one classifier per step and one for the reply."""
         self.name = "TF-IDF with findings" if findings else "TF-IDF"
         self._findings = findings
         texts: dict[Part, list[str]] = {part: [] for part in Part}

@@ -6,7 +6,6 @@ model or a LoRA adapter (`base_model`), in one or several processes (`processes`
 """
 
 import math
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,18 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from compeer_core.backends.protocol import Message
 from training.common.interrupts import StopRequest
-from training.common.processes import is_first, process_count
+from training.common.processes import process_count
 from training.common.run_directory import RunDirectory
 from training.finetune.base_model import freeze_image_encoder, load_base, lora_config
 from training.finetune.trl_common import (
     MetricsToRunDirectory,
     SaveAndStop,
     WeightTraining,
+    checkpoint_to_resume,
     keep_adapter_in_fp32,
-    last_checkpoint,
     logits_at_labels_only,
     open_processor,
-    save_weights,
+    save_trained,
     step_of,
     trainer_arguments,
 )
@@ -146,10 +145,7 @@ def fine_tune(
         StoppedEarly: Ctrl-C or SIGTERM; a checkpoint was saved.
     """
     checkpoints = directory.path / "checkpoints"
-    # An earlier run without metrics may have left checkpoints made with another config.
-    if not resume and is_first():
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    last = last_checkpoint(checkpoints) if resume else None
+    last = checkpoint_to_resume(checkpoints, resume=resume)
     directory.rewind(step_of(last))
     batch = settings.batch_size * settings.accumulation * process_count()
     directory.log(
@@ -191,11 +187,7 @@ def fine_tune(
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     if stop.requested:
         raise StoppedEarly(f"saved; resume with --resume {directory.path}")
-    output = directory.path / ("adapter" if lora else "model")
-    save_weights(trainer, output)
-    if lora is None and is_first():
-        open_processor(base).save_pretrained(output)
-    return output
+    return save_trained(trainer, directory.path, base, is_adapter=lora is not None)
 
 
 def _arguments(settings: FineTuning, checkpoints: Path, *, on_messages: bool) -> SFTConfig:

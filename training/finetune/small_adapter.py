@@ -106,9 +106,7 @@ class AdapterRun:
     def __init__(self, config: AdapterConfig, *, first_layer: int = 0) -> None:
         """Load the base and add the adapter; writes nothing.
 
-        Args:
-            config: Of the stage.
-            first_layer: The first layer whose adapter is trained; below, it stays as it starts.
+        Below `first_layer`, the adapter stays as it starts.
 
         Raises:
             CheckpointError: The base or `config.start` cannot be loaded.

@@ -1,7 +1,7 @@
 """Supporter turns and judgements as tokens, with the rotary positions of Qwen2.5-VL."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,7 @@ class SampleReader:
     """Tokenises turns and judgements for one model, as the demo's backend does."""
 
     def __init__(self, base: Path, model: Qwen2_5_VLForConditionalGeneration) -> None:
-        """Open the processor of a checkpoint.
-
-        Args:
-            base: The checkpoint.
-            model: The model in it, which computes the positions.
-
-        Raises:
-            CheckpointError: The processor cannot be loaded, or has no chat template.
-        """
+        """Open the processor of a checkpoint."""
         self.processor: Any = open_processor(base)
         self._name = str(base)
         self._template = ChatTemplate(self._name, self.processor)
@@ -77,24 +69,13 @@ class SampleReader:
             The sample, whose completion begins with the first answer, and the indices in the completion
             of the tokens of all answers, with their end-of-turn tokens.
         """
-        prompt = ""
-        completion: list[int] = []
-        places: list[int] = []
-        read = ""
-        for number, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            text = self._template.render(messages[:number], reply=True)
-            if places:
-                completion += self._tokens(text.removeprefix(read))
-            else:
-                prompt = text
+
+        def answer(number: int, before: str) -> tuple[list[int], str]:
             # Templates write a line break after the end-of-turn token, which no model has to learn.
-            read = self._template.render(messages[: number + 1], reply=False).rstrip("\n")
-            answer = self._tokens(read.removeprefix(text))
-            places += range(len(completion), len(completion) + len(answer))
-            completion += answer
-        return self._sample(messages, prompt, completion), tuple(places)
+            text = self._template.render(messages[: number + 1], reply=False).rstrip("\n")
+            return self._tokens(text.removeprefix(before)), text
+
+        return self._read(messages, answer)
 
     def read_verdicts(
         self, messages: Sequence[Message], token_of: Mapping[str, int]
@@ -109,21 +90,34 @@ class SampleReader:
             The sample, whose completion begins with the first verdict and ends with the last, and the
             index of each verdict in the completion.
         """
-        prompt = ""
+
+        def answer(number: int, before: str) -> tuple[list[int], str]:
+            verdict = messages[number].text
+            return [token_of[verdict]], before + verdict
+
+        return self._read(messages, answer)
+
+    def _read(
+        self, messages: Sequence[Message], answer: Callable[[int, str], tuple[list[int], str]]
+    ) -> tuple[TokenisedSample, tuple[int, ...]]:
+        """Read a conversation; `answer` returns the tokens of an answer, and the text up to its end.
+
+        It takes the number of the answer's message, and the text before it.
+        """
+        prompt = read = ""
         completion: list[int] = []
         places: list[int] = []
-        read = ""
         for number, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            text = self._template.render(messages[:number], reply=True)
+            before = self._template.render(messages[:number], reply=True)
             if places:
-                completion += self._tokens(text.removeprefix(read))
+                completion += self._tokens(before.removeprefix(read))
             else:
-                prompt = text
-            places.append(len(completion))
-            completion.append(token_of[message.text])
-            read = text + message.text
+                prompt = before
+            tokens, read = answer(number, before)
+            places += range(len(completion), len(completion) + len(tokens))
+            completion += tokens
         return self._sample(messages, prompt, completion), tuple(places)
 
     def _weights(self, answer: str, label_weight: float) -> tuple[float, ...] | None:

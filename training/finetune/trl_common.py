@@ -87,9 +87,7 @@ class SaveAndStop(TrainerCallback):
     def __init__(self, stop: StopRequest, every: int = 1) -> None:
         """Create the callback.
 
-        Args:
-            stop: The interrupt, if any.
-            every: A run can only be resumed at steps that are multiples of this.
+        A run can only be resumed at steps that are multiples of `every`.
         """
         self._stop = stop
         self._every = every
@@ -100,6 +98,16 @@ class SaveAndStop(TrainerCallback):
             self._stop.requested = True
             control.should_save = True
             control.should_training_stop = True
+
+
+def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
+    """Return the last checkpoint of a run that is resumed.
+
+    A new run deletes those of an earlier one that stopped before its first step, under another config.
+    """
+    if not resume and is_first():
+        shutil.rmtree(folder, ignore_errors=True)
+    return last_checkpoint(folder) if resume else None
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -174,6 +182,15 @@ def keep_adapter_in_fp32(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+def save_trained(trainer: Trainer, run: Path, base: Path | str, *, is_adapter: bool) -> Path:
+    """Write the model, with its processor, or the adapter into a run, and return the folder."""
+    output = run / ("adapter" if is_adapter else "model")
+    save_weights(trainer, output)
+    if not is_adapter and is_first():
+        open_processor(base).save_pretrained(output)
+    return output
 
 
 def save_weights(trainer: Trainer, output: Path) -> None:

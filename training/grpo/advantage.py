@@ -15,9 +15,9 @@ deviation and gets 0.
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from compeer_core.stats import Floats
 
 Scale = Literal["group", "batch", "none"]
 """

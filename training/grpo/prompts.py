@@ -35,14 +35,7 @@ class PromptBook:
         style: Style = "trained",
         reserved: Sequence[str] = (),
     ) -> None:
-        """Take the rows.
-
-        Args:
-            records: The rows, by prompt number.
-            pictures: Opens their pictures.
-            style: See `policy_messages`.
-            reserved: The policy's special tokens, which a seeker must not forge.
-        """
+        """Take the rows; `reserved` are the policy's special tokens, which a seeker must not forge."""
         self.records = list(records)
         self.pictures = pictures
         self._style = style

@@ -33,7 +33,6 @@ from compeer_core.errors import BackendError
 from compeer_core.judgement import Judgement, Reward, Unscorable
 from compeer_core.reasoning import STEPS, Reading, read
 from compeer_core.redundancy import Group, Reweighted, Settings, reply_length, reweighted_groups
-from compeer_core.taxonomy import ESCONV_STRATEGIES, StrategyVocabulary
 from compeer_core.unifireward import Judge
 from training.common.diversity import distinct
 from training.common.processes import fail_together, gather_from_processes, process_rank
@@ -86,20 +85,7 @@ class GroupReward:
         pictures: Pictures,
         group_size: int,
         settings: RewardSettings,
-        vocabulary: StrategyVocabulary = ESCONV_STRATEGIES,
     ) -> None:
-        """Take the models and settings.
-
-        Args:
-            judge: The reward model.
-            encoder: Embeds texts to measure repetition.
-            reweighting: The penalty on repetition.
-            records: The rows of the prompts, by the number in the column `row`.
-            pictures: Opens the pictures of the histories.
-            group_size: G.
-            settings: The value of a judgement, and how many may fail.
-            vocabulary: The strategies that a turn may name.
-        """
         self.last: list[Scored] = []
         self.everyone: list[Scored] = []
         self._judge = judge
@@ -109,7 +95,6 @@ class GroupReward:
         self._pictures = pictures
         self._group_size = group_size
         self._settings = settings
-        self._vocabulary = vocabulary
         self._failures: deque[tuple[int, int]] = deque(maxlen=settings.give_up_after)
         """Failed and all judgements of the latest generations, the same in every process."""
 
@@ -123,11 +108,8 @@ class GroupReward:
     ) -> list[float | None]:
         """Return the reweighted reward of each completion, None if unknown.
 
-        Args:
-            completions: One list with an assistant message each, or plain texts.
-            row: The number of each completion's prompt. Completions of a group are adjacent.
-            log_metric: Receives the mean of every part.
-            others: Other columns that trl passes.
+        `row` has the number of the prompt of each completion; completions of a group are
+        adjacent.
 
         Raises:
             BackendError: Too many judgements failed.
@@ -144,7 +126,8 @@ class GroupReward:
         reweighting = time.perf_counter() - start
         self.last = self.everyone[first : first + len(scored)]
         if log_metric is not None:
-            log_parts(self.everyone, self._group_size, log_metric)
+            for name, value in part_means(self.everyone, self._group_size).items():
+                log_metric(name, value)
             log_metric("seconds/judging", judging)
             log_metric("seconds/reweighting", reweighting)
         self._stop_if_judging_fails()
@@ -154,7 +137,7 @@ class GroupReward:
 
     def judged(self, texts: Sequence[str], rows: Sequence[int]) -> list[Scored]:
         """Parse and judge completions; those of one prompt are judged at once."""
-        readings = [read(text, self._vocabulary) for text in texts]
+        readings = [read(text) for text in texts]
         indices_of: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             indices_of.setdefault(int(row), []).append(index)
@@ -253,12 +236,6 @@ def _with(completion: Scored, values: Reweighted) -> Scored:
 
 
 # --- metrics ----------------------------------------------------------------------------------
-
-
-def log_parts(scored: Sequence[Scored], group_size: int, log_metric: LogMetric) -> None:
-    """Log every part of the rewards of whole groups."""
-    for name, value in part_means(scored, group_size).items():
-        log_metric(name, value)
 
 
 def part_means(scored: Sequence[Scored], group_size: int) -> dict[str, float]:

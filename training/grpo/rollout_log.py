@@ -4,14 +4,13 @@ One row per completion of the logged groups: its text, every part of its reward,
 Completions may quote the corpora, so treat the file as you treat them.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compeer_core.cer import CerRecord
-from training.common.jsonl import filter_rows
+from training.common.jsonl import append_rows, filter_rows
 from training.common.processes import is_first
 from training.grpo.reward import Scored
 
@@ -51,8 +50,7 @@ class RolloutLog:
             }
             for completion, advantage in list(zip(scored, advantages, strict=True))[: self._limit]
         ]
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        append_rows(self._path, rows)
 
     def rewind(self, step: int) -> None:
         """Drop the rows after `step`: a run resumed there writes them again."""

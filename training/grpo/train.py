@@ -56,11 +56,12 @@ from training.finetune.base_model import freeze_image_encoder, load_base, lora_c
 from training.finetune.trl_common import (
     MetricsToRunDirectory,
     SaveAndStop,
+    checkpoint_to_resume,
     keep_adapter_in_fp32,
     last_checkpoint,
     open_processor,
     remove_incomplete_checkpoints,
-    save_weights,
+    save_trained,
     step_of,
     trainer_arguments,
 )
@@ -139,10 +140,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         return
     directory = RunDirectory.open(resume or config.output, config, resume=resume is not None)
     checkpoints = directory.path / "checkpoints"
-    # A run that stopped before its first step may have left some, under another config.
-    if resume is None and is_first():
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    last = last_checkpoint(checkpoints) if resume is not None else None
+    last = checkpoint_to_resume(checkpoints, resume=resume is not None)
     _check_processes(last)
     if last is not None and settings.rollouts == "vllm":
         directory.log(
@@ -164,10 +162,7 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
                 trainer.train(resume_from_checkpoint=str(last) if last else None)
             if stopping.requested:
                 raise StoppedEarly(f"saved; continue with --resume {directory.path}")
-            output = directory.path / ("adapter" if settings.trains_adapter else "model")
-            save_weights(trainer, output)
-            if not settings.trains_adapter and is_first():
-                open_processor(config.base).save_pretrained(output)
+            save_trained(trainer, directory.path, config.base, is_adapter=settings.trains_adapter)
         except (OSError, RuntimeError) as error:
             _explain_full_disk(error, directory.path)
             raise
@@ -364,11 +359,7 @@ def _check_reports(settings: GRPOSettings) -> None:
 
 
 def _check_processes(last: Path | None) -> None:
-    """Check that a run resumes with as many processes as saved it.
-
-    Raises:
-        ConfigError: The numbers differ, so the run could not continue unchanged.
-    """
+    """Check that a run resumes with as many processes as saved it."""
     if last is None:
         return
     saved = len(list(last.glob("rng_state*.pth")))

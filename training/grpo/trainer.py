@@ -66,13 +66,7 @@ class GroupTrainer(GRPOTrainer):
     ) -> None:
         """Take what trl does not know.
 
-        Args:
-            book: The prompts by the numbers in the column `row`.
-            reward: The reward function.
-            settings: How to train and to sample.
-            rollout_log: Receives a sample of the completions.
-            rollout_model: Generates the completions; None generates with the trained weights.
-            options: Those of trl's trainer.
+        Without a rollout model the trained weights generate.
         """
         self._book = book
         self._reward = reward

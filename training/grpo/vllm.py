@@ -31,12 +31,6 @@ from compeer_core.errors import ConfigError
 OLDEST, NEWEST = "0.22.0", "0.31.0"
 """Versions that trl 1.16 supports, as in the extra `vllm` of pyproject.toml."""
 
-SERVE = (
-    'VLLM_SERVER_DEV_MODE=1 vllm serve BASE --weight-transfer-config \'{"backend": "nccl"}\' '
-    "--logprobs-mode processed_logprobs --max-logprobs -1"
-)
-"""Command of a server whose weights trl can set."""
-
 
 class VllmRollouts(FrozenModel):
     """`[training.vllm]`: where vLLM runs and what it may use."""

@@ -331,11 +331,7 @@ class LowerStates:
     ) -> None:
         """Use a folder, which may hold the states of other rows and bases.
 
-        Args:
-            folder: Created if missing.
-            model: The base.
-            first_layer: Number of layers below.
-            key: Identifies the base and `first_layer`.
+        `key` identifies the base and `first_layer`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder

@@ -15,26 +15,6 @@ from ui_components.shared.texts import Texts
 
 MAX_BODY = 256 * 1024
 NO_STORE = {"cache-control": "private, no-store"}
-_SENTENCES = {
-    "item_not_yours",
-    "item_open_elsewhere",
-    "item_closed",
-    "item_decided",
-    "answer_incomplete",
-    "reason_missing",
-    "nothing_to_take_back",
-    "note_too_long",
-    "batch_unknown",
-    "person_unknown",
-    "person_exists",
-    "name_missing",
-    "overlap_unusable",
-    "overlap_needs_two",
-    "share_unusable",
-    "file_missing",
-    "import_unusable",
-}
-
 _log = logging.getLogger(__name__)
 
 
@@ -67,9 +47,8 @@ def failed(error: InputError | StoreError, texts: Texts) -> Response:
     if isinstance(error, StoreError):
         _log.error("the desk failed: %s", error)
         return refused("store", texts("annotate.error_store"), 503)
-    if error.code in _SENTENCES:
-        message = texts(f"annotate.error_{error.code}", **error.values)
-        return refused(error.code, message, 409)
+    if (key := f"annotate.error_{error.code}") in texts.words:
+        return refused(error.code, texts(key, **error.values), 409)
     return refused(error.code, texts("annotate.error_other"), 400)
 
 

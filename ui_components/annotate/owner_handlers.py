@@ -39,10 +39,7 @@ class Managing:
     def __init__(self, desk: Desk, owner: DeskOwner, database: str) -> None:
         """Manage a desk.
 
-        Args:
-            desk: The desk.
-            owner: The same desk's owner.
-            database: The URL of its database, without the password.
+        `database` is its URL, without the password.
         """
         self._desk = desk
         self._owner = owner

@@ -55,6 +55,8 @@ MOST_DELAYED = 32
 connections."""
 _CHUNK = 64 * 1024
 Handler = Callable[[Annotator, PageRequest, Texts], dict[str, Any]]
+Export = tuple[str, Callable[[IO[str], str | None, bool], object]]
+"""A media type, and what writes a file about a batch, perhaps about closed items only."""
 
 
 def add_routes(app: FastAPI, services: Services) -> None:
@@ -204,33 +206,37 @@ def _add_desk(
 
 
 def _add_files(app: FastAPI, services: Services, desk: Desk, owner: DeskOwner) -> None:
-    def cer(file: IO[str], batch: str | None, _: bool) -> None:
-        write_lines(file, desk.settled(batch=batch))
-
-    def lines(file: IO[str], batch: str | None, closed: bool) -> None:
-        write_lines(file, desk.annotations(closed=closed, batch=batch))
-
-    def table(file: IO[str], batch: str | None, closed: bool) -> None:
-        write_csv(file, desk.annotations(closed=closed, batch=batch))
-
-    def report(file: IO[str], batch: str | None, _: bool) -> None:
-        file.write(view.as_json(desk.report(batch=batch)))
-
-    def readings(file: IO[str], batch: str | None, _: bool) -> None:
-        write_lines(file, owner.readings(batch))
-
-    def reader_report(file: IO[str], batch: str | None, _: bool) -> None:
-        file.write(view.as_json(owner.reader_agreement(batch)))
-
-    files: dict[str, tuple[str, Callable[[IO[str], str | None, bool], None]]] = {
-        "cer.jsonl": ("application/jsonl", cer),
-        "annotations.jsonl": ("application/jsonl", lines),
-        "annotations.csv": ("text/csv; charset=utf-8", table),
-        "agreement.json": ("application/json", report),
+    files: dict[str, Export] = {
+        "cer.jsonl": (
+            "application/jsonl",
+            lambda file, batch, _: write_lines(file, desk.settled(batch=batch)),
+        ),
+        "annotations.jsonl": (
+            "application/jsonl",
+            lambda file, batch, closed: write_lines(
+                file, desk.annotations(closed=closed, batch=batch)
+            ),
+        ),
+        "annotations.csv": (
+            "text/csv; charset=utf-8",
+            lambda file, batch, closed: write_csv(
+                file, desk.annotations(closed=closed, batch=batch)
+            ),
+        ),
+        "agreement.json": (
+            "application/json",
+            lambda file, batch, _: file.write(view.as_json(desk.report(batch=batch))),
+        ),
     }
-    of_owner = {
-        "readings.jsonl": ("application/jsonl", readings),
-        "reader_agreement.json": ("application/json", reader_report),
+    of_owner: dict[str, Export] = {
+        "readings.jsonl": (
+            "application/jsonl",
+            lambda file, batch, _: write_lines(file, owner.readings(batch)),
+        ),
+        "reader_agreement.json": (
+            "application/json",
+            lambda file, batch, _: file.write(view.as_json(owner.reader_agreement(batch))),
+        ),
     }
 
     @app.get("/desk/export/{name}")

@@ -12,7 +12,7 @@ from compeer_core.annotation.annotations import MAX_NOTE_CHARACTERS, QUESTIONS, 
 from compeer_core.annotation.desk import Annotator, Begun, Progress, Work
 from compeer_core.annotation.items import SAMPLES
 from compeer_core.annotation.readings import ReaderAgreement
-from compeer_core.annotation.report import Question, Report
+from compeer_core.annotation.report import Report
 from compeer_core.cer import CaseUtterance
 from compeer_core.reasoning import LABELS, STEPS, Part
 from compeer_core.stats import Estimate
@@ -25,12 +25,6 @@ FAST_SECONDS = 5.0
 LISTED = 30
 """The annotator's drafts and answers that are listed."""
 _STEP_KEYS = ("Q", "W", "E")
-_VOCABULARIES = {
-    "stage": "stages",
-    "sentiment": "sentiments",
-    "emotion": "emotions",
-    "strategy": "strategies",
-}
 _LABEL_LINE = re.compile(r"\s*([A-Za-z]+)\s*[:：]\s*(.*?)\s*")
 
 
@@ -187,14 +181,10 @@ def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
             labels[name] = match[2]
         else:
             free.append(line)
-    titles = {"emotion": "feeling", "strategy": "chosen"}
     return {
         "free": "\n".join(free).strip(),
         "labels": [
-            {
-                "name": texts(f"inspector.{titles.get(name, name)}"),
-                "value": _label_value(name, value, texts),
-            }
+            {"name": texts.label_title(name), "value": _label_value(name, value, texts)}
             for name, value in labels.items()
         ],
     }
@@ -203,7 +193,7 @@ def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
 def _label_value(name: str, value: str, texts: Texts) -> str:
     if name == "intensity" and value in {"1", "2", "3", "4", "5"}:
         return texts("inspector.intensity_of", value=value)
-    return texts.label(_VOCABULARIES.get(name, name), value)
+    return texts.label_value(name, value)
 
 
 def _history(work: Work, texts: Texts) -> list[dict[str, object]]:
@@ -276,27 +266,32 @@ def _answer(annotation: Annotation, texts: Texts) -> dict[str, object]:
 
 def agreement(report: Report | None, around: Around, texts: Texts) -> str:
     """Draw the agreement report; None means that the annotator may not see it yet."""
+    if report is None:
+        return render("annotate_agreement.html", t=texts, report=None)
+    may_adjudicate = around.annotator.may_adjudicate
     return render(
         "annotate_agreement.html",
         t=texts,
         report=report,
         person=around.annotator,
-        progress=around.progress,
-        questions=[] if report is None else [_question(p, report, texts) for p in QUESTIONS],
-        skewed=[] if report is None else _skewed(report, texts),
-        pairs=[]
-        if report is None or not around.annotator.may_adjudicate
-        else [
+        questions=[
+            {
+                "title": question_title(part, texts),
+                "question": question,
+                **measures(question.agreement, texts),
+            }
+            for part, question in report.questions.items()
+        ],
+        skewed=_skewed(report, texts),
+        pairs=[
             {
                 "names": pair.names,
                 "cells": [measures(pair.questions[part], texts) for part in QUESTIONS],
             }
-            for pair in report.pairs
+            for pair in (report.pairs if may_adjudicate else ())
         ],
         titles=[question_title(part, texts) for part in QUESTIONS],
-        dropped=[]
-        if report is None
-        else [
+        dropped=[
             {
                 "number": each.number,
                 "question": question_title(each.question, texts),
@@ -314,15 +309,6 @@ def question_title(part: Part, texts: Texts) -> str:
 def _label(answer: str, texts: Texts) -> str:
     kinds = {"True": "right", "False": "wrong"}
     return texts(f"annotate.{kinds.get(answer, f'item_{answer}')}")
-
-
-def _question(part: Part, report: Report, texts: Texts) -> dict[str, object]:
-    question: Question = report.questions[part]
-    return {
-        "title": question_title(part, texts),
-        "question": question,
-        **measures(question.agreement, texts),
-    }
 
 
 def measures(measured: Agreement, texts: Texts) -> dict[str, object]:

@@ -226,25 +226,23 @@ def _no_verdict(progress: Progress, texts: Texts) -> _Verdict | None:
 
 
 def _labels(now: PartProgress, texts: Texts) -> list[dict[str, str]]:
-    shown = (("sentiment", "sentiments", "sentiment"), ("emotion", "emotions", "feeling"))
     return [
         {
-            "name": texts(f"inspector.{title}"),
-            "value": texts.label(vocabulary, str(value)),
+            "name": texts.label_title(name),
+            "value": texts.label_value(name, str(value)),
             "kind": name,
         }
-        for name, vocabulary, title in shown
+        for name in ("sentiment", "emotion")
         if (value := readable(now.labels.get(name))) is not None
     ]
 
 
 def _label_notes(now: PartProgress, texts: Texts) -> list[str]:
     """List unreadable labels and what the model wrote instead."""
-    titles = {"emotion": "feeling", "strategy": "chosen"}
     notes: list[str] = []
     for name, value in now.labels.items():
         if isinstance(value, Unreadable):
-            title = texts(f"inspector.{titles.get(name, name)}")
+            title = texts.label_title(name)
             reason = (
                 texts("inspector.unreadable", text=value.text)
                 if value.text

@@ -12,9 +12,6 @@ from ui_components.shared.progress import Progress
 from ui_components.shared.session import Session
 from ui_components.shared.texts import Texts
 
-TITLES = {"emotion": "feeling", "strategy": "chosen"}
-"""Text keys of the labels, where they differ from their names."""
-
 
 def card_controls(
     part: Part, session: Session, index: int, texts: Texts, vocabulary: StrategyVocabulary
@@ -63,7 +60,7 @@ def _field(name: str, part: Part, progress: Progress, texts: Texts) -> dict[str,
     table = LABEL_TABLES.get(name, "")
     return {
         "name": name,
-        "title": texts(f"inspector.{TITLES.get(name, name)}"),
+        "title": texts.label_title(name),
         "is_known": now is not None,
         "options": [
             {

@@ -24,14 +24,6 @@ from ui_components.shared.texts import Texts
 
 CHOICES = tuple(Preference)
 """In the order of the keys 1 to 4."""
-_VOCABULARIES = {
-    "stage": "stages",
-    "sentiment": "sentiments",
-    "emotion": "emotions",
-    "strategy": "strategies",
-}
-_NAMED = {"emotion": "feeling", "strategy": "chosen"}
-"""Labels whose text keys differ from their names."""
 
 
 def talk_html(
@@ -181,10 +173,7 @@ def _steps(
                 "name": texts(f"inspector.{part.value}"),
                 "text": visible[part],
                 "labels": [
-                    (
-                        texts(f"inspector.{_NAMED.get(name, name)}"),
-                        _label(name, labels[name], texts),
-                    )
+                    (texts.label_title(name), _label(name, labels[name], texts))
                     for name in LABELS[part]
                     if name in labels
                 ],
@@ -197,8 +186,7 @@ def _steps(
 def _label(name: str, value: object, texts: Texts) -> str:
     if isinstance(value, Unreadable):
         return value.text or texts("inspector.no_label")
-    vocabulary = _VOCABULARIES.get(name)
-    return texts.label(vocabulary, str(value)) if vocabulary else str(value)
+    return texts.label_value(name, str(value))
 
 
 def _went_on(round_: Round, texts: Texts) -> str:

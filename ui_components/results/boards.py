@@ -21,7 +21,7 @@ from compeer_core.votes.leaderboard.board import (
     Status,
     bradley_terry,
 )
-from compeer_core.votes.public import large_groups, public_rows
+from compeer_core.votes.public import public_rows
 from compeer_core.votes.rows import VoteRow
 from compeer_core.votes.store import VoteStore
 from ui_components.results.example import example_board
@@ -48,8 +48,6 @@ class Choices:
 
     languages: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
-    rater_groups: tuple[str, ...] = ()
-    """Groups that are large enough to be named."""
     flags: Mapping[str, int] | None = None
     """The number of votes with each flag."""
 
@@ -113,7 +111,7 @@ class Boards:
     def at(self, filters: Filters, as_of: datetime) -> "Future[Board]":
         """Return the board at a past moment; see `current`.
 
-        The result also raises `InputError` if the moment is in the future.
+        The result raises `InputError` if the moment is in the future.
         """
         return self._ask(("at", filters, as_of), lambda: self._at(filters, as_of))
 
@@ -157,9 +155,6 @@ class Boards:
         return "".join(f"{row.model_dump_json()}\n" for row in rows)
 
     def _board(self, reading: _Reading, filters: Filters) -> Board:
-        unknown = set(filters.rater_groups) - {"", *reading.choices.rater_groups}
-        if unknown:
-            raise InputError(f"no group of raters that is large enough is called {min(unknown)!r}")
         key = (reading.as_of, filters)
         board = self._made.get(key)
         if board is None:
@@ -208,7 +203,6 @@ def _choices(votes: tuple[VoteRow, ...]) -> Choices:
     return Choices(
         languages=tuple(sorted({vote.language for vote in votes})),
         topics=tuple(sorted({vote.topic for vote in votes} - {""})),
-        rater_groups=tuple(large_groups(votes)),
         flags=dict(sorted(flags.items())),
     )
 

@@ -11,8 +11,6 @@ from compeer_core.errors import InputError
 from compeer_core.votes.battles import Flag
 from compeer_core.votes.leaderboard.board import ALL_FLAGS, Filters
 
-VISITORS = "-"
-"""As a group of raters: those without a group."""
 MOST_CHARACTERS = 2000
 
 _PRESENCE: Mapping[str, bool | None] = MappingProxyType({"": None, "with": True, "without": False})
@@ -37,7 +35,6 @@ def read_filters(query: str) -> Filters:
     kind = parameters.get("kind", ["blind"])[0]
     if kind not in _KINDS:
         raise InputError(f"kind must be one of {', '.join(_KINDS)}")
-    groups = ["" if group == VISITORS else group for group in parameters.get("group", [])]
     admit = parameters.get("admit", [])
     unknown = set(admit) - {ALL_FLAGS, *Flag}
     if unknown:
@@ -46,7 +43,6 @@ def read_filters(query: str) -> Filters:
         kind=kind,
         languages=_some(parameters.get("language", [])),
         topics=_some(parameters.get("topic", [])),
-        rater_groups=_some(groups),
         has_image=_presence("image", parameters),
         with_reasoning=_presence("reasoning", parameters),
         admit=_some(admit),
@@ -66,7 +62,6 @@ def write_filters(filters: Filters, **more: str) -> str:
             *([("kind", filters.kind)] if filters.kind != Filters().kind else []),
             *(("language", language) for language in filters.languages),
             *(("topic", topic) for topic in filters.topics),
-            *(("group", group or VISITORS) for group in filters.rater_groups),
             *(
                 (name, choices[wanted])
                 for name, wanted in (

@@ -91,8 +91,6 @@ class Results:
         try:
             # A client that disconnects must not cancel the board for others who wait for it.
             now = await asyncio.shield(asyncio.wrap_future(boards.current(filters)))
-        except InputError:
-            sentence = texts("results.unusable")
         except QueueFullError:
             sentence = texts("results.busy")
         except StoreError as error:

@@ -4,10 +4,9 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from compeer_core.stats import Estimate
@@ -27,7 +26,7 @@ from compeer_core.votes.leaderboard.board import (
 from compeer_core.votes.leaderboard.plot import PlotWords, to_svg
 from compeer_core.votes.leaderboard.text import command
 from ui_components.results.boards import Choices
-from ui_components.results.filters import VISITORS, write_filters
+from ui_components.results.filters import write_filters
 from ui_components.shared.models import Models
 from ui_components.shared.templating import render
 from ui_components.shared.terms import explained, terms_line
@@ -35,14 +34,6 @@ from ui_components.shared.texts import ASSETS, LANGUAGES, Texts, load_texts
 
 MEASURED = ASSETS / "results" / "reading_small.json"
 JSON_COMMAND = "{} --format json --output board.json"
-_SAID: Mapping[Preference, str] = MappingProxyType(
-    {
-        Preference.FIRST: "results.said_first",
-        Preference.SECOND: "results.said_second",
-        Preference.BOTH: "results.said_both",
-        Preference.NEITHER: "results.said_neither",
-    }
-)
 
 Named = Callable[[str], str]
 
@@ -75,7 +66,6 @@ def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
     """Draw the filter form."""
     language = filters.languages[0] if filters.languages else ""
     topic = filters.topics[0] if filters.topics else ""
-    group = (filters.rater_groups[0] or VISITORS) if filters.rater_groups else ""
     presence = {None: "", True: "with", False: "without"}
     anything = ("", texts("results.any"))
     flags = choices.flags or {}
@@ -97,16 +87,6 @@ def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
                 [anything, ("with", texts("results.with")), ("without", texts("results.without"))],
             ),
             _select("topic", texts, topic, [anything, *((each, each) for each in choices.topics)]),
-            _select(
-                "group",
-                texts,
-                group,
-                [
-                    anything,
-                    (VISITORS, texts("results.visitors")),
-                    *((each, each) for each in choices.rater_groups),
-                ],
-            ),
             _select(
                 "reasoning",
                 texts,
@@ -136,8 +116,7 @@ def filters_html(choices: Choices, filters: Filters, texts: Texts) -> str:
 def form_key(choices: Choices, texts: Texts) -> str:
     """Return a key that changes when the form's choices change."""
     flags = sorted((choices.flags or {}).items())
-    parts = (texts.language, choices.languages, choices.topics, choices.rater_groups, flags)
-    return repr(parts)
+    return repr((texts.language, choices.languages, choices.topics, flags))
 
 
 def _select(
@@ -402,11 +381,7 @@ def _judge(board: Board, texts: Texts) -> dict[str, object] | None:
         return None
     measures = [
         (texts("results.measure_raw"), _share(judge.raw, texts), ""),
-        (
-            texts("results.measure_kappa"),
-            _number(judge.kappa, texts),
-            texts("results.kappa_means"),
-        ),
+        (texts("results.measure_kappa"), _number(judge.kappa, texts), texts("results.kappa_means")),
         (texts("results.measure_ac1"), _number(judge.ac1, texts), texts("results.ac1_means")),
         (
             texts("results.measure_reward"),
@@ -420,10 +395,10 @@ def _judge(board: Board, texts: Texts) -> dict[str, object] | None:
             votes=_count(texts, "vote", judge.votes),
             raters=_count(texts, "rater", judge.raters),
         ),
-        "columns": [texts(_SAID[said]) for said in Preference],
+        "columns": [texts(f"results.said_{said}") for said in Preference],
         "rows": [
             {
-                "said": texts(_SAID[said]),
+                "said": texts(f"results.said_{said}"),
                 "cells": [
                     {"votes": judge.table[said][judged], "same": said is judged}
                     for judged in Preference

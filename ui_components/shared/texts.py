@@ -20,6 +20,15 @@ LANGUAGES = ("en", "zh")
 """The languages of the page, the default first."""
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_TITLES = {"emotion": "feeling", "strategy": "chosen"}
+"""Keys of the titles of labels, where they differ from their names."""
+_VOCABULARIES = {
+    "stage": "stages",
+    "sentiment": "sentiments",
+    "emotion": "emotions",
+    "strategy": "strategies",
+}
+"""The table of each label's values."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,14 @@ class Texts:
             label: The label as models write it.
         """
         return self.words.get(f"{vocabulary}.{label}", label)
+
+    def label_title(self, name: str) -> str:
+        """Return the title of a label of the output grammar, such as ``stage``."""
+        return self(f"inspector.{_TITLES.get(name, name)}")
+
+    def label_value(self, name: str, value: str) -> str:
+        """Return the value of such a label; an unknown value is returned unchanged."""
+        return self.label(_VOCABULARIES[name], value) if name in _VOCABULARIES else value
 
     def listed(self, parts: list[str]) -> str:
         """Join parts into one list."""

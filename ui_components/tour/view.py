@@ -138,20 +138,20 @@ def _part(tour: Tour, recording: Recording, part: Part, texts: Texts) -> dict[st
 
 def _labels(step: Any, part: Part, texts: Texts) -> list[dict[str, str]]:
     shown = {
-        Part.HISTORY: (("stage", "stage", "stages"),),
-        Part.EMOTION: (("emotion", "feeling", "emotions"), ("intensity", "intensity", "")),
-        Part.STRATEGY: (("strategy", "chosen", "strategies"),),
+        Part.HISTORY: ("stage",),
+        Part.EMOTION: ("emotion", "intensity"),
+        Part.STRATEGY: ("strategy",),
     }[part]
     labels = []
-    for name, title, vocabulary in shown:
+    for name in shown:
         value = getattr(step, name)
         if isinstance(value, Unreadable):
             words = value.text or texts("inspector.no_label")
         elif name == "intensity":
             words = texts("inspector.intensity_of", value=value)
         else:
-            words = texts.label(vocabulary, str(value))
-        labels.append({"name": texts(f"inspector.{title}"), "value": words})
+            words = texts.label_value(name, str(value))
+        labels.append({"name": texts.label_title(name), "value": words})
     return labels
 
 

@@ -83,8 +83,6 @@ class Filters(FrozenModel):
     """People who see model names vote for names, so only blind votes count by default."""
     languages: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
-    rater_groups: tuple[str, ...] = ()
-    """Groups of voters; the empty string is that of visitors."""
     has_image: bool | None = None
     with_reasoning: bool | None = None
     admit: tuple[str, ...] = ()
@@ -96,11 +94,7 @@ class Filters(FrozenModel):
             return "same_model"
         if self.kind != "any" and vote.blind != (self.kind == "blind"):
             return "other_kind"
-        names = (
-            (self.languages, vote.language),
-            (self.topics, vote.topic),
-            (self.rater_groups, vote.rater_group),
-        )
+        names = ((self.languages, vote.language), (self.topics, vote.topic))
         if any(allowed and name not in allowed for allowed, name in names):
             return "filtered"
         flags = ((self.has_image, vote.has_image), (self.with_reasoning, vote.with_reasoning))
@@ -634,18 +628,12 @@ def _model_rows(counted: _Counted, resamples: Resamples, rated: _Rated) -> tuple
     rows = []
     for model, name in enumerate(counted.models):
         of, won = counted.of(model), counted.won(model)
-        decided, neither = of & counted.decided, of & (counted.answer == _NEITHER)
+        neither = of & (counted.answer == _NEITHER)
         rows.append(
             ModelRow(
                 model=name,
                 **standing.get(model, {}),
-                votes=int(of.sum()),
-                raters=counted.people(of),
-                wins=int(won.sum()),
-                losses=int((decided & ~won).sum()),
-                ties=int((of & (counted.answer == _BOTH)).sum()),
-                neither=int(neither.sum()),
-                win_share=_share(counted, resamples, won, decided),
+                **_counts(counted, resamples, of, won),
                 unacceptable_share=_share(counted, resamples, neither, of),
             )
         )
@@ -660,21 +648,22 @@ def _pairs(counted: _Counted, resamples: Resamples, order: Sequence[str]) -> tup
         if not of.any():
             continue
         won = of & counted.won(number[first])
-        decided = of & counted.decided
-        pairs.append(
-            Pair(
-                first=first,
-                second=second,
-                votes=int(of.sum()),
-                raters=counted.people(of),
-                wins=int(won.sum()),
-                losses=int((decided & ~won).sum()),
-                ties=int((of & (counted.answer == _BOTH)).sum()),
-                neither=int((of & (counted.answer == _NEITHER)).sum()),
-                win_share=_share(counted, resamples, won, decided),
-            )
-        )
+        pairs.append(Pair(first=first, second=second, **_counts(counted, resamples, of, won)))
     return tuple(pairs)
+
+
+def _counts(counted: _Counted, resamples: Resamples, of: Booleans, won: Booleans) -> dict[str, Any]:
+    """Return what a model's row and a pair share: the counts of some votes, and the share won."""
+    decided = of & counted.decided
+    return {
+        "votes": int(of.sum()),
+        "raters": counted.people(of),
+        "wins": int(won.sum()),
+        "losses": int((decided & ~won).sum()),
+        "ties": int((of & (counted.answer == _BOTH)).sum()),
+        "neither": int((of & (counted.answer == _NEITHER)).sum()),
+        "win_share": _share(counted, resamples, won, decided),
+    }
 
 
 def _headline(

@@ -114,7 +114,6 @@ def command(board: Board) -> str:
     for option, values in (
         ("--language", filters.languages),
         ("--topic", filters.topics),
-        ("--rater-group", filters.rater_groups),
         ("--admit", filters.admit),
     ):
         for value in values:

@@ -21,8 +21,9 @@ from sqlalchemy import create_engine, make_url, text
 from compeer_core.votes.database import Database
 from compeer_core.votes.schema import Base
 from compeer_core.votes.store import VoteStore
-from tests.core.votes.made_up import Clock
+from tests.core.votes.made_up import NOON
 from tests.databases import write_empty
+from tests.voting import Clock
 
 
 def _programs() -> Path | None:
@@ -137,7 +138,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def clock() -> Clock:
     """A clock that stands still until it is set."""
-    return Clock()
+    return Clock(NOON)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Battles as tests need them."""
 
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.judgement import Reward
@@ -26,19 +26,6 @@ HISTORY = Dialogue(
 REWARD = Reward(
     steps=(1.0, -1.0, None), response=None, format=1.0, total=None, maximum=4, unscorable=1
 )
-
-
-@dataclass
-class Clock:
-    """A clock that stands still until it is set."""
-
-    time: datetime = NOON
-
-    def __call__(self) -> datetime:
-        return self.time
-
-    def forward(self, **amount: float) -> None:
-        self.time += timedelta(**amount)
 
 
 def plan(voter="ann", models=("policy", "base"), **changes):

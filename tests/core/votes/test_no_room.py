@@ -6,8 +6,10 @@ import pytest
 from sqlalchemy import event
 
 from compeer_core.errors import StoreError
+from compeer_core.votes.schema import BattleRow
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought, plan
+from tests.databases import rows
 
 
 @contextmanager
@@ -57,11 +59,11 @@ def test_a_comparison_without_room_is_not_begun_by_half(sqlite_url):
         with room_for(store, 2), pytest.raises(StoreError, match="full"):
             for _ in range(100):
                 store.open_battle(plan("ann", topic="x" * 9000))
-        whole = store.counts().battles
+        whole = rows(store, BattleRow)
         for _ in range(3):
             store.open_battle(plan("ann", topic="x" * 9000))
 
-        assert store.counts().battles == whole + 3
+        assert rows(store, BattleRow) == whole + 3
 
 
 def test_a_deletion_needs_no_more_room(sqlite_url):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from compeer_core.taxonomy import Preference
 from compeer_core.votes.leaderboard.board import Filters, Settings, Status, bradley_terry
-from compeer_core.votes.public import large_groups, public_rows
+from compeer_core.votes.public import public_rows
 from compeer_core.votes.rows import VoteRow
 
 NOON = datetime(2026, 11, 21, 12, 34, 56, 789, tzinfo=UTC)
@@ -17,17 +17,15 @@ def made_votes():
     votes = []
     for number in range(150):
         left, right = drawn.sample(["base", "ur", "urp"], 2)
-        voter = drawn.randrange(len(PSEUDONYMS))
         votes.append(
             VoteRow(
                 battle_id=f"b{drawn.getrandbits(128):032x}",
-                voter=PSEUDONYMS[voter],
+                voter=drawn.choice(PSEUDONYMS),
                 left=left,
                 right=right,
                 preference=drawn.choices(list(Preference), (5, 3, 1, 1))[0],
                 blind=True,
                 language="en",
-                rater_group="counsellors" if voter < 6 else "pair" if voter < 8 else "",
                 at=NOON + timedelta(hours=number),
                 dwell_ms=4321,
                 flags=("too_fast",) if number % 10 == 0 else (),
@@ -50,7 +48,7 @@ def test_the_board_of_a_public_file_has_the_same_numbers_to_the_last_digit():
     public = list(public_rows(votes))
 
     assert numbers_of(public) == numbers_of(votes)
-    some = {"rater_groups": ("counsellors",), "admit": ("too_fast",)}
+    some = {"admit": ("too_fast",)}
     assert numbers_of(public, **some) == numbers_of(votes, **some)
     assert numbers_of(public, **some) != numbers_of(public)
 
@@ -64,11 +62,6 @@ def test_a_public_file_holds_no_name_of_a_person_or_battle_and_no_time_of_the_da
     assert {row.dwell_ms for row in public_rows(votes)} == {None}
     assert {row.at.hour for row in public_rows(votes)} == {0}
     assert [row.battle_id for row in public_rows(votes)] == [f"b{n:03}" for n in range(1, 151)]
-
-
-def test_a_group_of_few_people_is_not_named():
-    assert large_groups(made_votes()) == ["counsellors"]
-    assert {row.rater_group for row in public_rows(made_votes())} == {"counsellors", ""}
 
 
 def test_the_order_of_the_rows_says_nothing():

@@ -163,7 +163,7 @@ def other_seed(run: Path) -> None:
     ("damage", "message"),
     [
         (no_config, r"config\.json: cannot be read \(No such file or directory\); name the folder"),
-        (half_a_config, r"config\.json: the file: Invalid JSON.*; run the stage again"),
+        (half_a_config, r"config\.json: the file: Invalid JSON.*run its stage again"),
         (no_scores, r"score/judge/kind_en\.json: cannot be read \(No such file"),
         (half_the_scores, r"kind_en\.json: the file: Invalid JSON"),
         (no_dialogue, r"copy: has no finished dialogue; run evaluate esc-eval again"),

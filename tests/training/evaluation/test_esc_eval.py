@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from compeer_core import row_files
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import CheckpointError, ConfigError
 from tests.training.cer.endpoint import Endpoint, asked, at, refused
@@ -13,7 +14,7 @@ from training.common import results
 from training.data.seeker_prompt import seeker_messages
 from training.evaluation import esc_eval
 from training.evaluation.esc_eval import GREETINGS, Config, Judge
-from training.evaluation.esc_eval_scores import DIMENSIONS, Scores, read_file, read_verdict
+from training.evaluation.esc_eval_scores import DIMENSIONS, Scores, read_verdict
 from training.stages import WaitingForPeople
 
 RUBRICS = {
@@ -398,7 +399,7 @@ def test_official_files_survive_reading_and_writing_byte_for_byte(corpora, tmp_p
     official = corpora / "esc_eval"
     for path in (*(official / "result").rglob("*.json"), *(official / "score").glob("*.json")):
         kind = Scores if path.parent.name == "score" else esc_eval.Transcripts
-        esc_eval.write_file(tmp_path / "copy.json", read_file(path, kind))
+        esc_eval.write_file(tmp_path / "copy.json", row_files.read_json(path, kind))
         assert (tmp_path / "copy.json").read_bytes() == path.read_bytes()
 
 

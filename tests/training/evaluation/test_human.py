@@ -396,5 +396,5 @@ def test_a_dry_run_shows_the_table_and_writes_nothing(config, caplog):
 
 
 def test_two_models_of_one_name_are_refused(config):
-    with pytest.raises(ValueError, match="two models have the same name"):
+    with pytest.raises(ValueError, match="two policies have the same name"):
         Config.model_validate(config.model_dump() | {"models": [{"name": "a", "source": "x"}] * 2})

@@ -210,7 +210,7 @@ def test_a_dry_run_checks_the_files_and_writes_nothing(config):
     ("text", "message"),
     [
         (None, r"bad\.json: cannot be read \(No such file"),
-        ('{"name": "bad", "tit', r"bad\.json: file: Invalid JSON"),
+        ('{"name": "bad", "tit', r"bad\.json: the file: Invalid JSON"),
         ("{}", r"bad\.json: name: Field required"),
     ],
 )

@@ -26,6 +26,7 @@ from compeer_core.unifireward import PREFERENCES, Judge
 from compeer_core.votes.battles import Agreement, Flag, SideStatus
 from compeer_core.votes.schema import BattleRow, RevisionRow
 from tests.comparisons import LONG, MODELS, SECOND_LONG, make
+from tests.databases import rows
 from tests.draws import Draws
 from tests.pages import (
     COMPLETE,
@@ -433,7 +434,7 @@ def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
     anna.draw_again()
     assert anna.battle != battle
     assert services.votes.battle(battle, anna.key.visitor).statuses[failed] is SideStatus.FAILED
-    assert services.votes.counts().battles == 2
+    assert rows(services.votes, BattleRow) == 2
 
 
 def test_a_model_that_cannot_be_loaded_is_named_to_nobody_and_not_drawn_again(tmp_path):
@@ -892,7 +893,7 @@ def test_a_message_is_replayed_with_a_new_pair_and_the_vote_stays(tmp_path):
         assert anna.round.message.text == "hello"
         anna.see(anna.compare.clear(anna.conversation_id, anna.request))
 
-    assert anna.services.votes.counts().votes == 4
+    assert len(list(anna.services.votes.votes())) == 4
 
 
 # --- risk signs -----------------------------------------------------------------------------------
@@ -911,7 +912,7 @@ def test_a_message_in_danger_closes_the_comparison(anna, services):
     assert "None of it counts" in anna.talk
     assert "screen=chat" not in anna.talk  # no model answers there either
     assert anna.ballot == ""
-    assert services.votes.counts().battles == 1  # no model was asked
+    assert rows(services.votes, BattleRow) == 1  # no model was asked
     (row,) = services.votes.votes()
     assert Flag.CLOSED in row.flags
     assert services.votes.battle(battle, anna.key.visitor).closed == "risk"
@@ -927,7 +928,7 @@ def test_any_risk_sign_closes_the_comparison(anna, services):
     anna.send("My husband hits me")
 
     assert "Nobody has the right to hurt you" in anna.talk
-    assert services.votes.counts().battles == 0
+    assert rows(services.votes, BattleRow) == 0
     anna.see(anna.compare.clear(anna.conversation_id, anna.request))
     assert 'data-card="standing"' in anna.talk
 
@@ -945,7 +946,7 @@ def test_a_sign_in_chat_withholds_the_next_replies_of_a_comparison(anna, service
     anna.send("I was joking")
 
     assert "your next message can get a reply" in anna.talk
-    assert services.votes.counts().battles == 0
+    assert rows(services.votes, BattleRow) == 0
 
 
 # --- the judge ------------------------------------------------------------------------------------

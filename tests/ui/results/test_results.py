@@ -61,8 +61,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Services:
     clock = Clock()
     made = services_in(tmp_path_factory.mktemp("votes"), clock)
     hold_votes(made.votes, 45)
-    for number in range(6):
-        made.votes.set_group(f"voter-{number}", "counsellors" if number < 5 else "alone")
     clock.forward(seconds=10)
     return made
 
@@ -113,7 +111,6 @@ def test_filters_survive_the_way_through_an_address():
         kind="any",
         languages=("en", "zh"),
         topics=("A & B=1",),
-        rater_groups=("",),
         has_image=False,
         with_reasoning=True,
         admit=("leaked", "too_fast"),
@@ -283,13 +280,6 @@ def test_concurrent_requests_for_a_board_compute_it_once(tmp_path, monkeypatch):
         assert boards.current(Filters(topics=("one too many",))).result(60)
 
 
-def test_a_group_of_one_person_cannot_be_selected(services):
-    assert board_of(services, rater_groups=("counsellors",)).raters == 5
-    assert board_of(services, rater_groups=("",)).raters == 2
-    with pytest.raises(InputError, match="alone"):
-        board_of(services, rater_groups=("alone",))
-
-
 def test_a_future_moment_is_refused(services):
     with pytest.raises(InputError, match="in the future"):
         services.boards.at(Filters(), services.votes.now()).result(60)
@@ -317,10 +307,7 @@ def write_many(store: VoteStore, battles: int, voters: int) -> None:
     drawn = random.Random(1)
     at = Clock().time.replace(hour=1)
     reward = {"steps": [1.0, 1.0, 1.0], "response": None, "format": 1.0, "total": 1.0}
-    people = [
-        {"id": f"p{n}", "pseudonym": f"v{n}", "rater_group": "", "created_at": at}
-        for n in range(voters)
-    ]
+    people = [{"id": f"p{n}", "pseudonym": f"v{n}", "created_at": at} for n in range(voters)]
     tables: dict[Any, list[dict[str, Any]]] = {
         VoterRow: people, BattleRow: [], SideRow: [], VoteRecord: [], RevisionRow: [],
     }  # fmt: skip
@@ -451,10 +438,9 @@ def test_the_form_offers_what_there_is_and_nothing_else(services):
     drawn = filters_html(choices, read_filters("topic=exam&admit=too_fast"), EN)
 
     assert re.findall(r'name="(\w+)"', drawn) == [
-        "language", "image", "topic", "group", "reasoning", "kind", "admit",
+        "language", "image", "topic", "reasoning", "kind", "admit",
     ]  # fmt: skip
     assert '<option value="exam" selected>' in drawn
-    assert "alone" not in drawn
     assert re.search(r'value="too_fast" checked>.*<b>5</b>', drawn)
     assert "<details open>" in drawn
 
@@ -494,7 +480,7 @@ def test_a_database_that_fails_is_told_in_words(tmp_path):
     assert "data-again" in drawn
 
 
-@pytest.mark.parametrize("query", ["image=maybe", "group=nobody"])
+@pytest.mark.parametrize("query", ["image=maybe", "admit=nobody"])
 def test_invalid_filters_give_one_sentence(services, query):
     assert "cannot be used" in looked(services, query)[-1]["board"]
 
@@ -568,7 +554,6 @@ def test_the_file_of_votes_gives_the_same_numbers_and_names_nobody(services, cli
     secret += [each.battle_id for each in services.votes.votes()]
     assert not [name for name in secret if name in answer.text]
     assert "12:34" not in answer.text
-    assert {row.rater_group for row in rows} == {"", "counsellors"}
 
 
 def test_programs_get_the_rows_with_their_intervals(services):

@@ -19,7 +19,9 @@ from sqlalchemy import event
 from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import InputError, VoteRefusedError
 from compeer_core.votes.battles import BattlePlan, SidePlan
+from compeer_core.votes.schema import BattleRow, VoterRow
 from tests.comparisons import make
+from tests.databases import rows
 from tests.page_client import CONVERSATION, Page
 from tests.pages import Visitor, eventually, make_services
 from ui_components.chat.jobs import ReplyRequest
@@ -122,7 +124,7 @@ def test_beside_a_long_reader_the_page_says_that_traces_are_left_and_they_go_lat
         answer = world.client.post("/forget")
         assert answer.json() == {"battles": 1, "votes": 0, "erased": False}
         assert WORDS.encode() in files_of(world.services)
-        assert world.services.votes.counts().battles == 0
+        assert rows(world.services.votes, BattleRow) == 0
     world.services.votes.database.erased.result(30)
 
     assert WORDS.encode() not in files_of(world.services)
@@ -144,7 +146,7 @@ def test_if_the_database_fails_the_page_says_what_was_deleted(world, language, s
     assert answer.json()["code"] == "store"
     assert sentence in answer.json()["error"]
     assert WORDS not in in_memory(world.services)
-    assert world.services.votes.counts().battles == 1
+    assert rows(world.services.votes, BattleRow) == 1
 
 
 # --- work that began before --------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_a_deletion_while_a_comparison_is_being_opened_prevents_it(services, del
 
     assert caught.value.code == "forgotten"
     assert services.compare_jobs.count() == 0
-    assert services.votes.counts().battles == services.votes.counts().voters == 0
+    assert rows(services.votes, BattleRow) == rows(services.votes, VoterRow) == 0
     assert in_memory(services) == ""
 
 
@@ -252,7 +254,7 @@ def test_a_deletion_ends_a_comparison_and_leaves_nothing_of_it(services):
 
     assert WORDS not in in_memory(services)
     assert WORDS.encode() not in files_of(services)
-    assert services.votes.counts().battles == 1
+    assert rows(services.votes, BattleRow) == 1
 
 
 # --- many at once -------------------------------------------------------------------------------

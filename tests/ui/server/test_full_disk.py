@@ -17,7 +17,9 @@ from compeer_core.annotation.annotations import AnnotationItem
 from compeer_core.annotation.desk import Desk
 from compeer_core.cer import CaseUtterance
 from compeer_core.dialogue import Speaker, Utterance
+from compeer_core.votes.schema import BattleRow, SecretRow
 from tests.comparisons import make
+from tests.databases import rows
 from tests.page_client import CONVERSATION, Page
 from tests.pages import eventually
 from ui_components.annotate.annotators import ANNOTATOR_COOKIE
@@ -78,7 +80,8 @@ def broken(request: pytest.FixtureRequest, server, folder: Path) -> Disk:
             reader.execute("SELECT count(*) FROM battles").fetchone()
             log = path.with_name(f"{path.name}-wal")
             for letter in "abcdefgh":  # until it is larger than any other file that is written
-                services.votes.set_group("somebody", letter * 2**18)
+                with services.votes.database.writing() as session:
+                    session.merge(SecretRow(name="large", value=letter.encode() * 2**18))
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size, before[1]))
             try:
@@ -151,7 +154,7 @@ def test_a_comparison_does_not_begin_and_says_so(server, page, broken):
 
     assert WORDS not in str(services.compare_jobs.store._entries)
     page.compare(WORDS)
-    eventually(lambda: services.votes.counts().battles > 0)
+    eventually(lambda: rows(services.votes, BattleRow) > 0)
     eventually(lambda: services.compare_jobs.count() == 0)
 
 

@@ -111,7 +111,6 @@ def test_any_filters_are_a_file_or_one_sentence(address, name, filters):
         ("kind=best", "kind must be one of blind, named, any"),
         ("image=perhaps", "image must be 'with' or 'without'"),
         ("admit=anything", "there is no flag 'anything'"),
-        ("group=few", "no group of raters that is large enough is called 'few'"),
         ("language=%00", "a filter has a character that cannot be shown"),
         (f"topic={'x' * 3000}", "the filters have more than 2000 characters"),
     ],
@@ -135,7 +134,7 @@ def test_our_logs_hold_nothing_of_what_was_sent(address, caplog):
             visitor.post(f"/desk/{path}", json={"tab": secret, "token": secret, "item": secret})
             visitor.post(f"/desk/{path}", content=secret)
         for path in (
-            f"/results/board.json?group={secret}",
+            f"/results/board.json?admit={secret}",
             f"/results/board.json?as_of={secret}",
             f"/results/{secret}.csv",
             f"/pictures/{secret}/0",

@@ -494,8 +494,6 @@ def test_every_vote_left_out_is_counted_under_its_reason():
         (Filters(), {0, 1, 2, 3, 4}),
         (Filters(languages=("zh",)), {1}),
         (Filters(languages=("zh", "en"), topics=("work", "grief")), {2}),
-        (Filters(rater_groups=("invited",)), {3}),
-        (Filters(rater_groups=("",)), {0, 1, 2, 4}),
         (Filters(has_image=True), {4}),
         (Filters(has_image=False, with_reasoning=True), {3}),
         (Filters(kind="named"), {5}),
@@ -510,7 +508,7 @@ def test_filters_choose_votes(filters, battles):
         vote(0),
         vote(1, language="zh"),
         vote(2, topic="work"),
-        vote(3, rater_group="invited", with_reasoning=True),
+        vote(3, with_reasoning=True),
         vote(4, has_image=True),
         vote(5, blind=False),
         vote(6, flags=("leaked",)),
@@ -584,14 +582,12 @@ def test_tables_hold_what_the_board_holds():
 def test_the_command_names_what_differs_from_the_default():
     board = bradley_terry(
         drawn_votes(30),
-        filters=Filters(
-            kind="any", languages=("zh", "en"), rater_groups=("",), has_image=False, admit=("*",)
-        ),
+        filters=Filters(kind="any", languages=("zh", "en"), has_image=False, admit=("*",)),
         settings=Settings(seed=4, ridge=0.5),
         as_of=NOON + timedelta(days=1),
     )
 
     assert command(board) == (
         "python -m compeer_core.votes board --as-of 2026-11-22T12:00:00Z --seed 4 --ridge 0.5 "
-        "--kind any --language=zh --language=en --rater-group= '--admit=*' --image without"
+        "--kind any --language=zh --language=en '--admit=*' --image without"
     )
