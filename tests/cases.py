@@ -4,6 +4,16 @@ from typing import Any
 
 from compeer_core.cer import Case, CaseUtterance
 from compeer_core.dialogue import Speaker
+from compeer_core.reasoning import (
+    EmotionStep,
+    HistoryStep,
+    Reasoning,
+    StrategyStep,
+    SupportTurn,
+    Unreadable,
+    render,
+)
+from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Sentiment, Stage, Strategy
 
 
 def case_of(
@@ -31,3 +41,33 @@ def case_of(
         "original": "Oh no.",
     }
     return Case(**(values | changes))
+
+
+def said(*texts: str, ends: Speaker = Speaker.SEEKER) -> tuple[CaseUtterance, ...]:
+    """Utterances of seeker and supporter in turn, the last one by `ends`."""
+    speakers = [ends, *(speaker for speaker in Speaker if speaker is not ends)]
+    return tuple(
+        CaseUtterance(speaker=speakers[(len(texts) - 1 - place) % 2], text=text)
+        for place, text in enumerate(texts)
+    )
+
+
+def turn_text(
+    reply: str = "What happened?",
+    *,
+    history: str = "They lost their job.",
+    stage: Stage = Stage.EXPLORATION,
+    feeling: str = "It shows.",
+    emotion: Emotion | Unreadable = Emotion.ANXIETY,
+    intensity: int = 3,
+    reason: str = "It fits.",
+    strategy: str = Strategy.QUESTION,
+) -> str:
+    """A supporter's turn as a policy writes it."""
+    sentiment = Sentiment.NEGATIVE if isinstance(emotion, Unreadable) else SENTIMENT_OF[emotion]
+    reasoning = Reasoning(
+        HistoryStep(history, stage),
+        EmotionStep(feeling, sentiment, emotion, intensity),
+        StrategyStep(reason, strategy),
+    )
+    return render(SupportTurn(reasoning, reply))

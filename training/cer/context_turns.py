@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from compeer_core.cer import Case, CerRecord
+from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import json_lines, parse_row
 from training.cer.written import WrittenSupport
@@ -90,3 +91,16 @@ def joined(
         )
     if missing:
         _log.info("dropped: %d of %d turns, whose contexts are missing", len(missing), len(turns))
+
+
+def check_quotations(placed: PlacedTurn[T], case: Case) -> None:
+    """Check that a turn quotes only what the seeker wrote.
+
+    Raises:
+        ConfigError: A quotation is invented; the message names the turn's place.
+    """
+    messages = [turn.text for turn in case.history if turn.speaker is Speaker.SEEKER]
+    try:
+        placed.turn.check_quotations(messages)
+    except ValueError as error:
+        raise ConfigError(f"{placed.where}: {error}") from error

@@ -17,12 +17,12 @@ from pydantic import Field
 
 from compeer_core.cer import SPLITS, Candidate, CerRecord, DecidedBy
 from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import CompletionError, ConfigError
 from compeer_core.reasoning import parse, render
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
-from training.cer.context_turns import ContextTurn, joined, read_turns
+from training.cer.context_turns import ContextTurn, check_quotations, joined, read_turns
+from training.cer.pairs import pair_of
 from training.cer.requests.seeding import stable_hash
 from training.stages import refuse_resume
 
@@ -94,10 +94,7 @@ def corrected_rows(config: Config) -> Iterator[CerRecord]:
         if corrected == turn.own:
             yield CerRecord(id=row, case=case, first=by_policy)
             continue
-        try:
-            turn.check_quotations([u.text for u in case.history if u.speaker is Speaker.SEEKER])
-        except ValueError as error:
-            raise ConfigError(f"{placed.where}: {error}") from error
+        check_quotations(placed, case)
         by_reader = Candidate(
             author="llm",
             reply=turn.reply,
@@ -105,15 +102,12 @@ def corrected_rows(config: Config) -> Iterator[CerRecord]:
             steps=(True, True, True),
             steps_by=READER,
         )
-        is_first = stable_hash("side", row) % 2 == 0
-        preferred = None
-        if own.reply != turn.reply:
-            preferred = Preference.FIRST if is_first else Preference.SECOND
-        yield CerRecord(
-            id=row,
-            case=case,
-            first=by_reader if is_first else by_policy,
-            second=by_policy if is_first else by_reader,
-            preference=preferred,
-            preference_by=READER if preferred else None,
+        yield pair_of(
+            row,
+            case,
+            by_reader,
+            by_policy,
+            preference=None if own.reply == turn.reply else Preference.FIRST,
+            by=None if own.reply == turn.reply else READER,
+            swapped=stable_hash("side", row) % 2 == 1,
         )

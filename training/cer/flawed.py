@@ -28,6 +28,7 @@ from compeer_core.reasoning import render
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.context_turns import ContextTurn, joined, read_turns
+from training.cer.pairs import pair_of
 from training.cer.requests.seeding import stable_hash
 from training.stages import refuse_resume
 
@@ -173,20 +174,15 @@ def _row(case: Case, variant: FlawedTurn) -> CerRecord:
         steps_by=WRITER,
         reason=variant.why,
     )
-    row = CerRecord(id=f"{case.id}/flawed", case=case, first=candidate)
+    name = f"{case.id}/flawed"
     if "reply" not in (*variant.wrong, *variant.reworded):
-        return row
-    original = Candidate(author="llm", reply=variant.original_reply)
-    swap = stable_hash("flawed", case.id) % 2
-    preference = Preference.BOTH
-    if "reply" in variant.wrong:
-        preference = Preference.FIRST if swap else Preference.SECOND
-    pair = (original, candidate) if swap else (candidate, original)
-    return row.model_copy(
-        update={
-            "first": pair[0],
-            "second": pair[1],
-            "preference": preference,
-            "preference_by": WRITER,
-        }
+        return CerRecord(id=name, case=case, first=candidate)
+    return pair_of(
+        name,
+        case,
+        candidate,
+        Candidate(author="llm", reply=variant.original_reply),
+        preference=Preference.SECOND if "reply" in variant.wrong else Preference.BOTH,
+        by=WRITER,
+        swapped=stable_hash("flawed", case.id) % 2 == 1,
     )

@@ -21,6 +21,7 @@ from compeer_core.reasoning import parse
 from compeer_core.row_files import json_lines, parse_row, write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.context_turns import PlacedTurn, joined
+from training.cer.pairs import pair_of
 from training.cer.requests.seeding import stable_hash
 from training.stages import refuse_resume
 
@@ -139,14 +140,14 @@ def _rows(case: Case, placed: PlacedTurn[GradedTurns]) -> Iterator[CerRecord]:
     candidates = [_candidate(turn, graded.policy, placed.where) for turn in graded.turns]
     for number, (better, worse) in enumerate(graded.pairs):
         name = f"{case.id}/graded-{number}"
-        swap = stable_hash("graded side", name) % 2  # or a judge would learn to prefer the first
-        yield CerRecord(
-            id=name,
-            case=case,
-            first=candidates[worse if swap else better],
-            second=candidates[better if swap else worse],
-            preference=Preference.SECOND if swap else Preference.FIRST,
-            preference_by=READER,
+        yield pair_of(
+            name,
+            case,
+            candidates[better],
+            candidates[worse],
+            preference=Preference.FIRST,
+            by=READER,
+            swapped=stable_hash("graded side", name) % 2 == 1,
         )
     for number, (turn, candidate) in enumerate(zip(graded.turns, candidates, strict=True)):
         if turn.steps is not None:

@@ -13,11 +13,9 @@ from pydantic import Field
 
 from compeer_core.cer import SPLITS, Candidate, CerRecord
 from compeer_core.config import FrozenModel
-from compeer_core.dialogue import Speaker
-from compeer_core.errors import ConfigError
 from compeer_core.reasoning import render
 from compeer_core.row_files import write_rows
-from training.cer.context_turns import ContextTurn, joined, read_turns
+from training.cer.context_turns import ContextTurn, check_quotations, joined, read_turns
 from training.stages import refuse_resume
 
 _log = logging.getLogger(__name__)
@@ -51,10 +49,7 @@ def mirror_rows(config: Config) -> Iterator[CerRecord]:
         ConfigError: See `read_turns` and `joined`; or a turn quotes what its context does not contain.
     """
     for case, placed in joined(read_turns(config.turns, ContextTurn), config.contexts):
+        check_quotations(placed, case)
         turn = placed.turn
-        try:
-            turn.check_quotations([u.text for u in case.history if u.speaker is Speaker.SEEKER])
-        except ValueError as error:
-            raise ConfigError(f"{placed.where}: {error}") from error
         answer = Candidate(author="llm", reply=turn.reply, turn=render(turn.support_turn()))
         yield CerRecord(id=f"{case.id}/mirror", case=case, first=answer)

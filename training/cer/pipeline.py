@@ -243,13 +243,13 @@ class _Pipeline:
         reader = config.roles.filter
 
         def work() -> StepReport:
-            with self.askers("filter", _some(reader), path("clean")) as askers:
+            with self.asker("filter", reader, path("clean")) as asker:
                 return filtering.filter_dialogues(
                     path("clean"),
                     path("kept"),
                     path("filtered_out"),
                     config.filter,
-                    next(iter(askers.values()), None),
+                    asker,
                     engine=self.engine,
                 )
 
@@ -402,10 +402,9 @@ class _Pipeline:
         self.steps.run(
             "human",
             lambda: human_labels.judgements(
-                config.judged, config.data_dir, path("human"), config.human, seed=config.seed
+                config.judged, config.data_dir, path("human"), seed=config.seed
             ),
             settings={
-                **_values(config.human),
                 "corpora": _values(config)["judged"],
                 "seed": config.seed,
                 "files": [fingerprint(config.data_dir / name) for name in names],
@@ -433,12 +432,11 @@ class _Pipeline:
         rules = _texts(Path(traits.__file__).parent.glob("*.toml"))
 
         def describe() -> StepReport:
-            with self.askers("traits", _some(config.roles.traits), source) as askers:
+            with self.asker("traits", config.roles.traits, source) as asker:
                 return traits.describe(
                     source,
                     path("personas"),
-                    settings.traits,
-                    next(iter(askers.values()), None),
+                    asker,
                     seed=config.seed,
                     engine=self.engine,
                 )
@@ -447,7 +445,6 @@ class _Pipeline:
             "traits",
             describe,
             settings={
-                **_values(settings.traits),
                 **self._asked(("disc",), _some(config.roles.traits)),
                 "rules": rules,
                 "seed": config.seed,
@@ -466,16 +463,15 @@ class _Pipeline:
         def rewrite() -> StepReport:
             roles = config.roles
             with (
-                self.askers("rewriting", _some(roles.rewriting), source) as askers,
-                self.askers("checking", _some(roles.checking), source) as checkers,
+                self.asker("rewriting", roles.rewriting, source) as asker,
+                self.asker("checking", roles.checking, source) as checker,
             ):
                 return rewriting.rewrite(
                     source,
                     cast / "personas.jsonl",
                     self.folder / "variants",
-                    settings.rewriting,
-                    next(iter(askers.values()), None),
-                    next(iter(checkers.values()), None),
+                    asker,
+                    checker,
                     seed=config.seed,
                     engine=self.engine,
                 )
@@ -485,7 +481,6 @@ class _Pipeline:
             "rewriting",
             rewrite,
             settings={
-                **_values(settings.rewriting),
                 "by": config.roles.rewriting,
                 "checked_by": config.roles.checking,
                 **self._asked(("rewrite", "manner", "drift"), names),
@@ -547,6 +542,12 @@ class _Pipeline:
                 askers[name] = asker
                 stack.callback(self._log_counts, step, asker)
             yield askers
+
+    @contextmanager
+    def asker(self, step: str, name: str | None, source: Path) -> Iterator[Asker | None]:
+        """Open the generator of a role, if it has one."""
+        with self.askers(step, _some(name), source) as askers:
+            yield askers[name] if name else None
 
     def _log_counts(self, step: str, asker: Asker) -> None:
         counts = asker.counts

@@ -17,6 +17,7 @@ from compeer_core.cer import Candidate, CerRecord, DecidedBy, Split
 from compeer_core.config import FrozenModel
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
+from training.cer.pairs import pair_of
 from training.cer.requests.seeding import stable_hash
 from training.data.records import drawn, read_records
 from training.stages import refuse_resume
@@ -149,12 +150,13 @@ def _corruptions(records: Sequence[CerRecord], half: slice) -> Mapping[str, _Cor
 def _pair(record: CerRecord, name: str, corrupted: str) -> CerRecord:
     own = Candidate(author=record.first.author, reply=record.first.reply)
     other = Candidate(author="rule", reply=corrupted)
-    swap = stable_hash("sanity side", f"{record.case.id}/{name}") % 2
-    return CerRecord(
-        id=f"{record.case.id}/{name}",
-        case=record.case,
-        first=other if swap else own,
-        second=own if swap else other,
-        preference=Preference.SECOND if swap else Preference.FIRST,
-        preference_by=DecidedBy(kind="rule", name=f"sanity/{name}"),
+    row = f"{record.case.id}/{name}"
+    return pair_of(
+        row,
+        record.case,
+        own,
+        other,
+        preference=Preference.FIRST,
+        by=DecidedBy(kind="rule", name=f"sanity/{name}"),
+        swapped=stable_hash("sanity side", row) % 2 == 1,
     )

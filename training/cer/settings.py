@@ -14,17 +14,14 @@ from compeer_core.registry import SourceKind
 from training.cer.card import Settings as CardSettings
 from training.cer.corpora.hub import is_hub_name
 from training.cer.personality.clusters import Settings as ClusterSettings
-from training.cer.personality.rewriting import Settings as RewritingSettings
-from training.cer.personality.traits import Settings as TraitSettings
 from training.cer.requests.generators import GeneratorSettings
 from training.cer.silver.dataset import Settings as SilverSettings
 from training.cer.steps.cases import Settings as CaseSettings
-from training.cer.steps.decontamination import Settings as DecontaminationSettings
 from training.cer.steps.filtering import Settings as FilterSettings
 from training.cer.steps.generation import Settings as GenerationSettings
 from training.cer.steps.human_labels import JudgedCorpus
-from training.cer.steps.human_labels import Settings as HumanSettings
 from training.cer.steps.ingest import CorpusFile
+from training.data.near_duplicates import Rule
 
 
 class Roles(FrozenModel):
@@ -62,12 +59,8 @@ class AnnotationSettings(FrozenModel):
 class PersonalitySettings(FrozenModel):
     """How rows of the train split are rewritten."""
 
-    traits: TraitSettings = TraitSettings()
-    """How manners of speaking are described."""
     clusters: ClusterSettings = ClusterSettings()
     """How personas are clustered."""
-    rewriting: RewritingSettings = RewritingSettings()
-    """How rows are rewritten, and which results are dropped."""
 
 
 class Config(FrozenModel):
@@ -100,7 +93,7 @@ class Config(FrozenModel):
     sources_per_split: PositiveInt | Mapping[Split, PositiveInt] | None = None
     """Use a subset: at most this many source dialogues of each split, in all their layouts; or a number
     for each split (`{ train = 190, valid = 38 }`, none of the others)."""
-    leaks: DecontaminationSettings = DecontaminationSettings()
+    leaks: Rule = Rule()
     """When a train dialogue repeats a held-out one."""
     filter: FilterSettings = FilterSettings()
     """Which dialogues are dropped as incoherent, artificial or not a dialogue."""
@@ -118,8 +111,6 @@ class Config(FrozenModel):
     """The thresholds of the rule, for `annotation.mode = "silver"`."""
     judged: tuple[JudgedCorpus, ...] = ()
     """Corpora that contain human judgements of replies; their rows get separate files."""
-    human: HumanSettings = HumanSettings()
-    """How those judgements become preferences."""
     personality: PersonalitySettings | None = None
     """The three variants of the train split; None: no variants."""
     card: CardSettings = CardSettings()

@@ -24,9 +24,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from compeer_core.config import FrozenModel
+from compeer_core.row_files import replacing
 from training.cer.records import StepReport
 from training.common.fingerprints import digest
 
@@ -139,7 +140,7 @@ class Steps:
         if not (note.is_file() and report.is_file()):
             return None
         try:
-            done = TypeAdapter(Done).validate_json(note.read_bytes())
+            done = Done.model_validate_json(note.read_bytes())
             earlier = StepReport.model_validate_json(report.read_bytes())
         except ValidationError:
             return None  # written by another version of this program
@@ -160,10 +161,8 @@ def write_json(path: Path, value: Json) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name and rename it, so that a crash leaves the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    with replacing(path) as file:
+        file.write(text)
 
 
 def _sentence(report: StepReport) -> str:

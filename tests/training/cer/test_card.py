@@ -4,27 +4,14 @@ import json
 
 import pytest
 
-from compeer_core.cer import (
-    Candidate,
-    Case,
-    CaseUtterance,
-    CerRecord,
-    DecidedBy,
-    HumanLabels,
-    Variant,
-)
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Candidate, CerRecord, DecidedBy, Variant
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
+from tests.cases import case_of, turn_text
 from training.cer import card
 from training.cer.records import StepReport
 
-TURN = (
-    "<history>It is about work.\nStage: Exploration</history>\n<emotion>It shows.\nSentiment: "
-    "Negative\nEmotion: Anxiety\nIntensity: 3</emotion>\n<strategy>It fits.\nStrategy: "
-    "Question</strategy>\n<reply>How so?</reply>"
-)
 RULE = DecidedBy(kind="rule", name="silver/1 steps, chained")
 PERSON = DecidedBy(kind="person", name="Wren")
 
@@ -42,24 +29,21 @@ def row(
     said="My boss shouts at me.",
     reason="",
 ):
-    case = Case(
+    case = case_of(
+        name,
+        said,
         id=name,
-        dialogue_id=name,
-        source_id=name,
         corpus=corpus,
         language=language,
         split=split,
         licence=licence,
-        round=0,
         rounds=3,
-        history=(CaseUtterance(speaker=Speaker.SEEKER, text=said),),
         original="I see.",
-        labels=HumanLabels(),
     )
     judged = Candidate(
         author="policy",
         reply="How so?",
-        turn=TURN if steps else None,
+        turn=turn_text("How so?") if steps else None,
         steps=steps,
         steps_by=by if steps else None,
         reason=reason,

@@ -1,7 +1,5 @@
 """Opposite versions of judged steps as rows: by hand, and what a line may not be."""
 
-import gzip
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,13 @@ from compeer_core.cer import Candidate, CerRecord, DecidedBy
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.row_files import write_rows
-from tests.training.cer.test_mirror import case, turn
+from tests.training.cer.test_mirror import case, pack, turn
 from training.cer import contrast
 from training.cer.context_turns import ContextTurn
 from training.cer.contrast import Config, contrast_rows
 from training.data.records import read_records
 
 READER = DecidedBy(kind="model", name="reader-1")
-ASSETS = Path(__file__).resolve().parents[3] / "assets" / "cer"
 
 
 def judged(name: str, *, both: bool = False) -> CerRecord:
@@ -33,13 +30,11 @@ def judged(name: str, *, both: bool = False) -> CerRecord:
         steps_by=READER,
     )
     corpus = Candidate(author="corpus", reply="Since when?")
-    return CerRecord.model_validate(
-        {
-            "id": name,
-            "case": case("cat#0", "the cat is gone"),
-            "first": candidate if both else corpus,
-            "second": candidate,
-        }
+    return CerRecord(
+        id=name,
+        case=case("cat#0", "the cat is gone"),
+        first=candidate if both else corpus,
+        second=candidate,
     )
 
 
@@ -50,8 +45,7 @@ def opposite(row: str, **changes: Any) -> dict[str, Any]:
 
 
 def config(folder: Path, *opposites: dict[str, Any], rows: tuple[CerRecord, ...]) -> Config:
-    path = folder / "contrast.jsonl.gz"
-    path.write_bytes(gzip.compress("".join(json.dumps(o) + "\n" for o in opposites).encode()))
+    path = pack(folder, *opposites)
     write_rows(folder / "judged.jsonl", rows)
     return Config(opposites=path, judged=(folder / "judged.jsonl",), output=folder / "out")
 

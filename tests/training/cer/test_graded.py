@@ -1,7 +1,5 @@
 """Graded turns as pairs and judged turns: by hand, and what a line may not be."""
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +8,14 @@ import pytest
 from compeer_core.cer import Candidate, CerRecord
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
-from tests.training.cer.test_mirror import case, contexts
+from tests.cases import turn_text
+from tests.training.cer.test_mirror import case, contexts, pack
 from training.cer import graded
 from training.cer.graded import Config, graded_rows
 
-STEPS = (
-    "<history>The cat is gone.\nStage: Exploration</history>\n"
-    "<emotion>They are sad.\nSentiment: Negative\nEmotion: Sadness\nIntensity: 3</emotion>\n"
-    "<strategy>A question helps.\nStrategy: Question</strategy>\n"
-)
 REPLIES = ["The cat is gone.", "So sad, your cat is gone.", "Good for the cat."]
 TURNS = [
-    {"text": f"{STEPS}<reply>{reply}</reply>", "grade": grade}
+    {"text": turn_text(reply), "grade": grade}
     for reply, grade in zip(REPLIES, (1, 2, 0), strict=True)
 ]
 
@@ -32,10 +26,8 @@ def line(**changes: Any) -> dict[str, Any]:
 
 
 def config(folder: Path, *lines: dict[str, Any]) -> Config:
-    file = folder / "graded.jsonl.gz"
-    file.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
     known = contexts(folder, case("cat#0", "the cat is gone"))
-    return Config(turns=file, contexts=(known,), output=folder / "out")
+    return Config(turns=pack(folder, *lines), contexts=(known,), output=folder / "out")
 
 
 def by_preference(row: CerRecord) -> tuple[Candidate, ...]:

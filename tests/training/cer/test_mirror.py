@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from compeer_core.cer import CerRecord
+from compeer_core.cer import Candidate, Case, CerRecord
+from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.row_files import write_rows
+from tests.cases import case_of, said
 from training.cer import mirror
 from training.cer.context_turns import ContextTurn
 from training.cer.mirror import Config, mirror_rows
@@ -19,32 +21,22 @@ from training.data.records import read_records
 ASSETS = Path(__file__).resolve().parents[3] / "assets" / "cer"
 
 
-def case(name: str, *messages: str) -> dict[str, Any]:
-    speakers = ("seeker", "supporter")
-    return {
-        "id": name,
-        "dialogue_id": name.partition("#")[0],
-        "source_id": "cat",
-        "corpus": "written",
-        "language": "en",
-        "split": "train",
-        "licence": "CC BY 4.0",
-        "round": 0,
-        "rounds": 1,
-        "history": [
-            {"speaker": speakers[place % 2], "text": text} for place, text in enumerate(messages)
-        ],
-        "original": "Since when?",
-    }
-
-
-def contexts(folder: Path, *cases: dict[str, Any]) -> Path:
-    path = folder / "contexts.jsonl"
-    first = {"author": "corpus", "reply": "Since when?"}
-    write_rows(
-        path,
-        [CerRecord.model_validate({"id": c["id"], "case": c, "first": first}) for c in cases],
+def case(name: str, *messages: str) -> Case:
+    speakers = (Speaker.SEEKER, Speaker.SUPPORTER)
+    return case_of(
+        name.partition("#")[0],
+        id=name,
+        source_id="cat",
+        corpus="written",
+        history=said(*messages, ends=speakers[(len(messages) - 1) % 2]),
+        original="Since when?",
     )
+
+
+def contexts(folder: Path, *cases: Case) -> Path:
+    path = folder / "contexts.jsonl"
+    first = Candidate(author="corpus", reply="Since when?")
+    write_rows(path, [CerRecord(id=case.id, case=case, first=first) for case in cases])
     return path
 
 

@@ -101,9 +101,8 @@ def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver):
     changes: list[str] = []
     for change, again in (
         ("card.title=Another title", ["card"]),
-        ("silver.replies.most_wrong_steps=0", ["silver", "split", "card"]),
+        ("silver.false_shares=[0.6, 0.5, 0.5]", ["silver", "split", "card"]),
         ("generation.samples_per_case=3", ["generate", "silver", "split", "card"]),
-        ("human.votes_margin=2", ["human", "human_split", "card"]),
         ("engine=local", []),
         ("max_requests=100000", []),
         ("generators.writer.in_flight=3", []),
@@ -132,7 +131,7 @@ def test_only_changed_questions_are_sent_again(silver, endpoint):
 
     # other words under the same keys are other questions
     asked = endpoint.requests
-    pipeline.run(silver("cases.rounds_per_dialogue=3", "cases.history_turns=1"))
+    pipeline.run(silver("cases.rounds_per_dialogue=3", "cases.history_characters=1"))
     assert endpoint.requests > asked
 
 
@@ -143,8 +142,8 @@ def test_resume_insists_on_the_settings_of_the_run(silver):
     pipeline.run(config)
 
     pipeline.run(silver("max_requests=5", "engine=local"), resume=config.output)
-    with pytest.raises(ConfigError, match=r"cases\.history_turns \(was null, now 2\)"):
-        pipeline.run(silver("cases.history_turns=2"), resume=config.output)
+    with pytest.raises(ConfigError, match=r"cases\.history_characters \(was 1200, now 2\)"):
+        pipeline.run(silver("cases.history_characters=2"), resume=config.output)
 
     record = json.loads((config.output / "config.json").read_text(encoding="utf-8"))
     assert len(record["resumed"]) == 1

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from compeer_core.cer import CerRecord
 from compeer_core.dialogue import Speaker
-from compeer_core.reasoning import Part, parse, read
+from compeer_core.reasoning import parse, read
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Stage, Strategy
+from tests.training.cer.source_dialogues import source_dialogue
 from tests.training.corpora_fixture import esconv_rows, write_esconv
 from training.cer.esconv_rules import Config, RowWriter, rule_rows
 from training.cer.records import SourceDialogue, SourceUtterance
@@ -30,20 +31,12 @@ def talk(
     final: int = 2,
     strategy: Strategy = Strategy.QUESTION,
     problem: str = "job crisis",
-    begins: Speaker = Speaker.SEEKER,
 ) -> SourceDialogue:
     """Seeker and supporter in turn."""
-    speakers = [Speaker.SEEKER, Speaker.SUPPORTER]
-    if begins is Speaker.SUPPORTER:
-        speakers.reverse()
-    return SourceDialogue(
-        id="esconv/lines/train/1",
-        source_id="esconv/a",
-        corpus="esconv",
-        language="en",
-        split="train",
-        licence="CC BY-NC 4.0",
-        utterances=tuple(
+    speakers = (Speaker.SEEKER, Speaker.SUPPORTER)
+    return source_dialogue(
+        "esconv/lines/train/1",
+        *(
             SourceUtterance(
                 speaker=(speaker := speakers[number % 2]),
                 text=text,
@@ -185,17 +178,6 @@ def test_the_label_of_the_dialogue_stays_where_a_rule_departs_from_it():
         assert row.case.labels.emotion is Emotion.ANXIETY
 
 
-def test_an_opening_of_the_supporter_answers_nobody():
-    # more than half of ESConv begins with the supporter
-    texts = [utterance.text for utterance in SIX.utterances]
-
-    rows = rows_of(talk("What brings you here?", *texts, begins=Speaker.SUPPORTER))
-
-    assert [row.case.round for row in rows] == [*range(6)]
-    assert {row.case.rounds for row in rows} == {6}
-    assert rows[0].case.history[0].text == "What brings you here?"
-
-
 def test_a_reply_of_nothing_but_markup_is_skipped():
     text = "I lost my job and do not know what to do."
 
@@ -208,19 +190,8 @@ def test_a_reply_of_nothing_but_markup_is_skipped():
 words = st.sampled_from(
     [
         *("worried", "thank", "you", "helpful", "sad", "work", "Stage: Action", "\nIntensity: 9"),
-        *(
-            "<reply>",
-            "</history>",
-            "<|im_end|>",
-            '"',
-            "'",
-            "[INST]",
-            "{quote}",
-            "{",
-            "}",
-            "...",
-            "?",
-        ),
+        *("<reply>", "</history>", "<|im_end|>", '"', "'", "[INST]", "{quote}"),
+        *("{", "}", "...", "?"),
         *("\n", "\u2028", "\x85", "\u00a0", "\U0001f614", "难过"),
     ]
 )
@@ -347,17 +318,6 @@ def test_a_class_without_photos_shows_none():
 
 def test_the_seed_alone_decides_wording_and_photos():
     assert rows_of(SIX, share=0.5) == rows_of(SIX, share=0.5) != rows_of(SIX, share=0.5, seed=1)
-
-
-def test_tags_in_a_history_are_not_copied_into_a_step():
-    text = "I am lost </history><reply>Buy now</reply> and it is the end of all I had planned."
-
-    turn = turn_of(rows_of(talk(text, "Oh <reply>no</reply>."))[0])
-
-    assert turn.reply == "Oh replyno/reply."
-    assert not any(
-        tag in turn.reasoning.history.text for p in Part for tag in (p.opening, p.closing)
-    )
 
 
 # --- the fixture corpus as a whole ---------------------------------------------------------------

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from compeer_core.annotation.annotations import Annotation, AnnotationItem, write_annotations
-from compeer_core.reasoning import EmotionStep, HistoryStep, Reasoning, StrategyStep, SupportTurn
-from compeer_core.reasoning import render as render_turn
-from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Stage, Strategy
+from compeer_core.taxonomy import Emotion, Preference, Stage, Strategy
+from tests.cases import turn_text
 from training.data.records import read_records
 
 # --- Corpora ------------------------------------------------------------------------------------
@@ -152,21 +151,20 @@ def stumbling(body: Mapping[str, Any]) -> str:
 
 
 def _turn(last: str, draw: int) -> str:
-    emotion = list(Emotion)[draw % len(Emotion)]
     chinese = _is_chinese(last)
     reply = (
         f"我听到了，第{draw % 97}次也可以慢慢说。" if chinese else f"I hear you, all {draw % 97}."
     )
     thought = "求助者很累。" if chinese else "The seeker carries a lot."
-    return render_turn(
-        SupportTurn(
-            Reasoning(
-                HistoryStep(thought, list(Stage)[draw % 3]),
-                EmotionStep(thought, SENTIMENT_OF[emotion], emotion, draw % 5 + 1),
-                StrategyStep(thought, list(Strategy)[draw % 8]),
-            ),
-            reply,
-        )
+    return turn_text(
+        reply,
+        history=thought,
+        stage=list(Stage)[draw % 3],
+        feeling=thought,
+        emotion=list(Emotion)[draw % len(Emotion)],
+        intensity=draw % 5 + 1,
+        reason=thought,
+        strategy=list(Strategy)[draw % 8],
     )
 
 

@@ -26,6 +26,7 @@ from training.cer.corpora.reading import (
     converted,
     csv_rows,
     labels_of,
+    letters_of,
     text_key,
 )
 from training.cer.records import Dropped, Reason, SourceDialogue
@@ -107,7 +108,7 @@ def load_counselchat(
             row.where,
             id=f"{answer['questionID']}/{row.where}",
             # the files number the questions differently, but have the same texts
-            source_id=text_key("".join(filter(str.isalnum, title.lower()))),
+            source_id=text_key(letters_of(title)),
             post=text or title,
             answer=_without_html(answer["answerText"]),
             problem=(answer.get("topic") or answer.get("topics") or "").strip().lower(),

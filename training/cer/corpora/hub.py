@@ -49,11 +49,11 @@ class HubName:
 
 
 @dataclass(frozen=True)
-class HubPart:
-    """One split of a data set: a path for a loader, and the name of the split."""
+class CorpusPart:
+    """One file of a corpus, or one split of a data set: a path for a loader, and the split's name."""
 
     path: Path
-    split: str
+    split: str | None
 
 
 def is_hub_name(path: Path | str) -> bool:
@@ -92,7 +92,7 @@ def hub_rows(path: Path) -> Iterator[dict[str, Any]]:
             yield from splits[name]
 
 
-def hub_parts(path: str, split: str | None) -> list[HubPart]:
+def hub_parts(path: str, split: str | None) -> list[CorpusPart]:
     """Return the splits to read from a data set, each with a path that names it.
 
     Args:
@@ -104,9 +104,9 @@ def hub_parts(path: str, split: str | None) -> list[HubPart]:
     """
     named = read_hub_name(path)
     if named.split is not None:
-        return [HubPart(Path(path), split or OWN_SPLITS.get(named.split, named.split))]
+        return [CorpusPart(Path(path), split or OWN_SPLITS.get(named.split, named.split))]
     names = list(_opened(Path(path), named))
-    parts = [HubPart(Path(f"{path}#{name}"), OWN_SPLITS.get(name, name)) for name in names]
+    parts = [CorpusPart(Path(f"{path}#{name}"), OWN_SPLITS.get(name, name)) for name in names]
     chosen = [part for part in parts if split in {None, part.split}]
     if not chosen:
         raise ConfigError(f"{path}: no split {split}; known: {', '.join(names)}")

@@ -278,6 +278,11 @@ def opening_key(texts: Iterable[str], letters: int = 60) -> str:
     return text_key("".join(seen)[:letters])
 
 
+def letters_of(text: str) -> str:
+    """Return letters and digits only: layouts differ in case and in the spacing of punctuation."""
+    return "".join(filter(str.isalnum, text.lower()))
+
+
 def text_key(text: str) -> str:
     """Return a short hash of a text, which does not reveal it."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

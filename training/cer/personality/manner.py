@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compeer_core.errors import ConfigError
 from training.cer.personality.traits import Disc
 from training.cer.personality.wording import negations, numbers, questions
 
@@ -33,7 +32,6 @@ LANGUAGES = ("en", "zh")
 NAME = "manner/1"
 """The name and version of the rules in records."""
 
-_FOLDER = Path(__file__).parent
 _GROUPS = (
     *("tidy", "expand", "contract", "formal", "informal"),
     *("direct", "soft", "polite", "blunt", "polite_questions", "blunt_questions"),
@@ -147,23 +145,20 @@ class _Rules:
 
 @cache
 def _rules(language: str) -> _Rules:
-    path = _FOLDER / f"manner.{language}.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        cues = table["cues"]
-        return _Rules(
-            {group: tuple(_rule(entry, language) for entry in table[group]) for group in _GROUPS},
-            table["openers"],
-            re.compile(cues["cheerful"], re.IGNORECASE),
-            frozenset(word.lower() for word in cues["subjects"]),
-            frozenset(cues["starters"]),
-            re.compile(cues["no_opener"], re.IGNORECASE),
-            frozenset(cues["question_starts"]),
-            re.compile(cues["subordinate"], re.IGNORECASE),
-            re.compile(cues["wh"], re.IGNORECASE),
-        )
-    except (OSError, KeyError, re.error, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path.name}: not a valid table of manner rules ({error})") from error
+    path = Path(__file__).with_name(f"manner.{language}.toml")
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    cues = table["cues"]
+    return _Rules(
+        {group: tuple(_rule(entry, language) for entry in table[group]) for group in _GROUPS},
+        table["openers"],
+        re.compile(cues["cheerful"], re.IGNORECASE),
+        frozenset(word.lower() for word in cues["subjects"]),
+        frozenset(cues["starters"]),
+        re.compile(cues["no_opener"], re.IGNORECASE),
+        frozenset(cues["question_starts"]),
+        re.compile(cues["subordinate"], re.IGNORECASE),
+        re.compile(cues["wh"], re.IGNORECASE),
+    )
 
 
 def _rule(entry: Mapping[str, Any], language: str) -> _Rule:

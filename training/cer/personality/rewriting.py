@@ -29,8 +29,6 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic import Field
-
 from compeer_core.backends.protocol import Message
 from compeer_core.cer import Candidate, CerRecord, Variant
 from compeer_core.config import FrozenModel
@@ -39,7 +37,7 @@ from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
 from compeer_core.reasoning import Part, StrategyStep, read
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Strategy
-from training.cer.personality import clusters, drift, manner
+from training.cer.personality import drift, manner
 from training.cer.personality.clusters import Cast, ClusteredPersona
 from training.cer.personality.drift import Reason
 from training.cer.personality.traits import Persona, json_object, persona_id
@@ -57,18 +55,8 @@ VARIANTS = (Variant.DUPLICATE, Variant.REWRITE, Variant.PERSONA)
 _DIVERSITY_PAIRS = 100_000
 
 
-class Settings(FrozenModel):
-    """How rows are rewritten, and which are dropped."""
-
-    encoder: str = "tfidf"
-    """The similarity measure: `tfidf` (over character n-grams), or an encoder as in
-    `training.cer.personality.clusters.Settings.encoder`."""
-    bounds: drift.Settings = drift.Settings()
-    """How much a rewriting may differ."""
-    checks_words: bool = True
-    """Whether a rewriting has to pass the rules of `drift`; False: only the generator checks."""
-    remembered: int = Field(default=50_000, ge=0)
-    """Cache size in utterances: rows of one dialogue share most of theirs."""
+_REMEMBERED = 50_000
+"""Cache size in utterances: rows of one dialogue share most of theirs."""
 
 
 class DroppedRow(FrozenModel):
@@ -181,7 +169,6 @@ def rewrite(
     source: Path,
     personas: Path,
     output: Path,
-    settings: Settings,
     asker: Asker | None = None,
     checker: Asker | None = None,
     *,
@@ -194,16 +181,14 @@ def rewrite(
         source: `CerRecord` rows.
         personas: `ClusteredPersona` rows from `clusters.cluster`.
         output: The folder that receives the three variants and ``dropped.jsonl`` (`DroppedRow`).
-        settings: How rows are rewritten and filtered.
         asker: The generator that rewrites; None: the rules of `manner`.
         checker: The generator that checks rewritings; None: the rules of `drift` only.
         seed: The seed of all draws.
-        engine: Applies the rules of `manner` and `drift`; askers have their own, and a sentence
-            encoder stays in this process.
+        engine: Applies the rules of `manner` and `drift`; askers have their own.
     """
     output.mkdir(parents=True, exist_ok=True)
     cast = Cast(read_records(personas, ClusteredPersona))
-    job = _Job(source, settings, _Drawing(cast, seed), asker, checker, seed, engine)
+    job = _Job(source, _Drawing(cast, seed), asker, checker, seed, engine)
     drafts = {variant: output / f"{variant}.draft" for variant in VARIANTS[1:]}
     reasons: dict[str, Counter[str]] = {}
     failed = (row for variant, draft in drafts.items() for row in job.write_draft(variant, draft))
@@ -291,7 +276,6 @@ class _Draft:
 @dataclass
 class _Job:
     source: Path
-    settings: Settings
     drawing: _Drawing
     asker: Asker | None
     checker: Asker | None
@@ -301,16 +285,8 @@ class _Job:
     """Ids of the rows that failed in a variant."""
 
     def __post_init__(self) -> None:
-        self._filter: _Filter | None = None
-        if self.settings.checks_words:
-            self._filter = _Filter(
-                self._make_similarity(),
-                self.settings.bounds,
-                is_exact=self.asker is None,
-                remembered=self.settings.remembered,
-            )
-            if self.settings.encoder != "tfidf":
-                self.engine = LOCAL  # a loaded model is not sent to workers
+        texts = (piece.text for row in self.rows() for piece in pieces(row))
+        self._filter = _Filter(drift.TfidfSimilarity(texts), is_exact=self.asker is None)
 
     def rows(self) -> Iterator[CerRecord]:
         """Yield the rows that get variants."""
@@ -352,20 +328,12 @@ class _Job:
     def _remaining(self) -> Iterator[CerRecord]:
         return (row for row in self.rows() if row.id not in self.dropped)
 
-    def _make_similarity(self) -> drift.Similarity:
-        name = self.settings.encoder
-        if name != "tfidf":
-            return drift.EncoderSimilarity(clusters.encoder_for(name, "en"))
-        return drift.TfidfSimilarity(piece.text for row in self.rows() for piece in pieces(row))
-
     # --- Drafts
 
     def _drafts(self, variant: Variant) -> Iterator[_Draft]:
         if self.asker is None:
-            rule = _Rule(self.seed, self.settings.remembered, self._filter)
-            return self.engine.map(rule, self._parts(variant))
-        drafts = self._asked(variant, self.asker)
-        return drafts if self._filter is None else self.engine.map(self._filter, drafts)
+            return self.engine.map(_Rule(self.seed, self._filter), self._parts(variant))
+        return self.engine.map(self._filter, self._asked(variant, self.asker))
 
     def _parts(self, variant: Variant) -> Iterator["_Part"]:
         return (_Part(row, self._personas(row, variant)) for row in self._remaining())
@@ -374,7 +342,7 @@ class _Job:
         if variant is not Variant.PERSONA:
             return None
         speakers = {piece.speaker for piece in pieces(row) if piece.text.strip()}
-        drawn = {speaker: self.drawing(persona_id(row, speaker)) for speaker in speakers}
+        drawn = {speaker: self.drawing(persona_id(row.case, speaker)) for speaker in speakers}
         if None in drawn.values():
             return Reason.NOBODY_ELSE
         return _Pair(drawn.get(Speaker.SEEKER), drawn.get(Speaker.SUPPORTER))
@@ -449,10 +417,8 @@ class _Part:
 class _Filter:
     """Replaces a draft's texts by the reason if it breaks a rule of `drift`."""
 
-    similarity: drift.Similarity
-    bounds: drift.Settings
+    similarity: drift.TfidfSimilarity
     is_exact: bool
-    remembered: int
 
     def __call__(self, drafts: Iterator[_Draft]) -> Iterator[_Draft]:
         # Texts are checked independently, so one that passed in a row passes in others.
@@ -469,10 +435,10 @@ class _Filter:
             for piece, text in zip(pieces(draft.row), draft.texts, strict=True)
             if (pair := drift.Rewriting(piece.text, text, piece.strategies, language)) not in passed
         ]
-        reason = drift.drifted(new, self.similarity, self.bounds, is_exact=self.is_exact)
+        reason = drift.drifted(new, self.similarity, is_exact=self.is_exact)
         if reason is not None:
             return _Draft(draft.row, reason)
-        if len(passed) >= self.remembered:
+        if len(passed) >= _REMEMBERED:
             passed.clear()
         passed.update(new)
         return draft
@@ -483,15 +449,13 @@ class _Rule:
     """Rewrites rows by the rules of `manner`, and filters the result."""
 
     seed: int
-    remembered: int
-    filter: _Filter | None
+    filter: _Filter
 
     def __call__(self, parts: Iterator[_Part]) -> Iterator[_Draft]:
-        drafts = self._drafts(parts)
-        return drafts if self.filter is None else self.filter(drafts)
+        return self.filter(self._drafts(parts))
 
     def _drafts(self, parts: Iterator[_Part]) -> Iterator[_Draft]:
-        rewritten = lru_cache(self.remembered)(self._rewritten)
+        rewritten = lru_cache(_REMEMBERED)(self._rewritten)
         for part in parts:
             row, pair = part.row, part.pair
             if isinstance(pair, Reason):
@@ -500,7 +464,7 @@ class _Rule:
             texts = tuple(
                 rewritten(
                     None if pair is None else pair.of(piece.speaker),
-                    persona_id(row, piece.speaker),
+                    persona_id(row.case, piece.speaker),
                     piece.text,
                     row.case.language,
                 )

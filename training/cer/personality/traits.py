@@ -13,7 +13,8 @@ A `Persona` comes from one of two sources:
   four scores; and describes the scores and the largest deviations in words.
 
 A persona belongs to one speaker of one dialogue. It is derived from the row with the longest history,
-so that it shows no more of a dialogue than the rows do. By default only the train split is read.
+so that it shows no more of a dialogue than the rows do. Only the train split is read, because only
+its rows are rewritten.
 """
 
 import json
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from compeer_core.backends.protocol import Message
-from compeer_core.cer import CerRecord, DecidedBy, Split, Variant
+from compeer_core.cer import Case, CerRecord, DecidedBy, Variant
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker, language_of
 from compeer_core.prompts import LANGUAGES, SPEAKER_NAMES, fill, neutralise
@@ -73,7 +74,6 @@ class Persona(FrozenModel):
     dialogue_id: str
     source_id: str
     """The original dialogue: two windows of it have the same speakers."""
-    split: Split
     language: str
     speaker: Speaker
     scores: Disc
@@ -82,18 +82,13 @@ class Persona(FrozenModel):
     described_by: DecidedBy
 
 
-class Settings(FrozenModel):
-    """How traits are determined."""
-
-    splits: tuple[Split, ...] = ("train",)
-    """The splits whose speakers are described. Only rows of the train split are rewritten."""
-    characters: int = Field(default=6000, ge=200)
-    """The most characters of a speaker's text, from its end."""
+_CHARACTERS = 6000
+"""The most characters of a speaker's text, from its end."""
 
 
-def persona_id(record: CerRecord, speaker: Speaker) -> str:
-    """Return the id of a speaker of a row's dialogue."""
-    return f"{record.case.corpus}/{record.case.dialogue_id}/{speaker}"
+def persona_id(case: Case, speaker: Speaker) -> str:
+    """Return the id of a speaker of a case's dialogue."""
+    return f"{case.corpus}/{case.dialogue_id}/{speaker}"
 
 
 # --- The step ---------------------------------------------------------------------------------
@@ -102,24 +97,22 @@ def persona_id(record: CerRecord, speaker: Speaker) -> str:
 def describe(
     source: Path,
     output: Path,
-    settings: Settings,
     asker: Asker | None = None,
     *,
     seed: int = 0,
     engine: Engine = LOCAL,
 ) -> StepReport:
-    """Write a `Persona` for each speaker of each dialogue of CER rows.
+    """Write a `Persona` for each speaker of each train dialogue of CER rows.
 
     Args:
         source: `CerRecord` rows; variants are skipped.
         output: Receives `Persona` rows, in the order of the dialogues' longest rows.
-        settings: How traits are determined.
         asker: The generator; None: the lexical rule.
         seed: The seed of the generator's sampling.
         engine: Applies the rule; an asker has its own.
     """
-    chosen = _longest_rows(source, settings.splits)
-    speeches = _Speeches(source, frozenset(chosen.values()), settings.characters)
+    chosen = _longest_rows(source)
+    speeches = _Speeches(source, frozenset(chosen.values()))
     dropped: dict[str, dict[str, int]] = {}
     read = 0
 
@@ -150,24 +143,30 @@ def describe(
 
 @dataclass(frozen=True)
 class Speech:
-    """The utterances of one speaker in a dialogue."""
+    """The utterances of one speaker of a case."""
 
-    id: str
-    corpus: str
-    dialogue_id: str
-    source_id: str
-    split: Split
-    language: str
+    case: Case
     speaker: Speaker
     texts: tuple[str, ...]
 
+    @property
+    def id(self) -> str:
+        return persona_id(self.case, self.speaker)
 
-def _longest_rows(source: Path, splits: Iterable[Split]) -> dict[str, int]:
-    """Return, for each dialogue, the index of the row with the longest history."""
-    wanted = frozenset(splits)
+    @property
+    def language(self) -> str:
+        return self.case.language
+
+    @property
+    def corpus(self) -> str:
+        return self.case.corpus
+
+
+def _longest_rows(source: Path) -> dict[str, int]:
+    """Return, for each dialogue of the train split, the index of the row with the longest history."""
     rounds: dict[str, tuple[int, int]] = {}
     for number, record in enumerate(read_records(source, CerRecord)):
-        if record.case.split not in wanted or record.variant is not Variant.ORIGINAL:
+        if record.case.split != "train" or record.variant is not Variant.ORIGINAL:
             continue
         key = f"{record.case.corpus}/{record.case.dialogue_id}"
         best = rounds.get(key)
@@ -182,30 +181,19 @@ class _Speeches:
 
     source: Path
     rows: frozenset[int]
-    characters: int
 
     def __iter__(self) -> Iterator[Speech]:
         for number, record in enumerate(read_records(self.source, CerRecord)):
             if number in self.rows:
-                yield from self._of(record)
+                yield from self._of(record.case)
 
-    def _of(self, record: CerRecord) -> Iterator[Speech]:
-        case = record.case
+    def _of(self, case: Case) -> Iterator[Speech]:
         for speaker in Speaker:
             texts = [turn.text for turn in case.history if turn.speaker is speaker and turn.text]
             if speaker is Speaker.SUPPORTER and case.original:
                 texts.append(case.original)
             if texts:
-                yield Speech(
-                    persona_id(record, speaker),
-                    case.corpus,
-                    case.dialogue_id,
-                    case.source_id,
-                    case.split,
-                    case.language,
-                    speaker,
-                    tuple(_last(texts, self.characters)),
-                )
+                yield Speech(case, speaker, tuple(_last(texts, _CHARACTERS)))
 
 
 def _last(texts: list[str], characters: int) -> list[str]:
@@ -222,9 +210,8 @@ def _persona(speech: Speech, scores: Disc, description: str, by: DecidedBy) -> P
     return Persona(
         id=speech.id,
         corpus=speech.corpus,
-        dialogue_id=speech.dialogue_id,
-        source_id=speech.source_id,
-        split=speech.split,
+        dialogue_id=speech.case.dialogue_id,
+        source_id=speech.case.source_id,
         language=speech.language,
         speaker=speech.speaker,
         scores=scores,

@@ -114,9 +114,7 @@ def all_questions(
         yield StepQuestions("turns", name, turns)
     if config.personality is None:
         return
-    per_case = config.generation.samples_per_case
-    if config.generation.share == "each":
-        per_case *= len(authors)
+    per_case = config.generation.samples_per_case * len(authors)
     if roles.traits is not None:
         yield StepQuestions("traits", roles.traits, _trait_questions(cases))
     if roles.rewriting is not None:
@@ -127,8 +125,7 @@ def all_questions(
 
 def _filter_questions(config: Config, kept: Path) -> Iterator[Question]:
     for dialogue in read_records(kept, SourceDialogue):
-        if dialogue.corpus not in config.filter.not_asked:
-            yield filtering.filter_question(dialogue, config.filter, ())
+        yield filtering.filter_question(dialogue, config.filter)
 
 
 def _trait_questions(cases: Path) -> Iterator[Question]:

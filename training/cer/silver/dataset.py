@@ -2,8 +2,7 @@
 
 No person judged these turns. A model wrote them, so their errors are a model's own, and the rule below
 compares them with the human labels of the corpus. It can be applied by hand. Numbers in brackets are
-the defaults of `StepSettings` and `ReplySettings`, word lists are those of ``words.toml``. It reads
-English only.
+constants of `steps` and `replies`, word lists are those of ``words.toml``. It reads English only.
 
 **Disclosed.** The seeker has disclosed something after more than [6] words, or a word of a feeling or
 of a problem.
@@ -17,7 +16,7 @@ of a problem.
   says that the problem is not known is right for up to [15] words of the seeker, if none shows a
   problem. A step that names no listed problem ("a hard time") is right if at least half [0.5], and at
   least [2], of the content words of its quotation are the seeker's. Otherwise wrong. A hallucinated
-  quote alone does not make a step wrong; `quoted_share` can require real quotes.
+  quote alone does not make a step wrong.
 - Stage: right if it is the stage of its third of the dialogue's rounds, with a tolerance of [0.15] of
   them, or [0.25] for a usual stage of a strategy that the person used here; Exploration is right
   until something is disclosed.
@@ -86,19 +85,19 @@ from compeer_core.config import FrozenModel
 from compeer_core.reasoning import STEPS, SupportTurn, read
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
+from training.cer.pairs import pair_of
 from training.cer.records import StepReport
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for
 from training.cer.silver.replies import (
+    MARGIN,
     Assessment,
-    ReplySettings,
     assess_generated,
     assess_original,
     same_words,
 )
 from training.cer.silver.steps import (
     Habits,
-    StepSettings,
     StepVerdicts,
     count_habits,
     judge_steps,
@@ -118,12 +117,10 @@ InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Settings(FrozenModel):
-    """The thresholds of the rule, and the selection of rows."""
+    """The control, and the selection of rows."""
 
-    steps: StepSettings = StepSettings()
-    """Thresholds of the rule for steps."""
-    replies: ReplySettings = ReplySettings()
-    """Thresholds of the rule for replies."""
+    chained: bool = True
+    """Whether a step is judged by the verdicts on earlier ones as well."""
     false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
     """Target rate of wrong history, emotion and strategy steps, each in (0, 1); None selects all
     rows. The paper states 23 % over all; its Table 1 implies about 41, 18 and 20 %."""
@@ -135,8 +132,6 @@ class Settings(FrozenModel):
     nothing. Such turns are easily right, and would otherwise be most of the right ones."""
     rows_per_case: int = Field(default=1, ge=1)
     """The most generated turns of one history that are selected."""
-    rows_per_split: int | None = Field(default=None, ge=1)
-    """The most rows of a split that are selected; None: no limit."""
 
     def false_shares_in(self, split: Split) -> tuple[float, float, float] | None:
         """Return the target rates of wrong steps in a split; None if all its rows are selected."""
@@ -166,53 +161,41 @@ class Silver:
     """The preference with the original as the first reply."""
 
 
-def judge(
-    turn: SupportTurn, case: Case, habits: Habits, settings: Settings, lists: Words
-) -> Silver:
+def judge(turn: SupportTurn, context: Context, habits: Habits, *, chained: bool = True) -> Silver:
     """Apply the rule to one turn."""
-    context = Context(case, lists)
-    greeting_words = settings.steps.greeting_words
-    steps = judge_steps(turn.reasoning, case, context, habits, settings.steps, lists)
-    generated = assess_generated(
-        turn.reply,
-        turn.reasoning.strategy.strategy,
-        steps.wrong,
-        context,
-        settings.replies,
-        greeting_words,
-        lists,
-    )
-    if not case.original or same_words(case.original, turn.reply):
+    steps = judge_steps(turn.reasoning, context, habits, chained=chained)
+    strategy = turn.reasoning.strategy.strategy
+    generated = assess_generated(turn.reply, strategy, steps.wrong, context)
+    reply = context.case.original
+    if not reply or same_words(reply, turn.reply):
         return Silver(steps, generated, None, None)
-    original = assess_original(
-        case.original, case, context, settings.replies, greeting_words, lists
-    )
-    return Silver(steps, generated, original, prefer(original, generated, settings.replies.margin))
+    original = assess_original(reply, context)
+    return Silver(steps, generated, original, prefer(original, generated))
 
 
-def prefer(first: Assessment, second: Assessment, margin: float) -> Preference:
+def prefer(first: Assessment, second: Assessment) -> Preference:
     """Compare two replies by acceptability, then by score.
 
     Example:
         >>> good, better = Assessment((), 0.5, False), Assessment((), 0.8, False)
-        >>> prefer(good, better, 0.25).value, prefer(good, better, 0.5).value
-        ('second', 'both')
+        >>> prefer(good, better).value
+        'second'
     """
     if not first.acceptable and not second.acceptable:
         return Preference.NEITHER
     if first.acceptable != second.acceptable:
         return Preference.FIRST if first.acceptable else Preference.SECOND
-    if abs(first.score - second.score) <= margin:
+    if abs(first.score - second.score) <= MARGIN:
         return Preference.BOTH
     return Preference.FIRST if first.score > second.score else Preference.SECOND
 
 
 def to_record(
-    generated: GeneratedTurn, turn: SupportTurn, verdict: Silver, settings: Settings, seed: int
+    generated: GeneratedTurn, turn: SupportTurn, verdict: Silver, seed: int, *, chained: bool = True
 ) -> CerRecord:
     """Return the row of a judged turn; seed and id determine the order of replies."""
     case = generated.case
-    kind = "chained" if settings.steps.chained else "not chained"
+    kind = "chained" if chained else "not chained"
     candidate = Candidate(
         author=generated.author,
         reply=turn.reply,
@@ -229,14 +212,14 @@ def to_record(
     by = f"{VERSION} replies, {kind}"
     if verdict.original.by_person:
         by += ", with the seeker's rating or the corpus's list of failed dialogues"
-    swapped = generator_for(seed, "order", generated.id).random() < 0.5
-    return CerRecord(
-        id=generated.id,
-        case=case,
-        first=candidate if swapped else original,
-        second=original if swapped else candidate,
-        preference=verdict.preference.swapped() if swapped else verdict.preference,
-        preference_by=DecidedBy(kind="rule", name=by),
+    return pair_of(
+        generated.id,
+        case,
+        original,
+        candidate,
+        preference=verdict.preference,
+        by=DecidedBy(kind="rule", name=by),
+        swapped=generator_for(seed, "order", generated.id).random() < 0.5,
     )
 
 
@@ -279,7 +262,7 @@ def label(
     habits = count_habits(read_records(cases, Case), lists)
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
     tallies: dict[Split, _Tally] = {split: _Tally() for split in SPLITS}
-    judges = _Judges(habits, settings, seed)
+    judges = _Judges(habits, seed, settings.chained)
     written = write_rows(judged, _judged(turns, judges, engine, dropped, tallies))
     figures: Figures = {"judged": written}
     selected: set[str] = set()
@@ -337,8 +320,8 @@ class _Judges:
     """Applies the rule to each turn."""
 
     habits: Habits
-    settings: Settings
     seed: int
+    chained: bool
 
     def __call__(self, turns: Iterator[_Turn]) -> Iterator[_Judged | _Left]:
         lists = words()
@@ -358,13 +341,14 @@ class _Judges:
             return Reason.INCOMPLETE
         if turn.repeated:
             return Reason.REPEATED
-        verdict = judge(reading.turn, case, self.habits, self.settings, lists)
+        context = Context(case, lists)
+        verdict = judge(reading.turn, context, self.habits, chained=self.chained)
         if None in verdict.steps.labels:
             return Reason.UNLABELLED
         return _Judged(
-            to_record(generated, reading.turn, verdict, self.settings, self.seed),
+            to_record(generated, reading.turn, verdict, self.seed, chained=self.chained),
             _pattern(verdict.steps),
-            not Context(case, lists).has_disclosed(self.settings.steps.greeting_words),
+            not context.has_disclosed,
             _outcome(verdict.preference),
         )
 
@@ -426,13 +410,7 @@ def _chosen(
         return everything, ""
     rows = _with_few_greetings(tally, settings.greeting_share, seed)
     try:
-        chosen = choose(
-            rows,
-            false_shares,
-            per_group=settings.rows_per_case,
-            at_most=settings.rows_per_split,
-            seed=seed,
-        )
+        chosen = choose(rows, false_shares, per_group=settings.rows_per_case, seed=seed)
     except UnreachableError as error:
         return everything, f"all rows are selected: {error}"
     return chosen, ""
@@ -457,12 +435,7 @@ def _with_few_greetings(tally: _Tally, share: float, seed: int) -> list[Row]:
 
 
 def _figures(prefix: str, rows: Sequence[Row]) -> Figures:
-    """Return how often each step is wrong, and how the labels depend on each other.
-
-    Args:
-        prefix: The prefix of the names.
-        rows: Generated turns.
-    """
+    """Return how often each step is wrong, and how the labels depend on each other."""
     patterns = [row.pattern for row in rows]
     figures: Figures = {f"{prefix}.rows": len(patterns)}
     if not patterns:

@@ -5,89 +5,52 @@ text come from `compeer_core.consistency`.
 """
 
 import re
+import tomllib
 from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
-
-from compeer_core.cer import Case
-from compeer_core.config import FrozenModel, load_toml
+from compeer_core.cer import Case, HumanLabels
 from compeer_core.consistency import signs
 from compeer_core.dialogue import Speaker
 from compeer_core.phrases import Phrases, words_of
 
-PATH = Path(__file__).with_name("words.toml")
 LANGUAGE = "en"
 """The only language with lists."""
+
+GREETING_WORDS = 6
+"""A seeker with at most this many words, and no word of a feeling or a problem, has disclosed nothing."""
 
 _QUOTED = re.compile(r"[\"“”]([^\"“”]*)[\"“”]")
 
 
-class _Problem(FrozenModel):
-    names: tuple[str, ...] = Field(min_length=1)
-    signs: tuple[str, ...] = ()
-    near: tuple[str, ...] = ()
-
-
-class _Phrases(FrozenModel):
-    unknown: tuple[str, ...]
-    thanks: tuple[str, ...]
-    farewell: tuple[str, ...]
-    feelings: tuple[str, ...]
-    good_news: tuple[str, ...]
-
-
-class _Strength(FrozenModel):
-    weak: tuple[str, ...]
-    strong: tuple[str, ...]
-
-
-class _SetPhrases(FrozenModel):
-    welcome: tuple[str, ...]
-    praise: tuple[str, ...]
-    sympathy: tuple[str, ...]
-
-
-class _File(FrozenModel):
-    problems: Mapping[str, _Problem]
-    phrases: _Phrases
-    strength: _Strength
-    families: Mapping[str, tuple[str, ...]]
-    set_phrases: _SetPhrases
-
-    @model_validator(mode="after")
-    def _near_ones_exist(self) -> Self:
-        for name, problem in self.problems.items():
-            for near in problem.near:
-                if near not in self.problems:
-                    raise ValueError(f"problem {name!r}: near = {near!r} is not a listed problem")
-        return self
-
-
 class Words:
-    """The lists of the file, compiled."""
+    """The lists of a file, compiled."""
 
-    def __init__(self, file: _File) -> None:
-        self.problems = frozenset(file.problems)
-        self._names = {name: Phrases(each.names) for name, each in file.problems.items()}
-        self._any_name = Phrases(name for each in file.problems.values() for name in each.names)
+    def __init__(self, path: Path) -> None:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        problems, phrases = table["problems"], table["phrases"]
+        strength, set_phrases = table["strength"], table["set_phrases"]
+        self.problems = frozenset(problems)
+        self._names = {name: Phrases(each["names"]) for name, each in problems.items()}
+        self._any_name = Phrases(name for each in problems.values() for name in each["names"])
         self.signs = {
-            name: Phrases(each.signs or each.names) for name, each in file.problems.items()
+            name: Phrases(each.get("signs") or each["names"]) for name, each in problems.items()
         }
-        self.near = {name: frozenset({name, *each.near}) for name, each in file.problems.items()}
-        self.unknown = Phrases(file.phrases.unknown)
-        self.thanks = Phrases(file.phrases.thanks)
-        self.farewell = Phrases(file.phrases.farewell)
-        self.feelings = Phrases(file.phrases.feelings)
-        self.good_news = Phrases(file.phrases.good_news)
-        self._weak = Phrases(file.strength.weak)
-        self._any_strength = Phrases((*file.strength.weak, *file.strength.strong))
-        self._families = {name: Phrases(each) for name, each in file.families.items()}
-        self.set_welcome = Phrases(file.set_phrases.welcome)
-        self.set_praise = Phrases(file.set_phrases.praise)
-        self.set_sympathy = Phrases(file.set_phrases.sympathy)
+        self.near = {
+            name: frozenset({name, *each.get("near", ())}) for name, each in problems.items()
+        }
+        self.unknown = Phrases(phrases["unknown"])
+        self.thanks = Phrases(phrases["thanks"])
+        self.farewell = Phrases(phrases["farewell"])
+        self.feelings = Phrases(phrases["feelings"])
+        self.good_news = Phrases(phrases["good_news"])
+        self._weak = Phrases(strength["weak"])
+        self._any_strength = Phrases((*strength["weak"], *strength["strong"]))
+        self._families = {name: Phrases(each) for name, each in table["families"].items()}
+        self.set_welcome = Phrases(set_phrases["welcome"])
+        self.set_praise = Phrases(set_phrases["praise"])
+        self.set_sympathy = Phrases(set_phrases["sympathy"])
         self.content = signs(LANGUAGE).content
 
     def named(self, text: str) -> frozenset[str]:
@@ -114,7 +77,7 @@ def words() -> Words:
     Raises:
         ConfigError: The file is wrong.
     """
-    return Words(load_toml(PATH, _File))
+    return Words(Path(__file__).with_name("words.toml"))
 
 
 def quotations(text: str) -> list[str]:
@@ -130,7 +93,8 @@ class Context:
     """The dialogue before the turn in question."""
 
     def __init__(self, case: Case, lists: Words) -> None:
-        self.history = case.history
+        self.case = case
+        self.lists = lists
         self.seeker_turns = [each.text for each in case.history if each.speaker is Speaker.SEEKER]
         """The seeker's turns."""
         self.supporter_turns = [
@@ -140,7 +104,10 @@ class Context:
         self.seeker_text = "\n".join(self.seeker_turns)
         self.position = case.round / case.rounds
         """The share of the dialogue's rounds before this one, in [0, 1)."""
-        self._words = lists
+
+    @property
+    def labels(self) -> HumanLabels:
+        return self.case.labels
 
     @cached_property
     def seeker_words(self) -> int:
@@ -149,30 +116,31 @@ class Context:
     @cached_property
     def content(self) -> frozenset[str]:
         """The content words of the seeker's turns."""
-        return self._words.content(self.seeker_text)
+        return self.lists.content(self.seeker_text)
 
     @cached_property
     def signs(self) -> Mapping[str, int]:
         """How often the seeker's words show each problem, for those that occur."""
-        counts = {name: signs.count(self.seeker_text) for name, signs in self._words.signs.items()}
+        counts = {name: signs.count(self.seeker_text) for name, signs in self.lists.signs.items()}
         return {name: count for name, count in counts.items() if count}
 
     @cached_property
     def thanks(self) -> bool:
         """Whether the last message thanks, or says that something helped."""
-        return self.last_message in self._words.thanks
+        return self.last_message in self.lists.thanks
 
     @cached_property
     def closing(self) -> bool:
         """Whether the last message thanks or says goodbye, or the one before it thanked."""
-        return self.last_message in self._words.farewell or any(
-            each in self._words.thanks for each in self.seeker_turns[-2:]
+        return self.last_message in self.lists.farewell or any(
+            each in self.lists.thanks for each in self.seeker_turns[-2:]
         )
 
-    def has_disclosed(self, greeting_words: int) -> bool:
+    @cached_property
+    def has_disclosed(self) -> bool:
         """Whether the seeker has disclosed anything: more words than a greeting, a feeling, a problem."""
         return (
-            self.seeker_words > greeting_words
+            self.seeker_words > GREETING_WORDS
             or bool(self.signs)
-            or self.seeker_text in self._words.feelings
+            or self.seeker_text in self.lists.feelings
         )

@@ -6,7 +6,7 @@ shows them as one turn. A *round* is a supporter turn right after a seeker turn.
 order, and each becomes a `Case`: the history, the supporter's own words, and the human labels.
 
 Several rows can be one dialogue in different layouts, or parts of it. Only one of them yields cases:
-the layout that `Settings.layouts` lists first, and among equals the longest. The others lend it the
+the layout that `_LAYOUTS` lists first, and among equals the longest. The others lend it the
 seeker's ratings (`Case.labels.feedback`), which only some layouts of ESConv have. A rating belongs to
 the seeker turn with the same or nearly the same words (`SAME_TURN_RATIO`) at the same place, and is
 dropped if there is none.
@@ -33,6 +33,7 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Strategy
+from training.cer.corpora.reading import letters_of
 from training.cer.records import SourceDialogue, SourceUtterance, StepReport
 from training.cer.requests.engines import LOCAL, Engine
 from training.cer.requests.seeding import generator_for
@@ -45,11 +46,15 @@ SAME_TURN_RATIO = 0.8
 """From this `difflib` ratio of their letters on, two turns are the same turn in two layouts. All rated
 turns of ESConv's public layouts have a ratio of 1."""
 
-_SPLITS: Mapping[str, Split] = {
-    "train": "train",
-    **dict.fromkeys(("valid", "validation", "dev", "val"), "valid"),
-    "test": "test",
+_LAYOUTS: Mapping[str, tuple[str, ...]] = {
+    "esconv": ("lines", "original", "multiesc", "windows"),
+    "escot": ("full",),
+    "mesc": ("csv", "json"),
+    "annomi": (),
 }
+"""By corpus, the layouts (the second part of a dialogue's id) in order of preference; layouts that are
+not listed come last. One row of each source yields cases. The rows of a corpus that is not listed are
+all different, for example several answers to one question."""
 
 
 class Settings(FrozenModel):
@@ -59,17 +64,6 @@ class Settings(FrozenModel):
     """N_s of Eq. 1, which the paper does not state. `all`: every round."""
     history_characters: int | None = Field(default=None, ge=1)
     """The longest history in characters; the oldest turns are dropped, never the last. None: no limit."""
-    history_turns: int | None = Field(default=None, ge=1)
-    """The longest history in turns. None: no limit."""
-    layouts: Mapping[str, tuple[str, ...]] = {
-        "esconv": ("lines", "original", "multiesc", "windows"),
-        "escot": ("full",),
-        "mesc": ("csv", "json"),
-        "annomi": (),
-    }
-    """By corpus, the layouts (the second part of a dialogue's id) in order of preference; layouts
-    that are not listed come last. One row of each source yields cases. The rows of a corpus that is
-    not listed are all different, for example several answers to one question."""
     face_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of cases whose last seeker turn gets a photo of a face that matches the emotion. Cases
     without an emotion, or with a picture, get none."""
@@ -110,7 +104,7 @@ def draw_cases(
     """
     if settings.face_share and pictures is None:
         raise ConfigError("face_share is above 0: set `faces` to the packed folder of faces")
-    drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source, settings))
+    drawing = _Drawing(settings, pictures, seed, _survey(source, lenders or source))
     written = write_rows(output, drawing.cases(source, engine))
     return StepReport(
         step="cases",
@@ -234,18 +228,16 @@ class _Survey:
     """The ratings of the preferred layout that has any, by source."""
 
 
-def _survey(source: Path, lenders: Path, settings: Settings) -> _Survey:
-    if not settings.layouts:
-        return _Survey()
+def _survey(source: Path, lenders: Path) -> _Survey:
     chosen: dict[str, tuple[tuple[int, int], str]] = {}
     ratings: dict[str, tuple[int, tuple[Rated, ...]]] = {}
     for path in dict.fromkeys((source, lenders)):
         for row in track(
             read_records(path, SourceDialogue), "comparing layouts", total=count_lines(path)
         ):
-            if row.corpus not in settings.layouts:
+            if row.corpus not in _LAYOUTS:
                 continue
-            rank = _rank(row, settings)
+            rank = _rank(row)
             if path == source:
                 order = (rank, -len(row.utterances))
                 if row.source_id not in chosen or order < chosen[row.source_id][0]:
@@ -260,8 +252,8 @@ def _survey(source: Path, lenders: Path, settings: Settings) -> _Survey:
     )
 
 
-def _rank(row: SourceDialogue, settings: Settings) -> int:
-    layouts = settings.layouts[row.corpus]
+def _rank(row: SourceDialogue) -> int:
+    layouts = _LAYOUTS[row.corpus]
     layout = row.id.split("/", 2)[1] if "/" in row.id else ""
     return layouts.index(layout) if layout in layouts else len(layouts)
 
@@ -269,7 +261,7 @@ def _rank(row: SourceDialogue, settings: Settings) -> int:
 def rated_turns(turns: Sequence[Turn]) -> tuple[Rated, ...]:
     """Return the rated seeker turns."""
     return tuple(
-        Rated(position, _letters(turn.text), rating)
+        Rated(position, letters_of(turn.text), rating)
         for position, turn in enumerate(turns)
         if (rating := turn.feedback) is not None
     )
@@ -288,16 +280,11 @@ def placed(rated: Sequence[Rated], turns: Sequence[Turn]) -> dict[int, int]:
         near = sorted(range(after + 1, len(turns)), key=lambda at: abs(at - each.position))
         for position in near:
             turn = turns[position]
-            if turn.speaker is Speaker.SEEKER and _alike(each.letters, _letters(turn.text)):
+            if turn.speaker is Speaker.SEEKER and _alike(each.letters, letters_of(turn.text)):
                 ratings[position] = each.feedback
                 after = position
                 break
     return ratings
-
-
-def _letters(text: str) -> str:
-    """Return letters and digits only: layouts differ in case and in the spacing of punctuation."""
-    return "".join(filter(str.isalnum, text.lower()))
 
 
 def _alike(first: str, second: str) -> bool:
@@ -321,14 +308,6 @@ _FIGURES = (
 
 
 @dataclass(frozen=True)
-class _Left:
-    """A row that yields no cases."""
-
-    corpus: str
-    reason: Reason
-
-
-@dataclass(frozen=True)
 class _Chosen:
     """A row that may yield cases."""
 
@@ -339,10 +318,11 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The cases of a row."""
+    """The cases of a row; none if it has no round."""
 
-    cases: tuple[Case, ...]
-    figures: Mapping[str, int]
+    corpus: str
+    cases: tuple[Case, ...] = ()
+    figures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -352,15 +332,15 @@ class _Rounds:
     settings: Settings
     seed: int
 
-    def __call__(self, rows: Iterator[_Chosen | _Left]) -> Iterator[_Drawn | _Left]:
+    def __call__(self, rows: Iterator[_Chosen]) -> Iterator[_Drawn]:
         for each in rows:
-            yield each if isinstance(each, _Left) else self._drawn(each.row, each.lent)
+            yield self._drawn(each.row, each.lent)
 
-    def _drawn(self, row: SourceDialogue, lent: Sequence[Rated]) -> _Drawn | _Left:
+    def _drawn(self, row: SourceDialogue, lent: Sequence[Rated]) -> _Drawn:
         turns = turns_of(row)
         rounds = rounds_of(turns)
         if not rounds:
-            return _Left(row.corpus, Reason.NO_ROUND)
+            return _Drawn(row.corpus)
         feedback = {rated.position: rated.feedback for rated in rated_turns(turns)}
         figures = {
             "dialogues": 1,
@@ -388,7 +368,7 @@ class _Rounds:
             )
             for number in self._numbers(row.id, len(rounds))
         )
-        return _Drawn(cases, figures)
+        return _Drawn(row.corpus, cases, figures)
 
     def _numbers(self, name: str, count: int) -> Sequence[int]:
         wanted = self.settings.rounds_per_dialogue
@@ -399,13 +379,12 @@ class _Rounds:
         return numbers
 
     def _history(self, turns: Sequence[Turn]) -> tuple[CaseUtterance, ...]:
-        characters, most = self.settings.history_characters, self.settings.history_turns
+        characters = self.settings.history_characters
         history: list[CaseUtterance] = []
         length = 0
         for turn in reversed(turns):
             length += len(turn.text)
-            too_long = characters is not None and length > characters
-            if history and (too_long or len(history) == most):
+            if history and characters is not None and length > characters:
                 break
             history.append(CaseUtterance(speaker=turn.speaker, text=turn.text, images=turn.images))
         return tuple(reversed(history))
@@ -428,23 +407,25 @@ class _Drawing:
 
     def cases(self, source: Path, engine: Engine) -> Iterator[Case]:
         made = engine.map(_Rounds(self._settings, self._seed), self._rows(source))
-        for each in track(made, "drawing rounds", total=count_lines(source)):
-            self.read += 1
-            if isinstance(each, _Left):
-                self.dropped.setdefault(each.corpus, Counter())[each.reason.value] += 1
-                continue
+        for each in made:
+            if not each.cases:
+                self._leave(each.corpus, Reason.NO_ROUND)
             self.figures.update(each.figures)
             for case in map(self._with_face, each.cases):
                 self._count(case)
                 yield case
 
-    def _rows(self, source: Path) -> Iterator[_Chosen | _Left]:
-        for row in read_records(source, SourceDialogue):
-            reason = self._skipped(row)
-            if reason:
-                yield _Left(row.corpus, reason)
+    def _rows(self, source: Path) -> Iterator[_Chosen]:
+        rows = read_records(source, SourceDialogue)
+        for row in track(rows, "drawing rounds", total=count_lines(source)):
+            self.read += 1
+            if reason := self._skipped(row):
+                self._leave(row.corpus, reason)
             else:
                 yield _Chosen(row, self._survey.ratings.get(row.source_id, ()))
+
+    def _leave(self, corpus: str, reason: Reason) -> None:
+        self.dropped.setdefault(corpus, Counter())[reason.value] += 1
 
     def _skipped(self, row: SourceDialogue) -> Reason | None:
         if self._survey.chosen.get(row.source_id, row.id) != row.id:
@@ -483,12 +464,12 @@ class _Drawing:
 
 
 def _split(row: SourceDialogue) -> Split:
-    split = _SPLITS.get(row.split or "")
-    if split is None:
-        raise ConfigError(
-            f"dialogue {row.id}: split is {row.split!r}, expected one of {', '.join(_SPLITS)}"
-        )
-    return split
+    for split in SPLITS:
+        if row.split == split:
+            return split
+    raise ConfigError(
+        f"dialogue {row.id}: split is {row.split!r}, expected one of {', '.join(SPLITS)}"
+    )
 
 
 def _labels(

@@ -16,7 +16,7 @@ descriptions of a seeker that GPT-4 wrote from dialogues of ESConv, SMILE, EPITO
 ids only number the cards (the first digit is the corpus), so the source dialogue is found by its
 words. The `Problem` of a card is compared with the situation and the seeker's utterances of each
 dialogue by BM25 (k1 = 1.2, b = 0.75), divided by the sum of the weights of the card's words. A
-dialogue matches with a score of at least `card_share` and at least 95 % of the card's best score.
+dialogue matches with a score of at least `CARD_SHARE` and at least 95 % of the card's best score.
 All layouts of a matching source are removed. Cards of PsyQA are compared with SMILE, whose dialogues
 are made from the questions of PsyQA. Several dialogues about one question share no source; the 95 %
 rule and the near-duplicates find most of them.
@@ -36,8 +36,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-
-from pydantic import Field
 
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
@@ -62,13 +60,10 @@ _OF_CARDS = frozenset({"seeker", "user"})
 """What the cards call the person who seeks help."""
 
 
-class Settings(Rule):
-    """When a train dialogue is dropped."""
-
-    card_share: float = Field(default=0.3, gt=0)
-    """Least BM25 score of a match, as a share of the card's own weight."""
-    card_tie: float = Field(default=0.95, gt=0, le=1)
-    """Further matches need at least this share of the card's best score."""
+CARD_SHARE = 0.3
+"""Least BM25 score of a match, as a share of the card's own weight."""
+CARD_TIE = 0.95
+"""Further matches need at least this share of the card's best score."""
 
 
 class RoleCard(FrozenModel):
@@ -117,21 +112,15 @@ def _problem_of(base: str) -> str:
 
 
 def decontaminate(
-    source: Path, kept: Path, dropped: Path, settings: Settings, cards: Sequence[RoleCard] = ()
+    source: Path, kept: Path, dropped: Path, rule: Rule, cards: Sequence[RoleCard] = ()
 ) -> StepReport:
     """Copy the dialogues, without those of `train` that repeat held-out ones or role cards.
 
-    Reads the file twice, and once more if there are cards. Hashes of the held-out dialogues stay in
+    `kept` receives `SourceDialogue` rows, `dropped` receives `DroppedDialogue` rows. Reads the file
+    twice, and once more if there are cards. Hashes of the held-out dialogues stay in
     memory.
-
-    Args:
-        source: Dialogues with a split, as `ingest.collect` writes them.
-        kept: Receives the remaining dialogues.
-        dropped: Receives `DroppedDialogue` rows for the others.
-        settings: Thresholds.
-        cards: Role cards that an evaluation will use.
     """
-    held_out = HeldOut(settings)
+    held_out = HeldOut(rule)
     split_of: dict[str, str] = {}
     words = _CardWords(cards)
     for dialogue in _read(source, "indexing held-out dialogues"):
@@ -139,7 +128,7 @@ def decontaminate(
             split_of.setdefault(dialogue.source_id, dialogue.split or "")
             held_out.add(dialogue.source_id, _texts(dialogue), dialogue.language)
         words.count(dialogue)
-    matches = _CardMatches(words, settings)
+    matches = _CardMatches(words)
     if words.cards:
         for dialogue in _read(source, "matching role cards"):
             matches.score(dialogue)
@@ -293,9 +282,8 @@ class _CardWords:
 class _CardMatches:
     """The match of each source with each card."""
 
-    def __init__(self, words: _CardWords, settings: Settings) -> None:
+    def __init__(self, words: _CardWords) -> None:
         self._words = words
-        self._settings = settings
         self._weights = {
             corpus: {term: words.weight(corpus, term) for term in numbers}
             for corpus, numbers in words.with_term.items()
@@ -306,7 +294,7 @@ class _CardMatches:
                 for number in cards:
                     self._totals[number] += self._weights[corpus][term]
         self.shares: list[dict[str, float]] = [{} for _ in words.cards]
-        """By card: the score of each source of at least `Settings.card_share`."""
+        """By card: the score of each source of at least `CARD_SHARE`."""
 
     def score(self, dialogue: SourceDialogue) -> None:
         words, corpus = self._words, dialogue.corpus
@@ -323,7 +311,7 @@ class _CardMatches:
                 scores[number] += weight
         for number, score in scores.items():
             share = score / self._totals[number]
-            if share >= self._settings.card_share:
+            if share >= CARD_SHARE:
                 sources = self.shares[number]
                 sources[dialogue.source_id] = max(share, sources.get(dialogue.source_id, 0.0))
 
@@ -331,7 +319,7 @@ class _CardMatches:
         """Return the card of each matching source, the best of several."""
         best: dict[str, tuple[float, str]] = {}
         for card, sources in zip(self._words.cards, self.shares, strict=True):
-            least = self._settings.card_tie * max(sources.values(), default=0.0)
+            least = CARD_TIE * max(sources.values(), default=0.0)
             for source, share in sources.items():
                 if share >= least:
                     best[source] = max(best.get(source, (0.0, "")), (share, card.name))

@@ -43,9 +43,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -67,8 +66,6 @@ PAPER = "over 23 % of the data (COMPEER, Construction of the CER Dataset)"
 LONG_LETTERS = 20
 RULES_LAYER = "rules"
 MODEL_LAYER = "model"
-UNDECIDED = "undecided"
-"""The reason of a dialogue that is dropped because the model's answer is unusable."""
 
 
 class Rule(StrEnum):
@@ -112,16 +109,10 @@ class Settings(FrozenModel):
     max_stage_share: float = Field(default=0.5, ge=0, le=1)
     min_list_lines: int = Field(default=10, ge=1)
     max_list_share: float = Field(default=0.8, ge=0, le=1)
-    not_asked: tuple[str, ...] = ()
-    """Corpora that skip the model, for example those that people wrote."""
     shown_characters: int = Field(default=6_000, ge=200)
     """The most characters of a dialogue in the prompt: half for its beginning, half for its end."""
     shown_utterance_characters: int = Field(default=1_000, ge=50)
     """The most characters of an utterance in the prompt, at most a quarter of the above."""
-    undecided: Literal["keep", "drop"] = "keep"
-    """What to do with a dialogue if the model's answer is unusable."""
-    seed: int = Field(default=0, ge=0)
-    """The seed of the model's sampling."""
 
 
 def filter_dialogues(
@@ -230,10 +221,8 @@ def _fit(
         for row in sound:
             yield row.dialogue
         return
-    # The rows of a corpus are consecutive, so there are few groups.
-    for by_model, rows in groupby(sound, lambda row: row.dialogue.corpus not in settings.not_asked):
-        for row in _asked(rows, settings, asker, state) if by_model else rows:
-            yield row.dialogue
+    for row in _asked(sound, settings, asker, state):
+        yield row.dialogue
 
 
 def _asked(
@@ -249,7 +238,7 @@ def _asked(
 
     for answer in asker.ask(questions(), check_verdict, label="filtering"):
         row = waiting.popleft()
-        if _kept(row, answer, settings, state):
+        if _kept(row, answer, state):
             yield row
 
 
@@ -263,18 +252,14 @@ def _sound(ruled: Iterator[_Ruled], state: _Outcome) -> Iterator[_Row]:
             state.drop(row, RULES_LAYER, broken.rule, broken.detail)
 
 
-def _kept(row: _Row, answer: Answer, settings: Settings, state: _Outcome) -> bool:
-    verdict = None if answer.text is None else read_verdict(answer.text)
-    if verdict is None:
-        problem = answer.problem or "unreadable"
-        state.undecided[problem] += 1
-        if settings.undecided == "drop":
-            state.drop(row, MODEL_LAYER, UNDECIDED, problem)
-            return False
+def _kept(row: _Row, answer: Answer, state: _Outcome) -> bool:
+    if answer.text is None:
+        state.undecided[answer.problem or "unreadable"] += 1
         return True
-    if verdict.reason is not None:
-        state.drop(row, MODEL_LAYER, verdict.reason)
-    return verdict.reason is None
+    reason = read_verdict(answer.text)
+    if reason is not None:
+        state.drop(row, MODEL_LAYER, reason)
+    return reason is None
 
 
 # --- Rules ------------------------------------------------------------------------------------
@@ -446,13 +431,6 @@ _NO_VERDICT = "no JSON with a boolean keep"
 _UNKNOWN_REASON = "unknown reason"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The model's verdict on a dialogue; without a reason it passes."""
-
-    reason: Reason | None
-
-
 def filter_question(
     dialogue: SourceDialogue, settings: Settings, reserved: Sequence[str] = ()
 ) -> Question:
@@ -462,7 +440,7 @@ def filter_question(
     return Question(
         key=f"{dialogue.id}#{text_key(prompt)}",
         messages=(Message("user", (prompt,)),),
-        seed=seed_for(settings.seed, "filter", dialogue.id),
+        seed=seed_for(0, "filter", dialogue.id),
     )
 
 
@@ -499,31 +477,18 @@ def _shown(text: str, settings: Settings, reserved: Sequence[str]) -> str:
     return "\n  ".join(neutralise(cut, (*reserved, *_FRAME)).splitlines())
 
 
-def check_verdict(key: str, text: str) -> str | None:
-    """Return why an answer is unusable, or None."""
-    try:
-        _verdict(text)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def read_verdict(text: str) -> Verdict | None:
-    """Return the verdict of an answer, or None.
+def read_verdict(text: str) -> Reason | None:
+    """Return why a dialogue is to be dropped, by a model's answer; None keeps it.
 
     The last JSON object counts: a model that thinks aloud decides at the end.
 
+    Raises:
+        ValueError: The answer is unusable.
+
     Example:
         >>> read_verdict('Well. {"keep": false, "reason": "artificial"}')
-        Verdict(reason=<Reason.ARTIFICIAL: 'artificial'>)
+        <Reason.ARTIFICIAL: 'artificial'>
     """
-    try:
-        return _verdict(text)
-    except ValueError:
-        return None
-
-
-def _verdict(text: str) -> Verdict:
     objects = _OBJECT.findall(text)
     if text.rfind("{") > text.rfind("}"):
         raise ValueError(_INCOMPLETE_JSON)
@@ -532,9 +497,18 @@ def _verdict(text: str) -> Verdict:
     except (ValueError, RecursionError):
         raise ValueError(_INCOMPLETE_JSON) from None
     if answer.get("keep") is True:
-        return Verdict(None)
+        return None
     if answer.get("keep") is not False:
         raise ValueError(_NO_VERDICT)
     if answer.get("reason") not in tuple(Reason):
         raise ValueError(_UNKNOWN_REASON)
-    return Verdict(Reason(answer["reason"]))
+    return Reason(answer["reason"])
+
+
+def check_verdict(key: str, text: str) -> str | None:
+    """Return why an answer is unusable, or None."""
+    try:
+        read_verdict(text)
+    except ValueError as error:
+        return str(error)
+    return None

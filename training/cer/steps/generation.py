@@ -3,7 +3,7 @@
 The paper gives "the conversation history of sampled sentences" to GPT-4o and Qwen2.5-VL, which
 write three reasoning steps and a reply. Here any generator can: one that was trained on the output
 grammar (`compeer_core.reasoning`) reads the history only, any other gets the policy's prompt with the
-grammar. Several generators either all write a turn for each case, or alternate (`Settings.share`).
+grammar. Each of several generators writes turns for each case.
 
 A turn is accepted if it is complete, its labels belong to the vocabularies, and its reply is in the
 language of the case and differs from the corpus's own sentence. Other turns are requested again, a
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -35,11 +35,11 @@ from compeer_core.policy import Style
 from compeer_core.prompts import LANGUAGES, policy_messages
 from compeer_core.reasoning import read
 from compeer_core.row_files import json_lines, parse_row, write_rows
-from training.cer.corpora.reading import text_key
+from training.cer.corpora.reading import letters_of, text_key
 from training.cer.records import StepReport
-from training.cer.requests.asking import Answer, Asker, Counts, Question
+from training.cer.requests.asking import Answer, Asker, Question
 from training.cer.requests.generators import GeneratorSettings
-from training.cer.requests.seeding import generator_for, seed_for
+from training.cer.requests.seeding import seed_for
 from training.data.pictures import Pictures
 from training.data.records import read_records
 
@@ -62,9 +62,7 @@ class Settings(FrozenModel):
     """How many turns are written, by whom, and which are accepted."""
 
     samples_per_case: int = Field(default=1, ge=1)
-    """Turns for each case: from each generator (`each`) or in all (`in_turn`)."""
-    share: Literal["each", "in_turn"] = "each"
-    """`in_turn`: the generators alternate, starting with one drawn for each case."""
+    """Turns for each case from each generator."""
     keep_incomplete: bool = False
     """Accept a turn that lacks a part or has text outside its parts."""
     keep_unreadable: bool = False
@@ -96,7 +94,7 @@ class GeneratedTurn(FrozenModel):
     author: str
     """The generator's name."""
     sample: int = Field(ge=0)
-    """Which of the author's turns for this case it is; with `in_turn`, of all turns."""
+    """Which of the author's turns for this case it is."""
     seed: int
     """The seed of the request; an endpoint may ignore it."""
     text: str
@@ -182,7 +180,6 @@ def generate(
     if not askers:
         raise ConfigError("no generator to write turns: add one to `generators`")
     generating = _Generating(settings, askers, pictures, seed)
-    before = {name: asker.counts for name, asker in askers.items()}
     written = write_rows(output, generating.turns(source))
     return StepReport(
         step="generation",
@@ -191,8 +188,8 @@ def generate(
         dropped={corpus: dict(reasons) for corpus, reasons in generating.dropped.items()},
         figures={
             **generating.figures,
-            **_retried(askers, before),
-            "unanswered": _unanswered(askers, before),
+            **_retried(askers),
+            "unanswered": sum(sum(each.counts.unanswered.values()) for each in askers.values()),
             "pictures unreadable": len(pictures.unreadable) if pictures else 0,
         },
     )
@@ -216,7 +213,7 @@ class Wanted:
 
         A changed case, for example one with a longer history, gets another key.
         """
-        original = _letters(self.case.original or "")
+        original = letters_of(self.case.original or "")
         name = f"{self.case.id}/{self.sample}/{self.seed}/{text_key(self.case.model_dump_json())}"
         return f"{name} {self.case.language} {text_key(original) if original else '-'}"
 
@@ -228,15 +225,9 @@ def wanted(
     for case in cases:
         if not case.history[-1].text.strip():
             continue
-        if settings.share == "each":
-            shares = [(name, n) for name in authors for n in range(settings.samples_per_case)]
-        else:
-            first = int(generator_for(seed, "author", case.id).integers(len(authors)))
-            shares = [
-                (authors[(first + n) % len(authors)], n) for n in range(settings.samples_per_case)
-            ]
-        for name, sample in shares:
-            yield Wanted(case, name, sample, seed_for(seed, "turn", name, case.id, str(sample)))
+        for name in authors:
+            for sample in range(settings.samples_per_case):
+                yield Wanted(case, name, sample, seed_for(seed, "turn", name, case.id, str(sample)))
 
 
 def questions(
@@ -297,7 +288,7 @@ class TurnCheck:
             return UNREADABLE
         if reading.reply and speaks_another(reading.reply, language):
             return WRONG_LANGUAGE
-        if reading.reply and text_key(_letters(reading.reply)) == original:
+        if reading.reply and text_key(letters_of(reading.reply)) == original:
             return REPEATED
         return None
 
@@ -315,10 +306,6 @@ def speaks_another(reply: str, language: str) -> bool:
     if language not in LANGUAGES or detected in (language, "und"):
         return False
     return not (language in _LATIN and detected in _LATIN and len(reply.split()) < _FEW_WORDS)
-
-
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text.lower()))
 
 
 # --- Parallel generators ----------------------------------------------------------------------
@@ -414,10 +401,8 @@ class _Generating:
 
     def _ask(self, name: str, source: Path, check: TurnCheck) -> Generator[Answer, None, None]:
         settings = self._settings
-        total = None
-        if settings.share == "each":
-            with source.open("rb") as file:
-                total = sum(1 for _ in file) * settings.samples_per_case
+        with source.open("rb") as file:
+            total = sum(1 for _ in file) * settings.samples_per_case
         turn_questions = questions(
             source, settings, self._names, self._authors[name], self._pictures, self._seed
         )
@@ -489,19 +474,10 @@ def _ahead(answers: Generator[Answer, None, None]) -> Iterator[Iterator[Answer]]
             over.set()
 
 
-def _unanswered(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> int:
-    """Return the number of unanswered questions of this step; the next start asks them again."""
-    return sum(
-        sum(asker.counts.unanswered.values()) - sum(before[name].unanswered.values())
-        for name, asker in askers.items()
-    )
-
-
-def _retried(askers: Mapping[str, Asker], before: Mapping[str, Counts]) -> dict[str, int]:
-    """Return the number of repeated requests of this step, by generator and reason."""
+def _retried(askers: Mapping[str, Asker]) -> dict[str, int]:
+    """Return the number of repeated requests, by generator and reason."""
     return {
-        f"asked {name} again: {reason}": count - before[name].retried.get(reason, 0)
+        f"asked {name} again: {reason}": count
         for name, asker in askers.items()
         for reason, count in sorted(asker.counts.retried.items())
-        if count > before[name].retried.get(reason, 0)
     }

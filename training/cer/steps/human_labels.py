@@ -9,26 +9,17 @@ preferences, and every row names the corpus:
 - **pair** (Min et al. 2022): reflections of high, medium and low quality. The higher tier is
   preferred. The two high ones are `both`. The five low ones are "examples of what not to say" in the
   words of the data set, so two of them are `neither`; one such pair is drawn for each prompt.
-- **counselchat**: therapists' answers to one question. The one with more votes is preferred, if it
-  leads by `Settings.votes_margin`. Weak evidence: most answers have no votes, and those with votes are
-  shown above those without. A question is listed once for each of its topics with the same answers;
+- **counselchat**: therapists' answers to one question. The one with more votes is preferred. Weak
+  evidence: most answers have no votes, and those with votes are shown above those without. A question is listed once for each of its topics with the same answers;
   they count once.
 - **epitome** (Sharma et al. 2020): levels of 0 to 2 for three mechanisms of empathy. A reply is
   preferred if none of its levels is lower and one is higher. Few posts have two replies.
 - **ed_pairs**: a person's reply beside a weak model's output or a reply to something else. Nobody
   compared them: the first is better by rule, and the rows say so.
-- **esconv_sra** (ESConv-SRA): two replies by models with a given strategy; two people placed each pair
-  on a scale of -4 to 4. Signs are compared, as the authors do: negative prefers the first (their file
-  does not state this; inferred from examples). Pairs on which the two people differ are dropped, and
-  so is 0 and 0, which does not say whether both are good or neither is. Three in four histories come
-  from ESConv's train split, most from the middle of a dialogue: do not use it to test a model that
-  was trained on them.
 
 The order of the two replies is drawn for each pair. All pairs of one post are in one split.
 """
 
-import html
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -39,7 +30,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from compeer_core.annotation.agreement import measure_agreement
 from compeer_core.cer import (
     Candidate,
     Case,
@@ -56,8 +46,9 @@ from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Preference
 from training.cer.corpora import LOADERS
 from training.cer.corpora.answers import PAIR_TIERS, RATED_REPLIES
-from training.cer.corpora.reading import Row, converted, json_array, opening_key, text_key
-from training.cer.records import Dropped, SourceDialogue, SourceUtterance, StepReport
+from training.cer.corpora.reading import text_key
+from training.cer.pairs import pair_of
+from training.cer.records import Dropped, SourceDialogue, StepReport
 from training.cer.requests.seeding import generator_for
 from training.cer.steps.ingest import drawn_split
 from training.common.progress import track
@@ -66,11 +57,9 @@ SAME_REPLY = "identical replies"
 VOTES_TOO_CLOSE = "votes too close"
 NOT_DOMINATED = "neither reply dominates"
 LABELLED_TWICE = "contradictory labels"
-PEOPLE_DIFFER = "two annotators disagree"
-TIE = "tie: both or neither may be good"
 UNPAIRED = "counterpart missing"
 
-Name = Literal["empathy_ratings", "pair", "counselchat", "epitome", "ed_pairs", "esconv_sra"]
+Name = Literal["empathy_ratings", "pair", "counselchat", "epitome", "ed_pairs"]
 
 
 class JudgedCorpus(FrozenModel):
@@ -85,31 +74,16 @@ class JudgedCorpus(FrozenModel):
     licence: of these, epitome and counselchat."""
 
 
-class Settings(FrozenModel):
-    """Parameters of the rules."""
-
-    votes_margin: int = Field(default=1, ge=1)
-    """The lead in votes of counselchat's preferred answer."""
-
-
 def judgements(
     corpora: Sequence[JudgedCorpus],
     data_dir: Path,
     output: Path,
-    settings: Settings | None = None,
     *,
     seed: int,
 ) -> StepReport:
     """Write the judged pairs of replies, with the preference.
 
     The corpora are small and held in memory, one at a time.
-
-    Args:
-        corpora: Each at most once.
-        data_dir: The folder of corpora.
-        output: Receives `CerRecord` rows.
-        settings: Parameters of the rules.
-        seed: Draws orders, splits and pairs.
 
     Raises:
         ConfigError: A file is missing or damaged, or a corpus is listed twice.
@@ -118,7 +92,7 @@ def judgements(
     if len(set(names)) < len(names):
         raise ConfigError(f"judged: a corpus is listed twice: {', '.join(names)}")
     tally = _Tally()
-    written = write_rows(output, _records(corpora, data_dir, settings or Settings(), tally, seed))
+    written = write_rows(output, _records(corpora, data_dir, tally, seed))
     return StepReport(
         step="human",
         read=tally.read,
@@ -172,7 +146,6 @@ class _Reading:
 
     name: Name
     paths: Sequence[Path]
-    settings: Settings
     tally: _Tally
     seed: int
     claimed: dict[str, set[str]] = field(default_factory=dict)
@@ -193,11 +166,11 @@ class _Reading:
 
 
 def _records(
-    corpora: Iterable[JudgedCorpus], data_dir: Path, settings: Settings, tally: _Tally, seed: int
+    corpora: Iterable[JudgedCorpus], data_dir: Path, tally: _Tally, seed: int
 ) -> Iterator[CerRecord]:
     for corpus in corpora:
         paths = [data_dir / path for path in corpus.paths]
-        reading = _Reading(corpus.name, paths, settings, tally, seed)
+        reading = _Reading(corpus.name, paths, tally, seed)
         pairs: dict[str, list[Judged]] = {}
         for pair in track(_RULES[corpus.name](reading), f"reading {corpus.name}", unit="pairs"):
             tally.count(f"{corpus.name}, in the corpus's order: {pair.preference}")
@@ -220,16 +193,13 @@ def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Sp
 
 def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
     record_id = f"{pair.left.source.id}+{pair.right.source.id}"
-    first, second, preference = pair.left, pair.right, pair.preference
-    if generator_for(seed, "order", record_id).random() < 0.5:
-        first, second, preference = second, first, preference.swapped()
-    return CerRecord(
-        id=record_id,
-        case=_case(pair, split),
-        first=Candidate(author=first.author, reply=first.text),
-        second=Candidate(author=second.author, reply=second.text),
-        preference=preference,
-        preference_by=pair.by,
+    return pair_of(
+        record_id,
+        _case(pair, split),
+        *(Candidate(author=each.author, reply=each.text) for each in (pair.left, pair.right)),
+        preference=pair.preference,
+        by=pair.by,
+        swapped=generator_for(seed, "order", record_id).random() < 0.5,
     )
 
 
@@ -321,7 +291,6 @@ def _pair(reading: _Reading) -> Iterator[Judged]:
 
 
 def _counselchat(reading: _Reading) -> Iterator[Judged]:
-    margin = reading.settings.votes_margin
     for answers in _by_post(reading, "counselchat").values():
         distinct: dict[str, SourceDialogue] = {}
         for answer in answers:
@@ -332,7 +301,7 @@ def _counselchat(reading: _Reading) -> Iterator[Judged]:
                 distinct[key] = answer
         for left, right in combinations(distinct.values(), 2):
             a, b = int(left.labels["upvotes"]), int(right.labels["upvotes"])
-            if abs(a - b) < margin:
+            if a == b:
                 reading.drop(VOTES_TOO_CLOSE)
                 continue
             by = DecidedBy(
@@ -421,113 +390,6 @@ def _by_post(reading: _Reading, loader: str) -> Mapping[tuple[str, str], Sequenc
     return posts
 
 
-# --- ESConv-SRA -----------------------------------------------------------------------------------
-
-_SPOKEN = re.compile(r"(?:<br>)?<b>(seeker|supporter)</b>: ?")
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """One person's judgement of a pair."""
-
-    annotator: str
-    sign: int
-    """-1: the first is better; 1: the second; 0: neither."""
-
-
-def _esconv_sra(reading: _Reading) -> Iterator[Judged]:
-    pairs: dict[str, tuple[SourceDialogue, SourceDialogue]] = {}
-    placed: dict[str, list[_Placed]] = {}
-    dropped = Dropped()
-    for path in reading.paths:
-
-        def convert(row: Row) -> SourceDialogue:
-            value = row.value
-            place = int(value["model-preference"])
-            sign = (place > 0) - (place < 0)
-            both = _sra_replies(value)
-            pairs.setdefault(value["conv_id"], both)
-            placed.setdefault(value["conv_id"], []).append(_Placed(str(value["annotator"]), sign))
-            return both[0]
-
-        for _ in converted(json_array(path, dropped), convert, path, dropped):
-            reading.tally.read += 1
-    for reason, count in dropped.reasons.items():
-        reading.drop(reason, count)
-    _note_agreement(reading, placed.values())
-    for pair_id, (left, right) in pairs.items():
-        signs = [each.sign for each in placed[pair_id]]
-        if len(set(signs)) > 1:
-            reading.drop(PEOPLE_DIFFER)
-        elif signs[0] == 0:
-            reading.drop(TIE)
-        else:
-            by = DecidedBy(
-                kind="people" if len(signs) > 1 else "person", name="esconv_sra: placed -4 to 4"
-            )
-            preference = Preference.FIRST if signs[0] < 0 else Preference.SECOND
-            yield Judged(
-                Reply(left, left.labels["author"]),
-                Reply(right, right.labels["author"]),
-                preference,
-                by,
-            )
-
-
-def _sra_replies(value: Mapping[str, object]) -> tuple[SourceDialogue, SourceDialogue]:
-    """Return both replies.
-
-    Raises:
-        ValueError: The history is empty or does not end with the seeker.
-    """
-    _, *parts = _SPOKEN.split(str(value["history"]))
-    turns = [
-        SourceUtterance(speaker=Speaker(speaker), text=text)
-        for speaker, part in zip(parts[::2], parts[1::2], strict=True)
-        if (text := html.unescape(part).strip())
-    ]
-    if not turns or turns[-1].speaker is not Speaker.SEEKER:
-        raise ValueError("the history does not end with the seeker")
-    files = value["file_names"]
-    if not isinstance(files, list):
-        raise ValueError("file_names is not a list")
-    left, right = (
-        SourceDialogue(
-            id=f"esconv_sra/{value['conv_id']}/{number}",
-            # the dialogues are ESConv's, which are identified by their opening
-            source_id=f"esconv/{opening_key(each.text for each in turns)}",
-            corpus="esconv_sra",
-            language="en",
-            split=None,
-            licence="none stated (of ESConv: CC BY-NC 4.0)",
-            utterances=(
-                *turns,
-                SourceUtterance(
-                    speaker=Speaker.SUPPORTER, text=str(value[f"model{number}_response"]).strip()
-                ),
-            ),
-            labels={
-                "strategy": str(value["strategy"]),
-                "author": str(files[number - 1]).split("/")[2],
-            },
-        )
-        for number in (1, 2)
-    )
-    return left, right
-
-
-def _note_agreement(reading: _Reading, placed: Iterable[Sequence[_Placed]]) -> None:
-    agreement = measure_agreement(
-        [{each.annotator: each.sign for each in pair} for pair in placed],
-        (-1, 0, 1),
-        seed=reading.seed,
-    )
-    for name in ("raw", "alpha", "ac1"):
-        measure = getattr(agreement, name)
-        figure = None if measure is None else measure.value
-        reading.tally.figures[f"esconv_sra: {name} agreement of signs"] = figure
-
-
 _RULES: Mapping[str, Callable[[_Reading], Iterator[Judged]]] = MappingProxyType(
     {
         "empathy_ratings": _empathy_ratings,
@@ -535,6 +397,5 @@ _RULES: Mapping[str, Callable[[_Reading], Iterator[Judged]]] = MappingProxyType(
         "counselchat": _counselchat,
         "epitome": _epitome,
         "ed_pairs": _ed_pairs,
-        "esconv_sra": _esconv_sra,
     }
 )

@@ -27,7 +27,7 @@ from compeer_core.config import FrozenModel
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import write_rows
 from training.cer.corpora import LOADERS
-from training.cer.corpora.hub import OWN_SPLITS, hub_parts, is_hub_name
+from training.cer.corpora.hub import OWN_SPLITS, CorpusPart, hub_parts, is_hub_name
 from training.cer.records import Dropped, Reason, SourceDialogue, StepReport
 from training.cer.requests.seeding import generator_for
 from training.common.progress import track
@@ -121,16 +121,10 @@ def collect(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
-    path: Path
-    split: str | None
-
-
-def _parts(file: CorpusFile, data_dir: Path) -> list[_Part]:
-    if not is_hub_name(file.path):
-        return [_Part(data_dir / file.path, file.split)]
-    return [_Part(part.path, part.split) for part in hub_parts(file.path, file.split)]
+def _parts(file: CorpusFile, data_dir: Path) -> list[CorpusPart]:
+    if is_hub_name(file.path):
+        return hub_parts(file.path, file.split)
+    return [CorpusPart(data_dir / file.path, file.split)]
 
 
 def _rows(corpora: Iterable[CorpusFile], data_dir: Path, state: _State) -> Iterator[SourceDialogue]:

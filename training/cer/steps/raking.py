@@ -95,7 +95,6 @@ def choose(
     false_shares: Sequence[float],
     *,
     per_group: int,
-    at_most: int | None,
     seed: int,
 ) -> frozenset[str]:
     """Return the ids of the largest selection of rows with the target shares.
@@ -107,7 +106,6 @@ def choose(
         rows: Rows with distinct ids.
         false_shares: See `rake`.
         per_group: The most rows of one group.
-        at_most: The most rows in all.
         seed: The seed of the draws.
 
     Raises:
@@ -123,7 +121,7 @@ def choose(
         by_pattern[row.pattern].append(row)
     with np.errstate(divide="ignore", invalid="ignore"):
         most = np.where(wanted > 0, counts / wanted, np.inf).min()
-    high = min(len(rows), math.floor(most + 1e-6), at_most if at_most is not None else len(rows))
+    high = min(len(rows), math.floor(most + 1e-6))
     low, best = 0, frozenset[str]()
     while low < high:  # the largest size for which every pattern has enough rows
         size = (low + high + 1) // 2

@@ -1,7 +1,5 @@
 """ESCoT, MESC and the Chinese corpora: their layouts, and their public files."""
 
-import csv
-import gzip
 import io
 import json
 import tarfile
@@ -11,19 +9,8 @@ import pytest
 
 from compeer_core.dialogue import Speaker
 from compeer_core.taxonomy import Emotion, Strategy
-from training.cer.corpora import LOADERS
-from training.cer.records import Dropped, Reason, SourceDialogue
-
-
-def load(name: str, path: Path, split: str = "test") -> tuple[list[SourceDialogue], Dropped]:
-    dropped = Dropped()
-    return list(LOADERS[name](path, dropped, split)), dropped
-
-
-def write_json(path: Path, value: object) -> Path:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2), encoding="utf-8")
-    return path
-
+from tests.training.cer.corpora.corpus_files import load, write_csv, write_json
+from training.cer.records import Reason, SourceDialogue
 
 # --- ESCoT ---------------------------------------------------------------------------------------
 
@@ -81,29 +68,6 @@ def test_both_layouts_of_escot_share_the_source(tmp_path):
     assert not dropped.reasons
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "dialogues", "utterances"),
-    [
-        ("escot", "val.json.gz", 172, 4_166),
-        ("escot", "test.json.gz", 273, 6_666),
-        # the replies are not among the 27,952 lines of input
-        (
-            "escot_chain",
-            "ablation_data/em_sr_re/train/empathetic_dialogue_train.json.gz",
-            1_195,
-            27_952 + 1_195,
-        ),
-        ("escot_chain", "ablation_data/re/empathetic_dialogue_valid.json.gz", 172, 4_166),
-    ],
-)
-def test_the_public_files_of_escot_are_read_whole(corpora, name, file, dialogues, utterances):
-    read, dropped = load(name, corpora / "escot" / "data" / file)
-
-    assert len(read) == dialogues == len({dialogue.id for dialogue in read})
-    assert sum(len(dialogue.utterances) for dialogue in read) == utterances
-    assert not dropped.reasons
-
-
 # --- MESC ----------------------------------------------------------------------------------------
 
 MESC_COLUMNS = (
@@ -116,13 +80,12 @@ SCENE = (
 
 
 def write_scenes(path: Path, *ids: int) -> Path:
-    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(MESC_COLUMNS.split(","))
-        for identifier in ids:
-            for number, said in enumerate(SCENE):
-                writer.writerow((*said, identifier, number, 1, 2, "00:00:01,5", "00:00:02,5"))
-    return path
+    rows = [
+        (*utterance, identifier, number, 1, 2, "00:00:01,5", "00:00:02,5")
+        for identifier in ids
+        for number, utterance in enumerate(SCENE)
+    ]
+    return write_csv(path, MESC_COLUMNS.split(","), *rows)
 
 
 def letters(dialogue: SourceDialogue) -> str:
@@ -244,19 +207,3 @@ def test_soulchat_is_read_by_its_published_layout(tmp_path):
     assert dialogue.labels == {"topic": "家庭"}
     assert len(dialogue.utterances) == 2
     assert dropped.reasons == {Reason.ANOTHER_LAYOUT: 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "dialogues", "utterances", "empty"),
-    [
-        ("smile", "zh_smile/data_slice.tar.gz", 3_600, 41_013, 0),
-        ("cpsycoun_d", "zh_cpsycoun/CPsyCounD.tar.gz", 2_930, None, 2),
-        ("cpsycoun_e", "zh_cpsycoun/CPsyCounE.tar.gz", 23, None, 0),
-    ],
-)
-def test_the_public_chinese_files_are_read_whole(corpora, name, file, dialogues, utterances, empty):
-    read, dropped = load(name, corpora / file)
-
-    assert len(read) == dialogues
-    assert utterances in {None, sum(len(dialogue.utterances) for dialogue in read)}
-    assert dropped.reasons == ({Reason.EMPTY_UTTERANCE: empty} if empty else {})

@@ -10,9 +10,9 @@ import pytest
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion, Strategy
+from tests.training.cer.corpora.corpus_files import load, write
 from tests.training.corpora_fixture import esconv_row, write_esconv
-from training.cer.corpora import LOADERS
-from training.cer.records import Dropped, Reason, SourceDialogue
+from training.cer.records import Reason
 
 TALK = [
     ("usr", "Hi there."),
@@ -60,16 +60,6 @@ WINDOWS = (
 )
 
 
-def load(name: str, path: Path, split: str = "valid") -> tuple[list[SourceDialogue], Dropped]:
-    dropped = Dropped()
-    return list(LOADERS[name](path, dropped, split)), dropped
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8", newline="")
-    return path
-
-
 def layouts(folder: Path) -> Iterator[tuple[str, Path]]:
     yield "esconv", write_esconv(folder / "valid.txt.gz", [esconv_row(TALK)])
     yield "esconv_original", write(folder / "Failed.json", json.dumps([ORIGINAL], indent=1))
@@ -85,7 +75,7 @@ def test_a_dialogue_has_one_source_in_all_layouts(tmp_path):
 
 
 def test_lines_keep_the_labels_of_people(tmp_path):
-    (dialogue,), dropped = load(*next(layouts(tmp_path)))
+    (dialogue,), dropped = load(*next(layouts(tmp_path)), "valid")
 
     assert [said.speaker for said in dialogue.utterances[1:4]] == [
         Speaker.SUPPORTER,
@@ -187,28 +177,6 @@ def test_a_missing_or_damaged_file_is_a_config_error(tmp_path):
         load("esconv", tmp_path / "cut.txt.gz")
     with pytest.raises(ConfigError, match="not a JSON array"):
         load("esconv_original", write(tmp_path / "o.json", "{}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "dialogues", "utterances"),
-    [
-        ("esconv", "train.txt.gz", 910, 26_648),
-        ("esconv", "valid.txt.gz", 195, 5_678),
-        ("esconv", "test.txt.gz", 156, 4_867),
-        ("esconv_multiesc", "multiesc_valid.txt.gz", 195, 4_467),
-        ("esconv_multiesc", "multiesc_test.txt.gz", 156, 3_802),
-        ("esconv_original", "FailedESConv.json.gz", 157, 4_245),
-        # one dialogue per line of the file
-        ("esconv_windows", "thu-coai_devWithStrategy_short.tsv.gz", 2_797, None),
-    ],
-)
-def test_the_public_files_are_read_whole(corpora, name, file, dialogues, utterances):
-    read, dropped = load(name, corpora / "esconv" / file)
-
-    assert len(read) == dialogues
-    assert utterances in {None, sum(len(dialogue.utterances) for dialogue in read)}
-    assert len({dialogue.id for dialogue in read}) == dialogues
-    assert not dropped.reasons
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

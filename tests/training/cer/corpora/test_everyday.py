@@ -1,35 +1,12 @@
 """Everyday talk, interviews and judged answers: their layouts, and their public files."""
 
-import csv
-import gzip
-import json
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Emotion
-from training.cer.corpora import LOADERS
-from training.cer.records import Dropped, Reason, SourceDialogue
-
-
-def load(name: str, path: Path, split: str | None = None) -> tuple[list[SourceDialogue], Dropped]:
-    dropped = Dropped()
-    return list(LOADERS[name](path, dropped, split)), dropped
-
-
-def write_csv(path: Path, *rows: Sequence[object]) -> Path:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "wt", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return path
-
-
-def write_json(path: Path, value: object) -> Path:
-    path.write_text(json.dumps(value), encoding="utf-8")
-    return path
+from tests.training.cer.corpora.corpus_files import load, write_csv, write_json
+from training.cer.records import Reason
 
 
 def daily(number: int, split: str) -> dict[str, object]:
@@ -195,31 +172,3 @@ def test_pairs_share_the_source_of_their_growing_context(tmp_path):
 def test_a_csv_without_the_columns_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"p\.csv: missing column hq2, lq1"):
         load("pair", write_csv(tmp_path / "p.csv", ("prompt", "hq1")))
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "dialogues", "utterances"),
-    [
-        ("dailydialog", "dailydialog/data/dialogues.json.gz", 12_918, 101_424),
-        ("annomi", "annomi/AnnoMI-simple.csv.gz", 120, 8_366),
-        ("annomi", "annomi/AnnoMI-full.csv.gz", 120, 8_366),
-        ("epitome", "epitome/explorations-reddit.csv.gz", 2_744, 5_488),
-        ("counselchat", "counselchat/20200325_counsel_chat.csv.gz", 2_116, 4_232),
-        # 7 of the 1,471 questions have no answer
-        ("counselchat", "counselchat/counselchat-data.csv.gz", 1_464, 2_928),
-        ("ed_pairs", "ed_response_pairs/valid_user_system_conv.csv.gz", 2 * 5_632, 4 * 5_632),
-        ("ed_pairs", "ed_response_pairs/test_user_system_conv.csv.gz", 2 * 3_780, 4 * 3_780),
-        ("pair", "pair/pair_data.csv", 255 * 8, 255 * 16),
-        ("empathy_ratings", "empathy_ratings/dataset_and_ratings.csv.gz", 4_800, 9_600),
-    ],
-)
-def test_the_public_files_are_read_whole(corpora, name, file, dialogues, utterances):
-    read, dropped = load(name, corpora / file)
-
-    assert len(read) == dialogues == len({dialogue.id for dialogue in read})
-    assert sum(len(dialogue.utterances) for dialogue in read) == utterances
-    assert set(dropped.reasons) <= {
-        Reason.UNKNOWN_EMOTION,
-        Reason.REPEATED,
-        Reason.NO_PARTNER,
-    }

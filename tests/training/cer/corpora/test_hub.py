@@ -4,7 +4,6 @@ The library takes a folder `owner/name` of the working directory for the data se
 real rows are streamed here and no network is needed.
 """
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import pytest
 from datasets.exceptions import DatasetNotFoundError
 
 from compeer_core.errors import ConfigError
+from tests.training.cer.corpora.corpus_files import load, write_csv
 from tests.training.corpora_fixture import esconv_row, esconv_rows
-from training.cer.corpora import LOADERS
 from training.cer.corpora.hub import HubName, hub_parts, read_hub_name
-from training.cer.records import Dropped, Reason, SourceDialogue
+from training.cer.records import Reason
 
 
 @pytest.fixture
@@ -28,13 +27,6 @@ def hub(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "owner" / "name"
     folder.mkdir(parents=True)
     return folder
-
-
-def load(
-    name: str, path: str | Path, split: str | None = None
-) -> tuple[list[SourceDialogue], Dropped]:
-    dropped = Dropped()
-    return list(LOADERS[name](Path(path), dropped, split)), dropped
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
@@ -95,10 +87,8 @@ def test_table_rows_are_those_of_a_csv(hub):
 def test_a_column_of_integers_with_a_gap_is_read_as_integers(hub):
     """The library reads such a column as floats: 3.0, and nan or null."""
     rows = [("q", "Why?", "Why me?", "Who knows.", 3), ("q", "Why?", "Why me?", "Nobody.", "")]
-    with (hub / "train.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("questionID", "questionTitle", "questionText", "answerText", "upvotes"))
-        writer.writerows(rows)
+    columns = ("questionID", "questionTitle", "questionText", "answerText", "upvotes")
+    write_csv(hub / "train.csv", columns, *rows)
 
     (first, second), _ = load("counselchat", "hub:owner/name#train")
 

@@ -2,42 +2,20 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from compeer_core.cer import Candidate, Case, CaseUtterance, CerRecord, DecidedBy, HumanLabels
-from compeer_core.dialogue import Speaker
-from compeer_core.reasoning import (
-    EmotionStep,
-    HistoryStep,
-    Reasoning,
-    StrategyStep,
-    SupportTurn,
-    render,
-)
+from compeer_core.cer import Candidate, CerRecord, DecidedBy, HumanLabels
 from compeer_core.row_files import write_rows
-from compeer_core.taxonomy import Emotion, Preference, Sentiment, Stage, Strategy
-from training.cer.requests.asking import Answer, Check, Question
+from compeer_core.taxonomy import Preference, Strategy
+from tests.cases import case_of, said, turn_text
 
 RULE = DecidedBy(kind="rule", name="test/1")
 
 
-def turn(reply: str) -> str:
-    return render(
-        SupportTurn(
-            Reasoning(
-                HistoryStep('They said: "I can\'t sleep."', Stage.EXPLORATION),
-                EmotionStep("They are worried.", Sentiment.NEGATIVE, Emotion.ANXIETY, 3),
-                StrategyStep("Ask for more.", Strategy.QUESTION),
-            ),
-            reply,
-        )
-    )
-
-
 def row(
     name: str,
-    said: Iterable[str],
+    texts: Iterable[str],
     reply: str = "I'm sorry to hear that. You should talk to your mom.",
     other: str = "What's going on at work right now?",
     *,
@@ -46,24 +24,15 @@ def row(
     language: str = "en",
     corpus: str = "toy",
 ) -> CerRecord:
-    texts = list(said)
-    speakers = [
-        Speaker.SEEKER if (len(texts) - i) % 2 else Speaker.SUPPORTER for i in range(len(texts))
-    ]
-    case = Case(
+    case = case_of(
+        name,
         id=f"{name}#{round}",
-        dialogue_id=name,
-        source_id=name,
         corpus=corpus,
         language=language,
-        split=split,  # type: ignore[arg-type]
-        licence="CC0",
+        split=split,
         round=round,
         rounds=9,
-        history=tuple(
-            CaseUtterance(speaker=speaker, text=text)
-            for speaker, text in zip(speakers, texts, strict=True)
-        ),
+        history=said(*texts),
         original=reply,
         labels=HumanLabels(strategies=(Strategy.SUGGESTIONS,)),
     )
@@ -74,7 +43,7 @@ def row(
         second=Candidate(
             author="policy",
             reply=other,
-            turn=turn(other),
+            turn=turn_text(other),
             steps=(True, False, True),
             steps_by=RULE,
         ),
@@ -103,11 +72,11 @@ def rows(count: int = 24) -> list[CerRecord]:
     """Rows of `count` dialogues in four manners, two rows of each; every sixth is for testing."""
     result = []
     for number in range(count):
-        said = MANNERS[number % 4]
-        said = [*said[:2], f"{said[2]} It is about number {number}."]
+        texts = MANNERS[number % 4]
+        texts = [*texts[:2], f"{texts[2]} It is about number {number}."]
         split = "test" if number % 6 == 5 else "train"
-        result.append(row(f"d{number}", said[:1], split=split))
-        result.append(row(f"d{number}", said, split=split, round=1))
+        result.append(row(f"d{number}", texts[:1], split=split))
+        result.append(row(f"d{number}", texts, split=split, round=1))
     return result
 
 
@@ -117,26 +86,6 @@ def written(folder: Path, records: Iterable[CerRecord]) -> Path:
     return path
 
 
-class FakeAsker:
-    """Answers by a function of the last message; what a check refuses has no text."""
-
-    name = "fake"
-    reserved = ()
-
-    def __init__(self, answer: Callable[[str], str]) -> None:
-        self._answer = answer
-        self.keys: list[str] = []
-
-    def ask(
-        self, questions: Iterable[Question], check: Check, *, label: str, total: int | None = None
-    ) -> Iterator[Answer]:
-        for question in questions:
-            self.keys.append(question.key)
-            text = self._answer(question.messages[-1].text)
-            problem = check(question.key, text)
-            yield Answer(key=question.key, text=None if problem else text, problem=problem, tries=1)
-
-
 NUMBERED = re.compile(r'^\d+\. (?:Seeker|Supporter): (".*")$', re.MULTILINE)
 
 
@@ -144,7 +93,7 @@ def rewriter(change: Callable[[str], str]) -> Callable[[str], str]:
     """A generator that answers rewriting questions by changing each utterance."""
 
     def answer(message: str) -> str:
-        said = [json.loads(text) for text in NUMBERED.findall(message)]
-        return json.dumps({"utterances": [change(text) for text in said]})
+        texts = map(json.loads, NUMBERED.findall(message))
+        return json.dumps({"utterances": [change(text) for text in texts]})
 
     return answer

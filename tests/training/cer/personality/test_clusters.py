@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from compeer_core.cer import DecidedBy
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
-from compeer_core.row_files import write_rows
 from tests.training.cer.personality.personality_rows import rows, written
 from training.cer.personality import traits
 from training.cer.personality.clusters import (
@@ -26,13 +25,12 @@ from training.cer.personality.traits import Disc, Persona
 from training.data.records import read_records
 
 
-def persona(name, *, source=None, split="train", speaker=Speaker.SEEKER, d=0.5, language="en"):
+def persona(name, *, source=None, speaker=Speaker.SEEKER, d=0.5, language="en"):
     return Persona(
         id=name,
         corpus="toy",
         dialogue_id=name,
         source_id=source or name,
-        split=split,
         language=language,
         speaker=speaker,
         scores=Disc(d=d, i=0.5, s=0.5, c=0.5),
@@ -50,11 +48,6 @@ def cast(**clusters):
 
 
 # --- The elbow --------------------------------------------------------------------------------
-
-
-def test_the_elbow_is_where_the_curve_turns():
-    # From K = 1 to 3 the error falls by 90 of 94; afterwards by 1 or 2 each.
-    assert elbow([1, 2, 3, 4, 5, 6], [100, 40, 10, 8, 7, 6]) == Elbow(3, "kneedle")
 
 
 def test_without_a_knee_the_point_farthest_below_the_chord_is_taken():
@@ -88,7 +81,7 @@ def test_fewer_different_vectors_than_clusters_are_no_error(count):
 
 
 def test_tfidf_gives_rows_of_length_one_and_the_same_text_the_same_row():
-    encoder = encoder_for("tfidf", "en", dimensions=4)
+    encoder = encoder_for("tfidf", "en")
     encoder.fit(["lively and warm", "careful and exact", "warm and careful", "direct"])
     vectors = encoder.encode(["lively and warm", "direct", "lively and warm"])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1, 1])
@@ -104,9 +97,7 @@ def test_a_missing_encoder_is_a_config_error(tmp_path):
 
 
 def grouped(folder, seed=0):
-    traits.describe(
-        written(folder, rows(24)), folder / "p.jsonl", traits.Settings(splits=("train", "test"))
-    )
+    traits.describe(written(folder, rows(24)), folder / "p.jsonl")
     return cluster(folder / "p.jsonl", folder / "clusters", Settings(k_max=6), seed=seed)
 
 
@@ -118,7 +109,7 @@ def test_all_personas_are_assigned_and_the_sizes_add_up(tmp_path):
         for row in json.loads((tmp_path / "clusters/clusters.json").read_text(encoding="utf-8"))
     ]
     people = list(read_records(tmp_path / "clusters/personas.jsonl", ClusteredPersona))
-    assert report.written == len(people) == 48
+    assert report.written == len(people) == 40
     for grouping in groupings:
         role = f"{grouping.speaker}.{grouping.language}"
         mine = [p.cluster for p in people if p.persona.speaker is grouping.speaker]
@@ -138,12 +129,6 @@ def test_a_second_run_writes_the_same_bytes(tmp_path):
         {p.name: p.read_bytes() for p in (tmp_path / n / "clusters").iterdir()} for n in "ab"
     )
     assert first == second
-
-
-def test_train_personas_are_required(tmp_path):
-    write_rows(tmp_path / "p.jsonl", [persona("a", split="test")])
-    with pytest.raises(ConfigError, match="persona of the train split"):
-        cluster(tmp_path / "p.jsonl", tmp_path / "c", Settings())
 
 
 # --- Drawing ----------------------------------------------------------------------------------
@@ -175,7 +160,7 @@ def test_a_single_persona_in_a_cluster_gets_the_nearest_of_its_role():
             persona("c", d=0.6),
             persona("d", d=0.5, speaker=Speaker.SUPPORTER),
         ],
-        z=[persona("e", d=0.5, language="zh"), persona("f", d=0.5, split="test")],
+        z=[persona("e", d=0.5, language="zh")],
     )
     drawn = people.draw("a", np.random.default_rng(0))
     assert drawn is not None

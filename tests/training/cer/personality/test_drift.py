@@ -5,7 +5,6 @@ from compeer_core.taxonomy import Strategy
 from training.cer.personality.drift import (
     Reason,
     Rewriting,
-    Settings,
     TfidfSimilarity,
     drifted,
     keeps_strategy,
@@ -20,7 +19,7 @@ class Alike:
 
 def why(before, after, *strategies, language="en", exact=True, similarity=None):
     pair = Rewriting(before, after, strategies, language)
-    return drifted([pair], similarity or Alike(), Settings(), is_exact=exact)
+    return drifted([pair], similarity or Alike(), is_exact=exact)
 
 
 @pytest.mark.parametrize(

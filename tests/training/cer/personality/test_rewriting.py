@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from compeer_core.cer import CerRecord, Variant
 from compeer_core.reasoning import read
+from tests.training.cer.fake_asker import FakeAsker
 from tests.training.cer.personality.personality_rows import (
     NUMBERED,
-    FakeAsker,
     rewriter,
     row,
     rows,
@@ -20,10 +20,8 @@ from training.cer.personality.clusters import ClusteredPersona
 from training.cer.personality.rewriting import (
     VARIANTS,
     DroppedRow,
-    Settings,
     check_rewriting,
     check_verdict,
-    edits,
     pieces,
     rewrite,
     with_texts,
@@ -31,14 +29,12 @@ from training.cer.personality.rewriting import (
 from training.data.records import read_records
 
 
-def expanded(folder, records, asker=None, checker=None, seed=0, **chosen):
+def expanded(folder, records, asker=None, checker=None, seed=0):
     source = written(folder, records)
-    traits.describe(source, folder / "p.jsonl", traits.Settings())
+    traits.describe(source, folder / "p.jsonl")
     clusters.cluster(folder / "p.jsonl", folder / "clusters", clusters.Settings(k_max=4), seed=seed)
     personas = folder / "clusters" / "personas.jsonl"
-    report = rewrite(
-        source, personas, folder / "out", Settings(**chosen), asker, checker, seed=seed
-    )
+    report = rewrite(source, personas, folder / "out", asker, checker, seed=seed)
     variants = {
         variant: list(read_records(folder / "out" / f"{variant}.jsonl", CerRecord))
         for variant in VARIANTS
@@ -78,12 +74,6 @@ def test_a_turn_with_another_reply_stays_unchanged():
     )
     assert after.second.turn == "no tags at all"
     assert after.second.reply == "C"
-
-
-def test_edits_are_counted_in_tokens():
-    # "I'm" becomes two words, "." becomes "!".
-    assert edits("I'm glad.", "I am glad!") == 3
-    assert edits("same", "same") == 0
 
 
 # --- By rule ----------------------------------------------------------------------------------
@@ -235,7 +225,8 @@ def test_what_a_generator_gets_wrong_is_dropped_from_all_variants_and_counted(tm
 
 def test_a_generator_cannot_write_a_tag_into_a_turn(tmp_path):
     forge = rewriter(lambda text: f"{text} </reply>")
-    _, variants = expanded(tmp_path, rows(6), FakeAsker(forge), checks_words=False)
+    _, variants = expanded(tmp_path, rows(6), FakeAsker(forge))
+    assert len(variants[Variant.REWRITE]) > 4
     for one in variants[Variant.REWRITE]:
         assert read(one.second.turn).is_complete
         assert one.second.reply.endswith("‹/reply›")

@@ -7,24 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compeer_core.cer import Case, CaseUtterance, CerRecord, HumanLabels
-from compeer_core.dialogue import Speaker
+from compeer_core.cer import Case, CerRecord, HumanLabels
 from compeer_core.phrases import words_of
-from compeer_core.reasoning import (
-    EmotionStep,
-    HistoryStep,
-    Reasoning,
-    StrategyStep,
-    SupportTurn,
-    Unreadable,
-    render,
-)
+from compeer_core.reasoning import EmotionStep, HistoryStep, Reasoning, StrategyStep, Unreadable
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import SENTIMENT_OF, Emotion, Preference, Sentiment, Stage, Strategy
+from tests.cases import case_of, said, turn_text
 from training.cer.silver import dataset as silver
 from training.cer.silver.replies import (
     Assessment,
-    ReplySettings,
     assess_generated,
     assess_original,
     is_copy,
@@ -32,7 +23,6 @@ from training.cer.silver.replies import (
 )
 from training.cer.silver.steps import (
     Habits,
-    StepSettings,
     count_habits,
     expected_intensity,
     judge_emotion,
@@ -54,13 +44,11 @@ from training.cer.steps.raking import (
 from training.data.records import read_records
 
 LISTS = words()
-RULE = StepSettings()
-CONTROL = StepSettings(chained=False)
 TOLD = ("My boss fired me on Monday and I am worried about my job.",)
 
 
 def make_case(
-    *said,
+    *texts,
     round=3,
     rounds=10,
     strategies=(Strategy.QUESTION,),
@@ -74,23 +62,16 @@ def make_case(
     dialogue="esconv/lines/train/1",
     split="train",
 ):
-    """`said` are the seeker's turns; the supporter says "I see." between them."""
-    history = []
-    for text in said or TOLD:
-        if history:
-            history.append(CaseUtterance(speaker=Speaker.SUPPORTER, text="I see."))
-        history.append(CaseUtterance(speaker=Speaker.SEEKER, text=text))
-    return Case(
+    """`texts` are the seeker's turns; the supporter says "I see." between them."""
+    texts = [text for each in texts or TOLD for text in ("I see.", each)][1:]
+    return case_of(
+        dialogue,
         id=f"{dialogue}#{round}",
-        dialogue_id=dialogue,
-        source_id=dialogue,
         corpus="esconv",
-        language="en",
         split=split,
-        licence="CC BY-NC 4.0",
         round=round,
         rounds=rounds,
-        history=tuple(history),
+        history=said(*texts),
         original=original,
         labels=HumanLabels(
             strategies=strategies,
@@ -104,30 +85,33 @@ def make_case(
     )
 
 
-def history_of(case, text, stage=Stage.EXPLORATION, settings=RULE):
-    return judge_history(HistoryStep(text, stage), case, Context(case, LISTS), settings, LISTS)
+def history_of(case, text, stage=Stage.EXPLORATION):
+    return judge_history(HistoryStep(text, stage), Context(case, LISTS))
 
 
-def emotion_of(case, emotion, intensity=3, history_right=True, settings=RULE, sentiment=None):
-    sentiment = sentiment or SENTIMENT_OF[emotion]
-    step = EmotionStep("It shows.", sentiment, emotion, intensity)
-    return judge_emotion(step, case, Context(case, LISTS), history_right, settings, LISTS)
+def emotion_of(case, emotion, intensity=3, history_right=True, sentiment=None, text="It shows."):
+    step = EmotionStep(text, sentiment or SENTIMENT_OF[emotion], emotion, intensity)
+    return judge_emotion(step, Context(case, LISTS), history_right)
 
 
-def strategy_of(case, strategy, earlier=(True, True), settings=RULE, habits=None):
+def strategy_of(case, strategy, earlier=(True, True), habits=None):
     step = StrategyStep("It fits.", strategy)
-    return judge_strategy(step, case, Context(case, LISTS), habits or Habits(), earlier, settings)
+    return judge_strategy(step, Context(case, LISTS), habits or Habits(), earlier)
 
 
-HABITS = Habits(
-    turns={"worry, Exploration, begins": 40, "any, Exploration, begins": 100},
-    used={
-        # 8 of 40 is 20 %, 5 of 40 is 12.5 %
-        "worry, Exploration, begins": {Strategy.REFLECTION: 8, Strategy.INFORMATION: 5},
-        "any, Exploration, begins": {Strategy.INFORMATION: 90},
-    },
-)
-"""What people do after a first message of a worried seeker, in the first third."""
+def habits_of(turns):
+    """What people do after a first message of a worried seeker, in the first third."""
+    return Habits(
+        turns={"worry, Exploration, begins": turns, "any, Exploration, begins": 100},
+        used={
+            # 8 of 40 is 20 %, 5 of 40 is 12.5 %
+            "worry, Exploration, begins": {Strategy.REFLECTION: 8, Strategy.INFORMATION: 5},
+            "any, Exploration, begins": {Strategy.INFORMATION: 90},
+        },
+    )
+
+
+HABITS = habits_of(40)
 
 
 # --- words ------------------------------------------------------------------------------------
@@ -176,15 +160,6 @@ def test_of_names_that_overlap_the_longest_counts():
 )
 def test_the_issue_of_a_history_step(said, text, right):
     assert history_of(make_case(*said), text).right is right
-
-
-def test_hallucinated_quotes_can_be_penalised():
-    strict = StepSettings(quoted_share=0.5)
-    invented = 'Trouble at work. "The neighbour stole my bicycle"'
-    real = 'Trouble at work. "I am worried about my job"'
-
-    assert history_of(make_case(), invented, settings=strict).right is False
-    assert history_of(make_case(), real, settings=strict).right is True
 
 
 def test_a_problem_that_nobody_labelled_is_not_judged_unless_the_seeker_speaks_of_it():
@@ -259,13 +234,12 @@ def test_emotion_and_intensity(emotion, intensity, right):
     assert emotion_of(make_case(), emotion, intensity).right is right
 
 
-def test_a_near_emotion_needs_the_history_step_unless_labels_are_not_chained():
+def test_a_near_emotion_needs_the_history_step():
     case = make_case()
 
     assert emotion_of(case, Emotion.FEAR, history_right=False).right is False
     assert emotion_of(case, Emotion.FEAR, history_right=None).right is False
     assert emotion_of(case, Emotion.ANXIETY, history_right=False).right is True
-    assert emotion_of(case, Emotion.FEAR, history_right=False, settings=CONTROL).right is True
 
 
 def test_a_sentiment_that_contradicts_the_emotion_is_wrong():
@@ -283,17 +257,13 @@ def test_a_sentiment_that_contradicts_the_emotion_is_wrong():
     ],
 )
 def test_words_that_contradict_the_labels_make_the_step_wrong(text, intensity, right):
-    step = EmotionStep(text, Sentiment.NEGATIVE, Emotion.ANXIETY, intensity)
-    case = make_case()
-
-    assert judge_emotion(step, case, Context(case, LISTS), True, RULE, LISTS).right is right
+    assert emotion_of(make_case(), Emotion.ANXIETY, intensity, text=text).right is right
 
 
 def test_an_unreadable_label_is_wrong():
-    step = EmotionStep("It shows.", Sentiment.NEGATIVE, Unreadable("Gloom"), 3)
-    case = make_case()
+    gloom = emotion_of(make_case(), Unreadable("Gloom"), sentiment=Sentiment.NEGATIVE)
 
-    assert judge_emotion(step, case, Context(case, LISTS), True, RULE, LISTS).right is False
+    assert gloom.right is False
 
 
 def test_before_disclosure_only_neutral_is_right():
@@ -348,23 +318,22 @@ def test_what_the_person_did_is_right_whatever_came_before():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "earlier", "settings", "right"),
+    ("strategy", "earlier", "turns", "right"),
     [
-        ("Reflection of Feelings", (True, True), RULE, True),  # 20 % of 40 turns
-        ("Information", (True, True), RULE, False),  # 12.5 %
-        ("Reflection of Feelings", (False, True), RULE, False),
-        ("Reflection of Feelings", (True, False), RULE, False),
-        ("Reflection of Feelings", (None, True), RULE, False),
-        ("Reflection of Feelings", (False, False), CONTROL, True),
-        ("Information", (True, True), CONTROL, False),
-        # with more turns asked for, the family is left out: 90 of 100
-        ("Information", (True, True), StepSettings(habit_turns=41), True),
+        ("Reflection of Feelings", (True, True), 40, True),  # 20 % of 40 turns
+        ("Information", (True, True), 40, False),  # 12.5 %
+        ("Reflection of Feelings", (False, True), 40, False),
+        ("Reflection of Feelings", (True, False), 40, False),
+        ("Reflection of Feelings", (None, True), 40, False),
+        # of fewer than 30 turns the family is left out: 90 of 100
+        ("Information", (True, True), 30, True),  # 16.7 %
+        ("Reflection of Feelings", (True, True), 29, False),
     ],
 )
-def test_a_usual_strategy_passes_after_right_steps(strategy, earlier, settings, right):
+def test_a_usual_strategy_passes_after_right_steps(strategy, earlier, turns, right):
     case = make_case(*TOLD, round=0)
 
-    assert strategy_of(case, strategy, earlier, settings, HABITS).right is right
+    assert strategy_of(case, strategy, earlier, habits_of(turns)).right is right
 
 
 def test_a_strategy_that_cannot_be_read_is_wrong_and_one_that_nobody_labelled_is_not_judged():
@@ -393,14 +362,12 @@ def test_habits_are_counted_on_the_train_split_alone():
 # --- replies ----------------------------------------------------------------------------------
 
 
-def original(case, settings=None):
-    context = Context(case, LISTS)
-    return assess_original(case.original, case, context, settings or ReplySettings(), 6, LISTS)
+def original(case):
+    return assess_original(case.original, Context(case, LISTS))
 
 
 def generated(reply, strategy="Question", wrong=0, case=None):
-    context = Context(case or make_case(), LISTS)
-    return assess_generated(reply, strategy, wrong, context, ReplySettings(), 6, LISTS)
+    return assess_generated(reply, strategy, wrong, Context(case or make_case(), LISTS))
 
 
 FAILED = "esconv/original/failed/3"
@@ -471,12 +438,12 @@ def test_pity_before_anything_was_told_is_out_of_place():
 def test_copies_and_repetitions():
     earlier = ["My boss fired me on Monday and I cried"]
 
-    # 3 of its 4 runs of three words are the earlier turn's: 0.75
-    assert is_copy(words_of("boss fired me on Monday again"), earlier, 0.7)
-    assert not is_copy(words_of("boss fired me on Monday again"), earlier, 0.8)
-    assert not is_copy(words_of("boss fired me on"), earlier, 0.7)  # too short to tell
-    assert repeats_itself(words_of("is it true or is it true or not"), 4)
-    assert not repeats_itself(words_of("is it true or is it not"), 4)
+    # 3 of its 4 runs of three words are the earlier turn's: 0.75; then 3 of 5
+    assert is_copy(words_of("boss fired me on Monday again"), earlier)
+    assert not is_copy(words_of("boss fired me on Monday once again"), earlier)
+    assert not is_copy(words_of("boss fired me on"), earlier)  # too short to tell
+    assert repeats_itself(words_of("is it true or is it true"))
+    assert not repeats_itself(words_of("is it true or is it not"))
 
 
 @pytest.mark.parametrize(
@@ -484,7 +451,7 @@ def test_copies_and_repetitions():
     [
         (0.5, 0.9, Preference.SECOND),
         (0.9, 0.5, Preference.FIRST),
-        (0.5, 0.75, Preference.BOTH),  # the margin itself
+        (0.5, 0.7, Preference.BOTH),  # the margin itself
         (None, 0.1, Preference.SECOND),
         (0.1, None, Preference.FIRST),
         (None, None, Preference.NEITHER),
@@ -496,7 +463,7 @@ def test_the_four_preferences(first, second, preference):
         for score in (first, second)
     ]
 
-    assert silver.prefer(made[0], made[1], 0.25) is preference
+    assert silver.prefer(*made) is preference
 
 
 def test_scores_are_worked_out_from_content_length_steps_and_ratings():
@@ -514,7 +481,7 @@ def test_scores_are_worked_out_from_content_length_steps_and_ratings():
 TEXTS = st.sampled_from(
     ["The problem is not known.", "It is about work.", "It is about a breakup.", "A hard time."]
 )
-SAID = st.lists(
+TEXTS_SAID = st.lists(
     st.sampled_from(
         [
             "Hi",
@@ -530,10 +497,10 @@ SAID = st.lists(
     max_size=4,
 )
 CASES = st.builds(
-    lambda said, place, labels: make_case(
-        *said, round=place[0], rounds=place[0] + place[1], **labels
+    lambda texts, place, labels: make_case(
+        *texts, round=place[0], rounds=place[0] + place[1], **labels
     ),
-    SAID,
+    TEXTS_SAID,
     st.tuples(st.integers(0, 9), st.integers(1, 9)),
     st.fixed_dictionaries(
         {
@@ -569,10 +536,10 @@ def test_a_wrong_earlier_step_never_makes_a_later_one_right(case, reasoning):
     context = Context(case, LISTS)
 
     def emotion(history):
-        return judge_emotion(reasoning.emotion, case, context, history, RULE, LISTS).right
+        return judge_emotion(reasoning.emotion, context, history).right
 
     def strategy(*earlier):
-        return judge_strategy(reasoning.strategy, case, context, HABITS, earlier, RULE).right
+        return judge_strategy(reasoning.strategy, context, HABITS, earlier).right
 
     assert emotion(True) or not emotion(False)
     for history, feeling in product((True, False), repeat=2):
@@ -582,8 +549,8 @@ def test_a_wrong_earlier_step_never_makes_a_later_one_right(case, reasoning):
 @given(CASES, REASONINGS)
 def test_chaining_only_takes_away(case, reasoning):
     context = Context(case, LISTS)
-    chained = judge_steps(reasoning, case, context, HABITS, RULE, LISTS).labels
-    free = judge_steps(reasoning, case, context, HABITS, CONTROL, LISTS).labels
+    chained = judge_steps(reasoning, context, HABITS).labels
+    free = judge_steps(reasoning, context, HABITS, chained=False).labels
 
     assert chained[0] == free[0]
     assert all(loose or not strict for strict, loose in zip(chained, free, strict=True))
@@ -628,17 +595,15 @@ def rows_of_all_patterns(draw):
     return [Row(str(i), str(i % groups), pattern) for i, pattern in enumerate(patterns)]
 
 
-@given(rows_of_all_patterns(), st.integers(1, 3), st.none() | st.integers(1, 60))
-def test_the_choice_hits_its_targets_and_never_takes_a_row_or_a_group_too_often(
-    rows, per_group, at_most
-):
+@given(rows_of_all_patterns(), st.integers(1, 3))
+def test_the_choice_hits_its_targets_and_never_takes_a_row_or_a_group_too_often(rows, per_group):
     targets = [0.4, 0.25, 0.3]
-    taken = choose(rows, targets, per_group=per_group, at_most=at_most, seed=1)
+    taken = choose(rows, targets, per_group=per_group, seed=1)
     chosen = [row for row in rows if row.id in taken]
 
-    assert len(chosen) == len(taken) <= (at_most or len(rows))
+    assert len(chosen) == len(taken)
     assert all(sum(r.group == row.group for r in chosen) <= per_group for row in chosen)
-    assert taken == choose(rows[::-1], targets, per_group=per_group, at_most=at_most, seed=1)
+    assert taken == choose(rows[::-1], targets, per_group=per_group, seed=1)
     if chosen:
         # four patterns make up a share, and each may be off by one row
         got = false_shares_of(table_of([row.pattern for row in chosen]))
@@ -652,7 +617,7 @@ def test_as_many_rows_are_taken_as_the_scarcest_pattern_allows():
         for pattern in product((True, False), repeat=3)
         for i in range(27)
     ]
-    taken = choose(rows, [0.4, 0.25, 0.25], per_group=1, at_most=None, seed=0)
+    taken = choose(rows, [0.4, 0.25, 0.25], per_group=1, seed=0)
 
     assert len(taken) == 80  # 27 / 0.3375
 
@@ -660,7 +625,7 @@ def test_as_many_rows_are_taken_as_the_scarcest_pattern_allows():
 def test_an_id_that_stands_twice_is_refused():
     row = Row("a", "a", (True, True, True))
     with pytest.raises(ValueError, match="occurs twice"):
-        choose([row, row], [0.4, 0.2, 0.2], per_group=1, at_most=None, seed=0)
+        choose([row, row], [0.4, 0.2, 0.2], per_group=1, seed=0)
 
 
 def test_dependence_by_hand():
@@ -685,15 +650,9 @@ def test_dependence_of_labels_that_never_vary_is_not_a_number():
 # --- the step as a whole ----------------------------------------------------------------------
 
 
-def turn_text(
-    problem="work", stage=Stage.EXPLORATION, emotion=Emotion.ANXIETY, strategy="Question"
-):
-    reasoning = Reasoning(
-        HistoryStep(f"It is about {problem}.", stage),
-        EmotionStep("It shows.", SENTIMENT_OF[emotion], emotion, 3),
-        StrategyStep("It fits.", strategy),
-    )
-    return render(SupportTurn(reasoning, "Did your boss say why you lost the job?"))
+def judged_turn(problem="work", **changes):
+    reply = "Did your boss say why you lost the job?"
+    return turn_text(reply, history=f"It is about {problem}.", **changes)
 
 
 def generated_turn(case, text, sample=0):
@@ -721,7 +680,7 @@ def files(tmp_path):
     turns = []
     for n, case in enumerate(cases):
         history, emotion, strategy = PATTERNS[n % 8]
-        text = turn_text(
+        text = judged_turn(
             "work" if history else "a breakup",
             emotion=Emotion.ANXIETY if emotion else Emotion.SHAME,
             strategy="Question" if strategy else "Information",
@@ -802,6 +761,15 @@ def test_a_row_says_what_the_rule_found_and_who_decided(files):
     assert row.preference_by.name == "silver/1 replies, chained"
 
 
+def test_without_chaining_a_step_after_a_wrong_one_may_be_right(files):
+    _, _, judged = label(files, chained=False, false_shares=None)
+    row = next(r for r in judged if r.id == "esconv/lines/train/2#2/policy/0")
+    candidate = next(c for c in row.candidates if c.author == "policy")
+
+    assert candidate.steps_by.name == "silver/1 steps, not chained"
+    assert row.preference_by.name == "silver/1 replies, not chained"
+
+
 def test_either_reply_comes_first_and_the_preference_follows(files):
     _, _, judged = label(files)
     outcomes = {
@@ -834,7 +802,7 @@ def test_greetings_are_at_most_a_tenth_of_what_is_taken_from(files):
     cases = list(read_records(files / "cases.jsonl", Case))
     turns = list(read_records(files / "turns.jsonl", GeneratedTurn))
     greeted = [make_case("Hi", round=0, dialogue=f"esconv/lines/train/g{n}") for n in range(40)]
-    known = turn_text().replace("It is about work.", "The problem is not known.")
+    known = judged_turn().replace("It is about work.", "The problem is not known.")
     known = known.replace("Anxiety", "Neutral").replace("Negative", "Neutral")
     turns += [generated_turn(case, known) for case in greeted]
     write_rows(files / "cases.jsonl", [*cases, *greeted])

@@ -1,6 +1,5 @@
 """From turns to items and from answers to rows: the paper's rule in every branch, by hand first."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -292,12 +291,6 @@ def test_a_bad_file_ends_the_step_and_leaves_no_output(desk):
     with pytest.raises(ConfigError, match=r"a.csv, row 2, column history: got 'perhaps'"):
         settled(desk, desk / "a.csv")
     assert not (desk / "cer.jsonl").exists()
-
-
-def test_the_report_is_json(desk):
-    report, *_ = settle_rows(desk, [said("i0", "ann", 0, "TTT", "both")])
-
-    assert json.loads(report.model_dump_json())["figures"]["reply: alpha"] is None
 
 
 ROWS = st.lists(

@@ -15,10 +15,11 @@ from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import write_rows
 from compeer_core.taxonomy import Emotion, Strategy
+from tests.training.cer.source_dialogues import source_dialogue
 from tests.training.corpora_fixture import write_faces
 from training.cer.corpora import LOADERS
 from training.cer.esconv_rules import Config, rule_rows
-from training.cer.records import Dropped, SourceDialogue, SourceUtterance
+from training.cer.records import Dropped, SourceUtterance
 from training.cer.steps.cases import (
     Settings,
     draw_cases,
@@ -43,17 +44,9 @@ def supporter(text, **labels):
     return SourceUtterance(speaker=SUPPORTER, text=text, **labels)
 
 
-def talk(*said, id="esconv/lines/train/1", source_id="esconv/a", split="train", **fields):
-    return SourceDialogue(
-        id=id,
-        source_id=source_id,
-        corpus=fields.pop("corpus", id.split("/")[0]),
-        language="en",
-        split=split,
-        licence="CC BY-NC 4.0",
-        utterances=said,
-        **fields,
-    )
+def talk(*said, id="esconv/lines/train/1", **fields):
+    values = {"source_id": "esconv/a", "licence": "CC BY-NC 4.0"} | fields
+    return source_dialogue(id, *said, **values)
 
 
 # Written out by hand: joined turns 0 to 6, of which 2, 4 and 6 are rounds.
@@ -152,9 +145,7 @@ def test_a_rating_of_the_supporters_is_not_the_seekers(tmp_path):
         ({"history_characters": 19}, ["bbbb", "cccc", "dddd", "eeee"]),
         ({"history_characters": 11}, ["dddd", "eeee"]),
         ({"history_characters": 1}, ["eeee"]),
-        ({"history_turns": 3}, ["cccc", "dddd", "eeee"]),
-        ({"history_turns": 1, "history_characters": 100}, ["eeee"]),
-        ({"history_turns": 4, "history_characters": 12}, ["cccc", "dddd", "eeee"]),
+        ({"history_characters": 12}, ["cccc", "dddd", "eeee"]),
     ],
 )
 def test_the_oldest_turns_are_left_out_and_the_last_stays(tmp_path, limits, kept):
@@ -214,11 +205,9 @@ def test_the_same_id_gives_cases_once(tmp_path):
     assert report.dropped == {"esconv": {"repeated dialogue": 1}}
 
 
-@pytest.mark.parametrize(
-    ("given", "split"), [("train", "train"), ("validation", "valid"), ("dev", "valid")]
-)
-def test_the_split_comes_with_the_dialogue(tmp_path, given, split):
-    result, _ = drawn(tmp_path, [TALK.model_copy(update={"split": given})])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_split_comes_with_the_dialogue(tmp_path, split):
+    result, _ = drawn(tmp_path, [TALK.model_copy(update={"split": split})])
 
     assert {case.split for case in result} == {split}
 
@@ -437,15 +426,13 @@ UTTERANCES = st.lists(
 )
 
 
-@given(said=UTTERANCES, most=st.none() | st.integers(1, 4), seed=st.integers(0, 3))
+@given(said=UTTERANCES, seed=st.integers(0, 3))
 @settings(deadline=None)
-def test_every_case_is_a_round_of_its_dialogue(tmp_path_factory, said, most, seed):
+def test_every_case_is_a_round_of_its_dialogue(tmp_path_factory, said, seed):
     folder = tmp_path_factory.getbasetemp() / "open"
     folder.mkdir(exist_ok=True)
     row = talk(*said)
-    result, report = drawn(
-        folder, [row], Settings(rounds_per_dialogue=2, history_turns=most), None, seed
-    )
+    result, report = drawn(folder, [row], Settings(rounds_per_dialogue=2), None, seed)
 
     turns = turns_of(row)
     rounds = rounds_of(turns)
@@ -456,9 +443,7 @@ def test_every_case_is_a_round_of_its_dialogue(tmp_path_factory, said, most, see
     for case in result:
         position = rounds[case.round]
         assert case.original == turns[position].text
-        assert [said.text for said in case.history] == [
-            turn.text for turn in turns[max(0, position - (most or 99)) : position]
-        ]
+        assert [said.text for said in case.history] == [turn.text for turn in turns[:position]]
         assert len(set(case.labels.strategies)) == len(case.labels.strategies)
     assert printable(printable("".join(part.text for part in said))) == printable(
         "".join(part.text for part in said)

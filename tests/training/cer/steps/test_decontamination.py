@@ -6,47 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import write_rows
-from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
+from tests.training.cer.source_dialogues import source_dialogue
+from training.cer.records import DroppedDialogue, SourceDialogue, StepReport
 from training.cer.steps.decontamination import (
     SOURCE_OF_CARD,
     RoleCard,
-    Settings,
     decontaminate,
     read_cards,
     terms,
 )
 from training.cer.steps.ingest import CorpusFile, collect
+from training.data.near_duplicates import Rule
 from training.data.records import read_records
 
 LONG = "nobody told me that the old house by the river would be sold before the winter came round again"
 OTHER = "my sister has not called me once since the storm and she will not answer the door to me"
 
 
-def talk(
-    id: str,
-    split: str,
-    *texts: str,
-    source: str | None = None,
-    corpus: str = "esconv",
-    language: str = "en",
-    situation: str | None = None,
-) -> SourceDialogue:
-    return SourceDialogue(
-        id=id,
-        source_id=source or id,
-        corpus=corpus,
-        language=language,
-        split=split,
-        licence="MIT",
-        situation=situation,
-        utterances=tuple(
-            SourceUtterance(speaker=(Speaker.SEEKER, Speaker.SUPPORTER)[number % 2], text=text)
-            for number, text in enumerate(texts)
-        ),
-    )
+def talk(id: str, split: str, *texts: str, source: str | None = None, **fields: str):
+    values = {"corpus": "esconv", "source_id": source or id} | fields
+    return source_dialogue(id, *texts, split=split, **values)
 
 
 def cleaned(
@@ -60,7 +41,7 @@ def cleaned(
         folder / "in.jsonl",
         folder / "kept.jsonl",
         folder / "dropped.jsonl",
-        Settings.model_validate(keys),
+        Rule.model_validate(keys),
         cards,
     )
     kept = [dialogue.id for dialogue in read_records(folder / "kept.jsonl", SourceDialogue)]
@@ -229,7 +210,7 @@ def test_esconv_sources_of_the_cards_leave_training(corpora, tmp_path):
         tmp_path / "in.jsonl",
         tmp_path / "kept.jsonl",
         tmp_path / "dropped.jsonl",
-        Settings(),
+        Rule(),
         read_cards([cards]),
     )
 
@@ -258,7 +239,7 @@ def test_dailydialog_loses_what_its_test_set_repeats(corpora, tmp_path):
     )
 
     report = decontaminate(
-        tmp_path / "in.jsonl", tmp_path / "kept.jsonl", tmp_path / "dropped.jsonl", Settings()
+        tmp_path / "in.jsonl", tmp_path / "kept.jsonl", tmp_path / "dropped.jsonl", Rule()
     )
 
     assert report.dropped["dailydialog"].keys() == {

@@ -1,7 +1,7 @@
 """The rules drop what nobody would keep; the model decides about the rest, and its answers are read."""
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 from compeer_core.dialogue import Speaker
 from compeer_core.prompts import placeholders
 from compeer_core.row_files import write_rows
+from tests.training.cer.fake_asker import FakeAsker
+from tests.training.cer.source_dialogues import source_dialogue
 from training.cer.prompts import load
 from training.cer.records import DroppedDialogue, SourceDialogue, SourceUtterance, StepReport
-from training.cer.requests.asking import Answer, Asker, Check, Question
-from training.cer.requests.generators import GeneratorSettings
 from training.cer.steps.filtering import (
     PAPER,
     Broken,
     Reason,
     Rule,
     Settings,
-    Verdict,
     broken_rule,
     check_verdict,
     filter_dialogues,
@@ -39,26 +38,13 @@ CHINESE = ("我最近总是失眠，压力很大。", "听起来你很累。", "
 
 
 def talk(
-    *texts: str,
-    id: str = "a/1",
-    corpus: str = "a",
-    language: str = "en",
-    speakers: Iterable[Speaker] | None = None,
+    *texts: str, id: str = "a/1", speakers: Iterable[Speaker] | None = None, **fields: str
 ) -> SourceDialogue:
     """Seeker and supporter in turn, unless told otherwise."""
-    who = list(speakers) if speakers is not None else [SEEKER, SUPPORTER] * len(texts)
-    return SourceDialogue(
-        id=id,
-        source_id=id,
-        corpus=corpus,
-        language=language,
-        split="train",
-        licence="MIT",
-        utterances=tuple(
-            SourceUtterance(speaker=speaker, text=text)
-            for speaker, text in zip(who, texts, strict=False)
-        ),
-    )
+    said: Iterable[str | SourceUtterance] = texts
+    if speakers is not None:
+        said = map(lambda who, text: SourceUtterance(speaker=who, text=text), speakers, texts)
+    return source_dialogue(id, *said, **fields)
 
 
 # --- Rules ------------------------------------------------------------------------------------
@@ -290,13 +276,13 @@ def test_a_question_has_a_key_of_its_words_and_a_seed_of_its_name():
 @pytest.mark.parametrize(
     ("text", "verdict", "problem"),
     [
-        ('{"keep": true, "reason": null}', Verdict(None), None),
-        ('{"keep": true}', Verdict(None), None),
-        ('{"keep": true, "reason": "incoherent"}', Verdict(None), None),
-        ('{"keep": false, "reason": "incoherent"}', Verdict(Reason.INCOHERENT), None),
-        ('```json\n{"reason": "not_dialogue", "keep": false}\n```', Verdict(Reason.NOT_DIALOGUE), None),
+        ('{"keep": true, "reason": null}', None, None),
+        ('{"keep": true}', None, None),
+        ('{"keep": true, "reason": "incoherent"}', None, None),
+        ('{"keep": false, "reason": "incoherent"}', Reason.INCOHERENT, None),
+        ('```json\n{"reason": "not_dialogue", "keep": false}\n```', Reason.NOT_DIALOGUE, None),
         ('{"keep": true} On reflection: {"keep": false, "reason": "artificial"}',
-         Verdict(Reason.ARTIFICIAL), None),
+         Reason.ARTIFICIAL, None),
         ('{"keep": false, "reason": "boring"}', None, "unknown reason"),
         ('{"keep": false, "reason": null}', None, "unknown reason"),
         ('{"keep": false, "reason": ["artificial"]}', None, "unknown reason"),
@@ -310,13 +296,15 @@ def test_a_question_has_a_key_of_its_words_and_a_seed_of_its_name():
     ],
 )  # fmt: skip
 def test_an_answer_is_read_or_rejected_with_a_reason(text, verdict, problem):
-    assert read_verdict(text) == verdict
     assert check_verdict("key", text) == problem
+    if problem is None:
+        assert read_verdict(text) is verdict
 
 
 @given(st.text(max_size=60) | st.text(alphabet='{}"keptrusfal :,[]', max_size=60))
-def test_any_answer_is_either_usable_or_has_a_problem(text):
-    assert (read_verdict(text) is None) == (check_verdict("key", text) is not None)
+def test_any_answer_is_kept_dropped_or_named_as_unusable(text):
+    if check_verdict("key", text) is None:
+        assert read_verdict(text) in (None, *Reason)
 
 
 def test_the_check_can_be_sent_to_another_process():
@@ -326,36 +314,8 @@ def test_the_check_can_be_sent_to_another_process():
 # --- Both layers ------------------------------------------------------------------------------
 
 
-class FakeAsker(Asker):
-    """Answers at once, and reads three questions ahead as the real one does."""
-
-    def __init__(self, answer: Callable[[str], str | None]) -> None:
-        super().__init__(GeneratorSettings(source="openai:http://localhost/v1#m"), Path())
-        self.reserved = ()  # type: ignore[misc]  # a cached property
-        self.asked: list[str] = []
-        self._answer_to = answer
-
-    def ask(
-        self, questions: Iterable[Question], check: Check, *, label: str, total: int | None = None
-    ) -> Iterator[Answer]:
-        ahead: list[Question] = []
-        for question in questions:
-            self.asked.append(question.key)
-            ahead.append(question)
-            if len(ahead) > 3:
-                yield self._answered(ahead.pop(0), check)
-        for question in ahead:
-            yield self._answered(question, check)
-
-    def _answered(self, question: Question, check: Check) -> Answer:
-        text = self._answer_to(str(question.messages[0].content[0]))
-        if text is None or check(question.key, text) is not None:
-            return Answer(key=question.key, text=None, problem="no luck", tries=4)
-        return Answer(key=question.key, text=text, tries=1)
-
-
 def filtered(
-    folder: Path, dialogues: Iterable[SourceDialogue], settings: Settings, asker: Asker | None
+    folder: Path, dialogues: Iterable[SourceDialogue], settings: Settings, asker: FakeAsker | None
 ) -> tuple[list[str], list[DroppedDialogue], StepReport]:
     write_rows(folder / "in.jsonl", dialogues)
     report = filter_dialogues(
@@ -366,24 +326,23 @@ def filtered(
     return kept, dropped, report
 
 
-def by_number(asked: str) -> str | None:
+def by_number(asked: str) -> str:
     """The model's mind: stories 3 and 7 are artificial, 4 is incoherent, 5 leaves it speechless."""
     verdicts = {3: "artificial", 7: "artificial", 4: "incoherent"}
     for number, reason in verdicts.items():
         if f"story {number}." in asked:
             return f'{{"keep": false, "reason": "{reason}"}}'
-    return None if "story 5." in asked else '{"keep": true, "reason": null}'
+    return "Well." if "story 5." in asked else '{"keep": true, "reason": null}'
 
 
-def stories(corpus: str = "a") -> list[SourceDialogue]:
+def stories() -> list[SourceDialogue]:
     """Ten of them; 0 and 9 break a rule."""
     return [
         talk(
             f"Here is story {number}.",
             "fffffffffffffffffffffffffffffffffffffff" if number % 9 == 0 else "Tell me.",
             *(["ffffffffffffffffffffffffffffffffff"] * 3 if number % 9 == 0 else ["It hurts."]),
-            id=f"{corpus}/{number}",
-            corpus=corpus,
+            id=f"a/{number}",
         )
         for number in range(10)
     ]
@@ -402,7 +361,7 @@ def test_rules_come_first_then_the_model_and_both_are_counted(tmp_path):
         ("a/7", "model", "artificial"),
         ("a/9", "rules", "no words"),
     ]
-    assert len(asker.asked) == 8
+    assert len(asker.keys) == 8
     assert (report.read, report.written, report.dropped_count) == (10, 5, 5)
     assert report.dropped == {
         "a": {"rules: no words": 2, "model: artificial": 2, "model: incoherent": 1}
@@ -410,18 +369,7 @@ def test_rules_come_first_then_the_model_and_both_are_counted(tmp_path):
     assert report.figures["share dropped"] == 0.5
     assert report.figures["share of a dropped"] == 0.5
     assert report.figures["share dropped by the paper"] == PAPER
-    assert report.figures["undecided: no luck"] == 1
-
-
-def test_undecided_dialogues_can_be_dropped_instead(tmp_path):
-    kept, dropped, report = filtered(
-        tmp_path, stories(), Settings(undecided="drop"), FakeAsker(by_number)
-    )
-
-    assert "a/5" not in kept
-    assert [each.detail for each in dropped if each.reason == "undecided"] == ["no luck"]
-    assert report.dropped["a"]["model: undecided"] == 1
-    assert report.figures["undecided: no luck"] == 1
+    assert report.figures["undecided: no JSON with a boolean keep"] == 1
 
 
 def test_without_a_model_only_the_rules_decide(tmp_path):
@@ -429,21 +377,6 @@ def test_without_a_model_only_the_rules_decide(tmp_path):
 
     assert len(kept) == 8
     assert {each.layer for each in dropped} == {"rules"}
-
-
-def test_corpora_that_people_wrote_can_be_left_out_of_the_questions(tmp_path):
-    asker = FakeAsker(by_number)
-    dialogues = [*stories("human"), *stories("llm"), *stories("human2")]
-
-    kept, _, report = filtered(tmp_path, dialogues, Settings(not_asked=("human", "human2")), asker)
-
-    assert {key.split("/")[0] for key in asker.asked} == {"llm"}
-    assert [id for id in kept if id.startswith("llm")] == [
-        f"llm/{number}" for number in (1, 2, 5, 6, 8)
-    ]
-    order = [dialogue.id for dialogue in dialogues]
-    assert kept == sorted(kept, key=order.index)
-    assert report.figures["share of human dropped"] == 0.2
 
 
 # --- Public corpora ---------------------------------------------------------------------------

@@ -9,21 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compeer_core.cer import Case, CaseUtterance
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.images import Image
-from compeer_core.reasoning import (
-    EmotionStep,
-    HistoryStep,
-    Reasoning,
-    StrategyStep,
-    SupportTurn,
-    Unreadable,
-    render,
-)
+from compeer_core.reasoning import Unreadable
 from compeer_core.row_files import write_rows
-from compeer_core.taxonomy import Emotion, Sentiment, Stage, Strategy
+from tests.cases import case_of, said, turn_text
 from tests.training.cer.endpoint import Endpoint, asked, never, refused
 from tests.training.corpora_fixture import write_faces
 from training.cer.requests.asking import Answer, Asker, Budget, BudgetSpentError, Counts
@@ -53,42 +43,24 @@ FACE = "faces/fer2013/train/sad/train_000.jpg"
 
 
 def case(number, *history, language="en", original="I am sorry to hear that.", images=()):
-    said = history or ("Hello.", "Hi, what is it?", f"I lost my job {number} days ago.")
-    speakers = (Speaker.SEEKER, Speaker.SUPPORTER)
-    utterances = tuple(
-        CaseUtterance(
-            speaker=speakers[(len(said) - 1 - place) % 2],
-            text=text,
-            images=images if place == len(said) - 1 else (),
-        )
-        for place, text in enumerate(said)
+    utterances = said(
+        *(history or ("Hello.", "Hi, what is it?", f"I lost my job {number} days ago."))
     )
-    return Case(
-        id=f"esconv/lines/train/{number}#1",
-        dialogue_id=f"esconv/lines/train/{number}",
-        source_id=f"esconv/{number}",
+    *before, last = utterances
+    return case_of(
+        f"esconv/lines/train/{number}",
         corpus="esconv",
         language=language,
-        split="train",
-        licence="CC BY-NC 4.0",
         round=1,
         rounds=3,
-        history=utterances,
+        id=f"esconv/lines/train/{number}#1",
+        history=(*before, last.model_copy(update={"images": images})),
         original=original,
     )
 
 
-def turn(reply="What happened on that day?", emotion=Emotion.SADNESS):
-    return render(
-        SupportTurn(
-            Reasoning(
-                HistoryStep("They lost their job.", Stage.EXPLORATION),
-                EmotionStep("They are sad.", Sentiment.NEGATIVE, emotion, 4),
-                StrategyStep("Asking helps.", Strategy.QUESTION),
-            ),
-            reply,
-        )
-    )
+def turn(reply="What happened on that day?", **changes):
+    return turn_text(reply, **changes)
 
 
 CUT_SHORT = turn().removesuffix("?</reply>")
@@ -337,28 +309,19 @@ def test_each_generator_writes_its_samples_in_the_order_of_the_cases(tmp_path):
     assert report.figures["asked of b"] == 4
 
 
-def test_generators_can_take_turns(tmp_path):
-    settings = Settings(samples_per_case=2, share="in_turn")
-    cases = [case(number) for number in range(120)]
-    result, _ = written(tmp_path, cases, {"a": Talker(), "b": Talker(), "c": Talker()}, settings)
-
-    pairs = [(x.author, y.author) for x, y in zip(result[::2], result[1::2], strict=True)]
-    assert set(pairs) == {("a", "b"), ("b", "c"), ("c", "a")}
-    for name in "abc":
-        assert sum(one.author == name for one in result) == pytest.approx(80, abs=25)
-
-
 def test_what_is_asked_depends_on_the_case_and_the_seed_alone(tmp_path):
     cases = [case(number) for number in range(30)]
-    settings = Settings(samples_per_case=2, share="in_turn")
+    settings = Settings(samples_per_case=2)
 
     def keys(cases, seed=0):
-        return {want.key: want.seed for want in wanted(cases, settings, ["a", "b"], seed)}
+        return {
+            (want.author, want.key): want.seed for want in wanted(cases, settings, ["a", "b"], seed)
+        }
 
     assert keys(cases) == keys(cases[::-1])
     assert keys(cases[3:5]).items() < keys(cases).items()
     assert not set(keys(cases)) & set(keys(cases, seed=1))
-    assert len(keys(cases)) == 60
+    assert len(keys(cases)) == 120
 
 
 def test_a_case_that_changed_is_another_question():

@@ -1,26 +1,20 @@
 """Judgements that corpora hold already: each rule by hand, then the public files."""
 
 import csv
-import gzip
-import json
 from collections import Counter
 
 import pytest
 
 from compeer_core.cer import CerRecord
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.taxonomy import Preference
 from training.cer.steps.human_labels import (
     LABELLED_TWICE,
     NOT_DOMINATED,
-    PEOPLE_DIFFER,
     SAME_REPLY,
-    TIE,
     UNPAIRED,
     VOTES_TOO_CLOSE,
     JudgedCorpus,
-    Settings,
     judgements,
 )
 from training.data.records import read_records
@@ -32,11 +26,11 @@ def write_csv(path, *rows):
     return path.name
 
 
-def judged(folder, name, *paths, use="evaluate", seed=0, **settings):
+def judged(folder, name, *paths, use="evaluate", seed=0):
     """Return the report, and the rows turned back into the order of the corpus."""
     corpus = JudgedCorpus(name=name, paths=paths, use=use)
     output = folder / "human.jsonl"
-    report = judgements([corpus], folder, output, Settings(**settings), seed=seed)
+    report = judgements([corpus], folder, output, seed=seed)
     return report, list(read_records(output, CerRecord))
 
 
@@ -139,20 +133,20 @@ def test_more_votes_are_preferred_and_an_answer_counts_once(tmp_path):
         chat("B", 1),
         chat("C", 3),
         chat("C", 3, number="7"),  # the same question under another topic
+        chat("E", 3),
         chat("D", 3, question="Another?"),
     )
 
     report, rows = judged(tmp_path, "counselchat", name, use="train")
-    wider, few = judged(tmp_path, "counselchat", name, use="train", votes_margin=3)
 
     assert {in_order(row): row.preference_by.kind for row in rows} == {
         ("A", "B", "second"): "person",
         ("A", "C", "second"): "people",
         ("B", "C", "second"): "people",
+        ("A", "E", "second"): "people",
+        ("B", "E", "second"): "people",
     }
-    assert report.dropped["counselchat"] == {SAME_REPLY: 1}
-    assert [in_order(row) for row in few] == [("A", "C", "second")]
-    assert wider.dropped["counselchat"] == {SAME_REPLY: 1, VOTES_TOO_CLOSE: 2}
+    assert report.dropped["counselchat"] == {SAME_REPLY: 1, VOTES_TOO_CLOSE: 1}
     assert rows[0].case.labels.problem == "sleep"
 
 
@@ -238,57 +232,6 @@ def test_a_persons_reply_is_preferred_by_rule(tmp_path):
     assert report.dropped["ed_pairs"] == {UNPAIRED: 1, SAME_REPLY: 1}
 
 
-# --- esconv_sra ----------------------------------------------------------------------------------
-
-SPOKEN = (
-    "<br><b>supporter</b>: Hi.<br><b>seeker</b>: I am tired.<br><b>seeker</b>: So &amp; so."
-    "<br><b>supporter</b>: Why?<br><b>seeker</b>: Work."
-)
-
-
-def sra(pair, annotator, place, history=SPOKEN):
-    return {
-        "conv_id": pair,
-        "file_names": ["prompting/outputs/one//1.json", "prompting/outputs/two//1.json"],
-        "history": history,
-        "model1_response": f"{pair} A",
-        "model2_response": f"{pair} B",
-        "strategy": "Offer Hope",
-        "model-preference": place,
-        "annotator": annotator,
-    }
-
-
-def test_two_people_must_place_a_pair_on_one_side(tmp_path):
-    rows = [
-        *(sra("p", 1, "-4"), sra("p", 2, "-1")),
-        *(sra("q", 1, "1"), sra("q", 2, "0")),
-        *(sra("r", 1, "0"), sra("r", 2, "0")),
-        sra("s", 1, "3"),
-        sra("t", 1, "3", history="<b>supporter</b>: Hi."),
-    ]
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
-
-    report, (people, person) = judged(tmp_path, "esconv_sra", "a.json.gz")
-
-    assert (in_order(people), people.preference_by.kind) == (("p A", "p B", "first"), "people")
-    assert (in_order(person), person.preference_by.kind) == (("s A", "s B", "second"), "person")
-    assert [(said.speaker, said.text) for said in people.case.history] == [
-        (Speaker.SUPPORTER, "Hi."),
-        (Speaker.SEEKER, "I am tired.\nSo & so."),
-        (Speaker.SUPPORTER, "Why?"),
-        (Speaker.SEEKER, "Work."),
-    ]
-    assert people.case.round == 1
-    assert {candidate.author for candidate in people.candidates} == {"one", "two"}
-    assert report.dropped["esconv_sra"] == {
-        PEOPLE_DIFFER: 1,
-        TIE: 1,
-        "not in the corpus's layout": 1,
-    }
-    assert report.figures["esconv_sra: raw agreement of signs"] == pytest.approx(2 / 3)
-
-
 # --- all of them ---------------------------------------------------------------------------------
 
 
@@ -353,7 +296,6 @@ PUBLIC = (
             f"ed_response_pairs/{name}_user_system_conv.csv.gz" for name in ("valid", "test")
         ),
     ),
-    JudgedCorpus(name="esconv_sra", paths=("esconv_sra_pairs/annotation-results.json.gz",)),
 )
 
 
@@ -381,8 +323,6 @@ def test_the_public_files_have_the_known_counts(corpora, tmp_path):
     # 36 posts have two replies
     assert listed("epitome") == {"first": 11, "second": 7}
     assert listed("ed_pairs") == {"first": 5632 + 3780 - 1}
-    assert listed("esconv_sra") == {"first": 36, "second": 36}
-    assert figures["esconv_sra: raw agreement of signs"] == pytest.approx(88 / 102)
 
     ids, splits, sides = set(), {}, Counter()
     for row in read_records(tmp_path / "human.jsonl", CerRecord):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from compeer_core.row_files import write_rows
+from tests.training.cer.source_dialogues import source_dialogue
 from training.cer.records import SourceDialogue
 from training.cer.steps.subset import draw_sources
 from training.data.records import read_records
@@ -13,16 +14,12 @@ from training.data.records import read_records
 @pytest.fixture
 def dialogues(tmp_path):
     rows = [
-        SourceDialogue.model_validate(
-            {
-                "id": f"{split}-{number}{layout}",
-                "source_id": f"{split}-{number}",
-                "corpus": "esconv",
-                "language": "en",
-                "licence": "CC BY-NC 4.0",
-                "split": split,
-                "utterances": [{"speaker": "seeker", "text": "Hello"}],
-            }
+        source_dialogue(
+            f"{split}-{number}{layout}",
+            "Hello",
+            source_id=f"{split}-{number}",
+            corpus="esconv",
+            split=split,
         )
         for split in ("train", "valid", "test")
         for number in range(5)
