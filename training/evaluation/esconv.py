@@ -4,9 +4,8 @@ Each supporter turn is answered from the corpus's history, greedily and, unless 
 the policy's card. Consecutive turns of a speaker are joined; turns before the seeker's first message are
 skipped. Reported, with baselines:
 
-- labels: agreement of strategy, emotion and stage with the corpus
-- replies: BLEU, ROUGE-L and distinct-n, beside published results (`published_esconv.toml`), and the
-  shares of complete and of repetitive turns
+- labels: agreement of strategy, emotion and stage with the corpus, beside published results (`published.toml`)
+- replies: BLEU, ROUGE-L and distinct-n, and the shares of complete and of repetitive turns
 - images: the emotion step with a matching photo, without one, and with one that contradicts the text
 - perplexity of the corpus's turns
 
@@ -34,11 +33,9 @@ from training.data.pictures import Pictures
 from training.data.records import drawn, read_records
 from training.evaluation.answer_store import clear_stores, store_path
 from training.evaluation.esconv_measures import (
-    PUBLISHED,
     Answer,
     label_metrics,
     picture_metrics,
-    published,
     reply_metrics,
 )
 from training.evaluation.face_swap import with_swapped_faces
@@ -146,7 +143,7 @@ def _answer_metrics(
         _write_turns(config.folder / f"turns.{setting}.jsonl", answers[setting])
     printed = drawn(answers["sampled" if config.sampled else "greedy"], config.printed, config.seed)
     _write_replies(config.folder / "replies.md", printed)
-    yield from (*label_metrics(answers), *reply_metrics(answers), *published(PUBLISHED))
+    yield from (*label_metrics(answers), *reply_metrics(answers))
 
 
 def _photo_metrics(

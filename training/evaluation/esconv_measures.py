@@ -3,16 +3,13 @@
 Pure functions from answers to rows of a results file. 95 % intervals resample whole dialogues.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from compeer_core.cer import CerRecord
-from compeer_core.config import FrozenModel
 from compeer_core.ngrams import loops
 from compeer_core.reasoning import Reading, Reasoning
 from compeer_core.stats import (
@@ -27,9 +24,9 @@ from training.common import results
 from training.common.diversity import distinct_without
 from training.evaluation.bleu_rouge import ORDERS, overlap
 from training.evaluation.face_swap import Condition
-from training.evaluation.metrics import Ints, accuracy, confusion, weighted_f1
+from training.evaluation.metrics import Ints, accuracy, confusion, macro_f1, weighted_f1
+from training.evaluation.published import published_tables
 
-PUBLISHED = Path(__file__).with_name("published_esconv.toml")
 MAJORITY = "majority class"
 
 
@@ -71,7 +68,7 @@ LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
 
 
 def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield the agreement of labels with the corpus, and that of the majority class."""
+    """Yield the agreement of labels with the corpus, that of the majority class, and published results."""
     for label, of in LABELS.items():
         for number, (way, answers) in enumerate(by_setting.items()):
             weights = _weights(answers)
@@ -81,6 +78,9 @@ def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[result
                 yield from _agreement(weights, true, [majority] * len(true), label, MAJORITY)
             given = [of(answer.reading) or "unreadable" for answer in answers]
             yield from _agreement(weights, true, given, label, f"policy, {way}")
+    for table in published_tables():
+        if table.stage == "evaluate esconv":
+            yield from table.metrics("strategy")
 
 
 def _agreement(
@@ -90,7 +90,12 @@ def _agreement(
     truth: Ints = np.array([names[name] for name in true])
     verdict: Ints = np.array([names[name] for name in given])
     table = confusion(weights, truth, verdict, len(names))
-    for measure, values in (("accuracy", accuracy(table)), ("weighted F1", weighted_f1(table))):
+    measures = {
+        "accuracy": accuracy(table),
+        "macro F1": macro_f1(table),
+        "weighted F1": weighted_f1(table),
+    }
+    for measure, values in measures.items():
         result = estimate(values, len(true))
         yield results.measured(measure, result, unit="%", of=of, about=about)
 
@@ -136,38 +141,6 @@ def _distinct(answers: Sequence[Answer], texts: Sequence[str], length: int) -> E
     sources = [answer.sample.case.dialogue_id for answer in answers]
     values = np.array(distinct_without(texts, sources, length))
     return jackknife(values, len(values) - 1).model_copy(update={"n": len(answers)})
-
-
-class _Published(FrozenModel):
-    """Published results of a model, in per cent."""
-
-    name: str
-    strategy_accuracy: float | None = None
-    bleu_2: float | None = None
-    bleu_4: float | None = None
-    rouge_l: float | None = None
-    distinct_1: float | None = None
-    distinct_2: float | None = None
-
-
-_MEASURES = {
-    "strategy_accuracy": ("strategy", "accuracy"),
-    "bleu_2": (_REPLIES, "BLEU-2"),
-    "bleu_4": (_REPLIES, "BLEU-4"),
-    "rouge_l": (_REPLIES, "ROUGE-L"),
-    "distinct_1": (_REPLIES, "distinct-1"),
-    "distinct_2": (_REPLIES, "distinct-2"),
-}
-
-
-def published(path: Path) -> Iterator[results.Metric]:
-    """Yield published results."""
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["rows"]:
-        row = _Published.model_validate(entry)
-        for key, (about, measure) in _MEASURES.items():
-            value = getattr(row, key)
-            if value is not None:
-                yield results.Metric(name=measure, value=value, unit="%", of=row.name, about=about)
 
 
 # --- photos ------------------------------------------------------------------------------------

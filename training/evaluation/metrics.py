@@ -186,10 +186,19 @@ def balanced_accuracy(table: Floats) -> Floats:
 
 def weighted_f1(table: Floats) -> Floats:
     """Return F1 of each class, weighted by the frequency of the class."""
+    true = table.sum(axis=2)
+    return ratio((_f1(table) * true).sum(axis=1), true.sum(axis=1))
+
+
+def macro_f1(table: Floats) -> Floats:
+    """Return the mean F1 of the classes that occur. A class that is only predicted has no F1 of its own."""
+    occurs = table.sum(axis=2) > 0
+    return ratio((_f1(table) * occurs).sum(axis=1), occurs.sum(axis=1))
+
+
+def _f1(table: Floats) -> Floats:
     hit = np.diagonal(table, axis1=1, axis2=2)
-    true, given = table.sum(axis=2), table.sum(axis=1)
-    f1 = np.nan_to_num(ratio(2 * hit, true + given))
-    return ratio((f1 * true).sum(axis=1), true.sum(axis=1))
+    return np.nan_to_num(ratio(2 * hit, table.sum(axis=2) + table.sum(axis=1)))
 
 
 def matthews_correlation(table: Floats) -> Floats:

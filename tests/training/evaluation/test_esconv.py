@@ -18,11 +18,9 @@ from training.common import results
 from training.evaluation import esconv
 from training.evaluation.esconv import Config
 from training.evaluation.esconv_measures import (
-    PUBLISHED,
     Answer,
     label_metrics,
     picture_metrics,
-    published,
     reply_metrics,
 )
 from training.evaluation.face_swap import Condition, with_face
@@ -69,7 +67,8 @@ def test_labels_and_majority_class_by_hand():
     found = table(label_metrics({"greedy": answers}))
 
     assert found["strategy", "policy, greedy", "accuracy"].value == 25.0
-    # Question: 1 hit, 3 true, 2 predicted: F1 2/5; Others: F1 0. (3 * 0.4 + 0) / 4
+    # Question: 1 hit, 3 true, 2 predicted: F1 2/5; Others: F1 0. (3 * 0.4 + 0) / 4, (0.4 + 0) / 2
+    assert found["strategy", "policy, greedy", "macro F1"].value == pytest.approx(20.0)
     assert found["strategy", "policy, greedy", "weighted F1"].value == pytest.approx(30.0)
     assert found["strategy", "majority class", "accuracy"].value == 75.0
     # 2 * 3 / (3 + 4), weighted by 3 of 4
@@ -136,27 +135,11 @@ def test_photos_by_hand():
 
 
 def test_published_results_have_no_interval_and_no_count():
-    rows = list(published(PUBLISHED))
+    rows = [row for row in label_metrics({"greedy": [answer(0, turn())]}) if row.n is None]
 
-    assert {row.name for row in rows} == {
-        *("accuracy", "BLEU-2", "ROUGE-L", "distinct-2"),
-    }
-    assert all(row.low is None and row.n is None and "(published)" in row.of for row in rows)
-    misc = table(rows)["replies", "MISC (published)", "BLEU-2"]
-    assert misc.value == 7.31
-    result = results.Result(
-        name="x",
-        title="x",
-        date="2026-01-01",
-        model="x",
-        label_source="x",
-        command="x",
-        versions={},
-        metrics=tuple(rows),
-    )
-    assert "| MISC (published) | 7.31 % | 17.9 % | 19.7 % | not reported |" in results.render(
-        result
-    )
+    assert {row.name for row in rows} == {"accuracy", "macro F1", "weighted F1"}
+    assert all(row.low is None and row.about == "strategy" for row in rows)
+    assert table(rows)["strategy", "EmoDynamiX", "macro F1"].value == 27.70
 
 
 @pytest.fixture

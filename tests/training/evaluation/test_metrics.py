@@ -13,6 +13,7 @@ from training.evaluation.metrics import (
     auroc,
     balanced_accuracy,
     confusion,
+    macro_f1,
     matthews_correlation,
     perplexity,
     preference_report,
@@ -110,6 +111,10 @@ def test_every_measure_is_that_of_scikit_learn_on_each_resample(rows):
         t, v = np.repeat(truth, weight.astype(int)), np.repeat(verdict, weight.astype(int))
         expected = sklearn_metrics.f1_score(t, v, average="weighted", zero_division=0)
         assert weighted_f1(table)[row] == pytest.approx(expected)
+        expected = sklearn_metrics.f1_score(
+            t, v, average="macro", labels=np.unique(t), zero_division=0
+        )
+        assert macro_f1(table)[row] == pytest.approx(expected)
         assert matthews_correlation(table)[row] == pytest.approx(
             sklearn_metrics.matthews_corrcoef(t, v)
         )

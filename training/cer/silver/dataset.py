@@ -251,7 +251,7 @@ def label(
         turns: `GeneratedTurn` rows.
         output: Receives the selected `CerRecord` rows, atomically.
         judged: Receives all judged turns.
-        settings: Thresholds and selection.
+        settings: The control, and the selection.
         seed: Draws the order of replies and the selection.
         engine: Judges the turns. Habits are counted and rows selected in this process.
 
