@@ -17,6 +17,7 @@ import ipaddress
 import math
 import os
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,8 @@ def _is_local(host: object) -> bool:
 _connect = socket.socket.connect
 _connect_ex = socket.socket.connect_ex
 _getaddrinfo = socket.getaddrinfo
+_load_verify_locations = ssl.SSLContext.load_verify_locations
+_load_default_certs = ssl.SSLContext.load_default_certs
 
 
 def _refuse_outside(address: object) -> None:
@@ -127,6 +130,9 @@ def _guard_network(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(socket.socket, "connect", _guarded_connect)
     patch.setattr(socket.socket, "connect_ex", _guarded_connect_ex)
     patch.setattr(socket, "getaddrinfo", _guarded_getaddrinfo)
+    # Whom the world trusts does not matter here, and each client of HTTP would read it for 50 ms.
+    patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
+    patch.setattr(ssl.SSLContext, "load_default_certs", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -146,6 +152,8 @@ def _the_world_where_marked(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setattr(socket.socket, "connect", _connect)
         patch.setattr(socket.socket, "connect_ex", _connect_ex)
         patch.setattr(socket, "getaddrinfo", _getaddrinfo)
+        patch.setattr(ssl.SSLContext, "load_verify_locations", _load_verify_locations)
+        patch.setattr(ssl.SSLContext, "load_default_certs", _load_default_certs)
         yield
 
 

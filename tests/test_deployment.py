@@ -28,6 +28,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.pages import write_models
 from ui_components.server.listening import listen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -420,7 +421,7 @@ def test_in_a_space_the_page_trusts_its_proxy_and_warns_that_votes_get_lost(tmp_
         "x-forwarded-proto": "https",
         "x-forwarded-host": "someone-compeer.hf.space",
     }
-    words = ["python", "app.py", "--reward", "none"]
+    words = ["python", "app.py", "--models", str(write_models(tmp_path))]
 
     with started(Path(sys.executable), ROOT, words, space) as process:
         page = urllib.request.Request(f"http://127.0.0.1:{port}/", headers=proxied)

@@ -220,17 +220,18 @@ def shipped():
     return RiskClassifier(model, AutoTokenizer.from_pretrained(folder))
 
 
-@pytest.mark.timeout(600)  # reads 520 messages one by one
-def test_shipped_weights_reach_the_published_figures(shipped):
-    """Every second English message of `fresh`, of which the card states 60 % and 5 %."""
+@pytest.mark.timeout(600)  # reads messages one by one
+@pytest.mark.parametrize("every", [11, pytest.param(2, marks=pytest.mark.slow)])
+def test_shipped_weights_reach_the_published_figures(shipped, every):
+    """Some English messages of `fresh`, of which the card states 60 % and 5 %."""
     lines = (Path(__file__).parent / "risk_messages.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for line in lines if (row := json.loads(line))["split"] == "fresh"]
-    english = [row for row in rows if language_of(row["text"]) == "en"][::2]
+    english = [row for row in rows if language_of(row["text"]) == "en"]
     alarms = {True: [], False: []}
-    for row in english:
+    for row in english[::every]:
         alarms[row["kind"] != "none"].append(shipped(row["text"], "en") is not None)
 
-    assert len(english) >= 220
+    assert len(english) >= 440
     assert sum(alarms[True]) / len(alarms[True]) >= 0.5
     assert sum(alarms[False]) / len(alarms[False]) <= 0.09
 

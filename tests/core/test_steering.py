@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -294,27 +293,31 @@ def shipped() -> Iterator[Policy]:
         registry.close()
 
 
-def test_the_shipped_model_goes_on_behind_an_edited_step(shipped: Policy) -> None:
-    sampling = replace(shipped.sampling, seed=3, temperature=0.0)
-    free = list(shipped.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
-    before = reading_of(free)
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def free(shipped: Policy) -> Reading:
+    """What it writes when nothing is given."""
+    controls = Controls(sampling=GREEDY)
+    return reading_of(list(shipped.respond(DIALOGUE, controls, threading.Event())))
+
+
+def test_the_shipped_model_goes_on_behind_an_edited_step(shipped: Policy, free: Reading) -> None:
     joy = EmotionStep("They are proud and glad.", Sentiment.POSITIVE, Emotion.JOY, 5)
-    steps = (*kept_steps(before, Part.EMOTION), GivenStep(joy))
-    controls = Controls(given=steps, strategy="Providing Suggestions", sampling=sampling)
+    steps = (*kept_steps(free, Part.EMOTION), GivenStep(joy))
+    controls = Controls(given=steps, strategy="Providing Suggestions", sampling=GREEDY)
     after = reading_of(list(shipped.respond(DIALOGUE, controls, threading.Event())))
 
-    assert after.history == before.history
+    assert after.history == free.history
     assert after.emotion == joy
     assert after.strategy is not None
     assert after.strategy.strategy == "Providing Suggestions"
     assert after.is_complete, after.problems
 
 
-def test_keeping_everything_gives_the_greedy_reply_again(shipped: Policy) -> None:
-    sampling = Sampling(temperature=0.0)
-    free = list(shipped.respond(DIALOGUE, Controls(sampling=sampling), threading.Event()))
-    before = reading_of(free)
-    controls = Controls(given=kept_steps(before, Part.REPLY), sampling=sampling)
+def test_keeping_everything_gives_the_greedy_reply_again(shipped: Policy, free: Reading) -> None:
+    controls = Controls(given=kept_steps(free, Part.REPLY), sampling=GREEDY)
     after = reading_of(list(shipped.respond(DIALOGUE, controls, threading.Event())))
 
-    assert after == before
+    assert after == free

@@ -17,7 +17,7 @@ import psutil
 from tests.pages import write_models
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60
+START_SECONDS = 120
 SECRET = "sk-the-key-of-this-server"
 
 

@@ -81,19 +81,24 @@ def tiff_of_one_tile(side: int) -> bytes:
     return b"II*\x00" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + tile
 
 
-DECODED = (
-    zeros_png(4_000, 3_000, 16, 0),  # grey levels of 16 bits
-    zeros_png(4_000, 3_000, 16, 6),  # 16 bits, with transparency
-    zeros_png(4_000, 3_000, 8, 6),
-    zeros_png(3_000, 4_000, 8, 2),
-)
-"""As large as a picture may be."""
-REFUSED = (
-    zeros_png(7_000, 5_671, 16, 0),  # the 39.7 megapixels that took 8.4 GB
-    zeros_png(1, 1, 8, 2).replace(
-        struct.pack(">II", 1, 1), struct.pack(">II", 65_535, 65_535), 1
-    ),  # four gigapixels, says the header
-)
+def decoded_pictures() -> list[bytes]:
+    """As large as a picture may be."""
+    return [
+        zeros_png(4_000, 3_000, 16, 0),  # grey levels of 16 bits
+        zeros_png(4_000, 3_000, 16, 6),  # 16 bits, with transparency
+        zeros_png(4_000, 3_000, 8, 6),
+        zeros_png(3_000, 4_000, 8, 2),
+    ]
+
+
+def refused_pictures() -> list[bytes]:
+    """Larger than a picture may be."""
+    return [
+        zeros_png(7_000, 5_671, 16, 0),  # the 39.7 megapixels that took 8.4 GB
+        zeros_png(1, 1, 8, 2).replace(
+            struct.pack(">II", 1, 1), struct.pack(">II", 65_535, 65_535), 1
+        ),  # four gigapixels, says the header
+    ]
 
 
 @contextmanager
@@ -121,12 +126,13 @@ def test_six_hostile_visitors_take_less_than_400_mebibytes_and_delay_nobody_long
         small = upload(honest, "small.png", zeros_png(64, 64, 8, 2)).json()[0]
         assert REPLY in send_message(honest, "quick", [small])
     idle = server.resident_bytes()
+    decodable, refusable = decoded_pictures(), refused_pictures()
 
     def attack() -> tuple[str, str]:
         with server.visitor() as burglar:
             burglar.timeout = httpx.Timeout(120)
-            decoded = [upload(burglar, "x.png", data).json()[0] for data in DECODED]
-            refused = [upload(burglar, "x.png", data).json()[0] for data in REFUSED]
+            decoded = [upload(burglar, "x.png", data).json()[0] for data in decodable]
+            refused = [upload(burglar, "x.png", data).json()[0] for data in refusable]
             return send_message(burglar, "quick", decoded), send_message(burglar, "look", refused)
 
     with peak(server) as highest, ThreadPoolExecutor(7) as pool:
@@ -160,11 +166,12 @@ def test_a_jpeg_of_a_thousand_scans_is_refused_at_once(server):
 
 
 @pytest.mark.parametrize(
-    "bomb",
-    [jpeg_with_a_scan_for_each_channel(7_936, 7_936, 4), tiff_of_one_tile(16_000)],
+    "made",
+    [lambda: jpeg_with_a_scan_for_each_channel(7_936, 7_936, 4), lambda: tiff_of_one_tile(16_000)],
     ids=["JPEG of four scans", "TIFF of one tile"],
 )
-def test_a_picture_whose_size_hides_in_its_parts_is_refused_before_it_is_decoded(server, bomb):
+def test_a_picture_whose_size_hides_in_its_parts_is_refused_before_it_is_decoded(server, made):
+    bomb = made()
     idle = server.resident_bytes()
     with server.visitor() as client, peak(server) as highest:
         path = upload(client, "x.jpg", bomb).json()[0]

@@ -1,9 +1,9 @@
 """Opening databases of votes: new, old, half migrated, damaged, foreign, unreachable."""
 
 import os
+import signal
 import sqlite3
 import stat
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -24,8 +24,8 @@ from compeer_core.votes.database import (
 from compeer_core.votes.schema import Base
 from compeer_core.votes.store import VoteStore
 from tests.core.votes.made_up import fought
+from tests.core.votes.opening import open_and_close, open_and_die, started
 
-ROOT = Path(__file__).resolve().parents[3]
 OLDEST, NEWEST = "0001", "0005"
 
 
@@ -57,22 +57,9 @@ def take_back_to(url, version):
 
 def killed_while(url, operation, times=1):
     """Open the database in a process that dies when it is about to do something for the nth time."""
-    code = f"""
-import os, signal, alembic.op
-from compeer_core.votes.database import Database
-left = {times}
-original = alembic.op.{operation}
-def killing(*arguments, **named):
-    global left
-    left -= 1
-    if not left:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments, **named)
-alembic.op.{operation} = killing
-Database({url!r})
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False)
-    return done.returncode == -9
+    process = started(open_and_die, url, operation, times)
+    process.join(60)
+    return process.exitcode == -signal.SIGKILL
 
 
 # --- migrations ---------------------------------------------------------------------------------
@@ -138,10 +125,11 @@ def test_a_first_migration_that_is_killed_halfway_is_made_anew(url):
 
 
 def test_servers_that_start_at_once_share_one_migration(url):
-    code = f"from compeer_core.votes.store import VoteStore; VoteStore({url!r}).close()"
-    starting = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(4)]
+    starting = [started(open_and_close, url) for _ in range(4)]
+    for each in starting:
+        each.join(120)
 
-    assert [each.wait(timeout=120) for each in starting] == [0] * 4
+    assert [each.exitcode for each in starting] == [0] * 4
     assert version_of(url)[0] == NEWEST
 
 

@@ -194,7 +194,7 @@ def test_all_programs_together_leave_the_page_alone(address):
             pass
         assert attack.answers == {200: per_network}
     transport = httpx.HTTPTransport(local_address="127.0.2.1")
-    with httpx.Client(base_url=address, transport=transport) as one_more:
+    with httpx.Client(base_url=address, timeout=60, transport=transport) as one_more:
         refused = one_more.post(CHAT, json=asking())
 
     assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
@@ -204,7 +204,7 @@ def test_all_programs_together_leave_the_page_alone(address):
 
 def test_nothing_bypasses_the_queue(address):
     """Gradio would answer a direct call in a server thread, without any queue."""
-    with httpx.Client(base_url=address) as program:
+    with httpx.Client(base_url=address, timeout=60) as program:
         for name in ("chat", "score"):
             direct = program.post(f"/gradio_api/run/{name}", json={"data": asking()["data"]})
             assert direct.status_code == httpx.codes.NOT_FOUND
@@ -272,7 +272,10 @@ def test_a_session_has_a_few_streams_at_once(services, address):
 
 def test_a_program_that_disconnects_leaves_the_queue(services, address):
     line = services.models.queue("scripted-policy")
-    with line.place(SessionKey("somebody", "").caller), httpx.Client(base_url=address) as program:
+    with (
+        line.place(SessionKey("somebody", "").caller),
+        httpx.Client(base_url=address, timeout=60) as program,
+    ):
         event = program.post(CHAT, json=asking()).json()["event_id"]
         with program.stream("GET", f"{CHAT}/{event}"):
             eventually(lambda: len(line) == 1)
@@ -293,7 +296,7 @@ def test_score_stops_when_its_caller_disconnects(services, address, monkeypatch)
 
     monkeypatch.setattr(ScriptedScoring, "ask", slowly)
     turn = {"data": [[{"role": "user", "content": "I lost my job."}], COMPLETE, None, ""]}
-    with httpx.Client(base_url=address) as program:
+    with httpx.Client(base_url=address, timeout=60) as program:
         event = program.post(SCORE, json=turn).json()["event_id"]
         with program.stream("GET", f"{SCORE}/{event}"):
             eventually(lambda: asked)
@@ -306,7 +309,7 @@ def test_score_stops_when_its_caller_disconnects(services, address, monkeypatch)
 
 def test_an_unheard_call_never_starts(services, address, monkeypatch):
     monkeypatch.setattr(admission, "HEARD_WITHIN_SECONDS", 4.0)
-    with httpx.Client(base_url=address) as program:
+    with httpx.Client(base_url=address, timeout=60) as program:
         calls = [program.post(CHAT, json=asking()) for _ in range(admission.PROGRAM.of_network)]
         assert program.post(CHAT, json=asking()).status_code == httpx.codes.TOO_MANY_REQUESTS
         eventually(lambda: program.post(CHAT, json=asking()).status_code == httpx.codes.OK, 8)
@@ -391,7 +394,7 @@ def test_conversations_of_others_outlive_those_of_one_who_writes_many(services, 
 
 
 def test_the_page_marks_visitors_of_a_network_that_brings_too_many(services, address):
-    with httpx.Client(base_url=address) as many:
+    with httpx.Client(base_url=address, timeout=60) as many:
         for number in range(NEW_VISITORS + 1):
             cookie = many.get("/").cookies[COOKIE]
             many.cookies.clear()

@@ -256,8 +256,7 @@ def test_what_cannot_be_joined_is_written_by_turns(qwen, picture, steps, monkeyp
     assert min(until_one_ended.count(n) for n in range(4)) > 10  # of 16
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_the_shipped_model_writes_the_same_in_company(repository, sampling, steps):
+def test_the_shipped_model_writes_the_same_in_company(repository, steps):
     checkpoints = repository / "assets" / "checkpoints"
     backend = load_transformers(
         str(checkpoints / "compeer-small-base"),
@@ -265,13 +264,13 @@ def test_the_shipped_model_writes_the_same_in_company(repository, sampling, step
         pool=ModelPool(),
     )
     talks = [said("I failed my exam."), said("My boss shouted at me today, and I cried. " * 3)]
-    samplings = [replace(sampling, seed=n, max_new_tokens=48) for n in range(2)]
+    samplings = [replace(sampling, max_new_tokens=32) for sampling in (GREEDY, WARM)]
     alone = [written_alone(backend, m, s) for m, s in zip(talks, samplings, strict=True)]
 
     turns = [opened(backend, m, s) for m, s in zip(talks, samplings, strict=True)]
 
     assert written_at_once(backend, turns) == alone
-    assert steps.count(2) > 30
+    assert steps.count(2) > 20
     backend.close()
 
 
