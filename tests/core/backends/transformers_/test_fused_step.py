@@ -104,6 +104,19 @@ def test_a_step_gives_the_logits_of_transformers(plain, fused, steps):
     assert steps == [1] * 4
 
 
+@pytest.mark.parametrize("has_onednn", [fused_step.HAS_ONEDNN, False])
+def test_several_rows_read_blocked_copies_where_they_can_be_made(
+    plain, fused, monkeypatch, has_onednn
+):
+    monkeypatch.setattr(fused_step, "HAS_ONEDNN", has_onednn)
+    text, several = fused.model.language_model, PROMPT.repeat(3, 1)
+
+    check_same(logits(fused), logits(plain))
+    assert text._blocked is None
+    check_same(logits(fused, several), logits(plain, several))
+    assert (text._blocked is not None) is has_onednn
+
+
 def test_weights_are_held_once(plain, fused):
     text = fused.model.language_model
     attention, mlp = text.layers[0].self_attn, text.layers[0].mlp
