@@ -98,7 +98,7 @@ def test_known_delays_are_measured_and_planted_cross_talk_is_found(tmp_path):
         encoding="utf-8",
     )
     root = Path(__file__).parents[3]
-    flags = ["--forwarded-allow-ips", "127.0.0.1", "--models"]
+    flags = ["--forwarded-allow-ips", "127.0.0.1", "--turns-at-once", "1", "--models"]
     app = ["app.py", *flags, str(tmp_path / "models.toml"), "--data-dir", str(tmp_path)]
     (tmp_path / "serving.toml").write_text(
         f"""
@@ -123,7 +123,7 @@ def test_known_delays_are_measured_and_planted_cross_talk_is_found(tmp_path):
     assert found["Whole turn, median, 1 seeker"].low >= alone
     assert FIRST_DELAY + DELAY <= found["First token after Send, median, 1 seeker"].value < alone
     assert found["Turns per minute, 1 seeker"].value < 60 / alone
-    # The app takes one turn of a scripted model at a time: the second seeker waits for the first.
+    # The app takes one turn at a time here: the second seeker waits for the first.
     assert found["Throughput relative to 1 seeker, 2 seekers"].value == pytest.approx(1, rel=0.3)
     assert found["First token after Send, p95, 2 seekers"].value > alone + FIRST_DELAY
     # A chunk is a token. The next turn can begin while the last tokens of one are on their way.
