@@ -212,6 +212,24 @@ class Answers:
     ends: tuple[tuple[float, ...], ...]
 
 
+def interview(session: ScoringSession, candidate: CandidateQuestions) -> Answers:
+    """Ask a candidate's questions one after the other, and close the session.
+
+    Raises:
+        CompeerError: See `ScoringSession.ask`.
+    """
+    chain: list[tuple[float, ...]] = []
+    try:
+        for question in candidate.chain:
+            chain.append(session.ask(question.text, question.labels))
+            likeliest = max(range(len(question.labels)), key=chain[-1].__getitem__)
+            session.answer(question.labels[likeliest])
+        ends = [session.ask(question.text, question.labels) for question in candidate.ends]
+    finally:
+        session.close()
+    return Answers(tuple(chain), tuple(ends))
+
+
 class LabelScorer(Protocol):
     """A model that scores words as answers."""
 

@@ -549,7 +549,7 @@ class VoteStore:
     # --- for boards and files -------------------------------------------------------------------
 
     def votes(self, as_of: datetime | None = None) -> Iterator[VoteRow]:
-        """Yield the standing votes of a time, without those deleted since, in order of time.
+        """Yield the standing votes of a time (None: of now), without those deleted since, in order of time.
 
         Doubtful votes and those of battles that were not blind are included: see `VoteRow`.
         """

@@ -31,7 +31,7 @@ from compeer_core.dialogue import Dialogue, Speaker, Utterance
 from compeer_core.errors import ConfigError
 from compeer_core.model_pool import Lease, ModelPool, Quantization
 from compeer_core.prompts import policy_messages
-from training.benchmark.measure import machine, publish, summarise
+from training.benchmark.publishing import machine, publish, summarise
 from training.cer.written import Config as Written
 from training.cer.written import written_rows
 from training.common import results

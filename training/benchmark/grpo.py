@@ -44,8 +44,8 @@ from compeer_core.redundancy import Settings as Reweighting
 from compeer_core.registry import Quantize, Registry, SourceKind
 from compeer_core.row_files import write_rows
 from compeer_core.unifireward import Judge
-from training.benchmark.measure import GIB, machine, publish, summarise
 from training.benchmark.naive_scoring import NaiveScorer
+from training.benchmark.publishing import GIB, machine, publish, summarise
 from training.benchmark.random_checkpoints import ShapeName, write_random_checkpoint
 from training.benchmark.server import sampled_memory
 from training.benchmark.synthetic_dialogues import (

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from compeer_core.backends.protocol import Answers, CandidateQuestions, Message, ScoringSession
+from compeer_core.backends.protocol import Answers, CandidateQuestions, Message, interview
 from compeer_core.backends.transformers_.prefix_scoring import Work
 from compeer_core.backends.transformers_.scoring import TransformersScorer
 from compeer_core.config import FrozenModel
@@ -34,8 +34,8 @@ from compeer_core.errors import CompeerError, ConfigError
 from compeer_core.prompts import judge_messages
 from compeer_core.registry import Registry
 from compeer_core.unifireward import ask_about_replies, ask_about_step
-from training.benchmark.measure import publish, summarise
 from training.benchmark.naive_scoring import NaiveScorer
+from training.benchmark.publishing import publish, summarise
 from training.benchmark.synthetic_dialogues import (
     synthetic_reference,
     synthetic_turn,
@@ -157,10 +157,10 @@ def judging_methods(
 
     def naive(messages: Messages, interviews: Interviews) -> list[Answers]:
         scorer = NaiveScorer(unified, works[0])
-        return [_interview(scorer.open(messages), each) for each in interviews]
+        return [interview(scorer.open(messages), each) for each in interviews]
 
     def sessions(messages: Messages, interviews: Interviews) -> list[Answers]:
-        return [_interview(_Session(unified, messages, works[1]), each) for each in interviews]
+        return [interview(_Session(unified, messages, works[1]), each) for each in interviews]
 
     def ours(messages: Messages, interviews: Interviews) -> list[Answers]:
         return _judge_together(unified, messages, interviews, works[2])
@@ -168,9 +168,9 @@ def judging_methods(
     def naive_pair(messages: Messages, interviews: Interviews) -> list[Answers]:
         process, outcome = NaiveScorer(prm, works[3]), NaiveScorer(orm, works[3])
         answers = []
-        for interview in interviews:
-            steps = _interview(process.open(messages), CandidateQuestions((), interview.chain))
-            reply = _interview(outcome.open(messages), CandidateQuestions((), interview.ends))
+        for each in interviews:
+            steps = interview(process.open(messages), CandidateQuestions((), each.chain))
+            reply = interview(outcome.open(messages), CandidateQuestions((), each.ends))
             answers.append(Answers(steps.ends, reply.ends))
         return answers
 
@@ -195,18 +195,6 @@ def judging_methods(
         "PRM + ORM, ours": our_pair,
     }
     return [Method(*each, work) for each, work in zip(judges.items(), works, strict=True)]
-
-
-def _interview(session: ScoringSession, interview: CandidateQuestions) -> Answers:
-    """Ask one question after the other, and close the session."""
-    chain: list[tuple[float, ...]] = []
-    for question in interview.chain:
-        chain.append(session.ask(question.text, question.labels))
-        likeliest = max(range(len(question.labels)), key=chain[-1].__getitem__)
-        session.answer(question.labels[likeliest])
-    ends = [session.ask(question.text, question.labels) for question in interview.ends]
-    session.close()
-    return Answers(tuple(chain), tuple(ends))
 
 
 class _Session:

@@ -12,13 +12,7 @@ Run it on an otherwise idle machine.
 """
 
 import logging
-import os
-import platform
-import statistics
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -26,12 +20,12 @@ from compeer_core.config import FrozenModel
 from compeer_core.policy import Policy
 from compeer_core.registry import Registry
 from compeer_core.unifireward import Judge
+from training.benchmark.publishing import GIB, publish, summarise
 from training.benchmark.server import chat, running_app, sampled_memory
 from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common import results
 from training.stages import refuse_resume
 
-GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
@@ -99,46 +93,6 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         seed=config.seed,
         metrics=tuple(metrics),
     )
-
-
-def publish(output: Path, libraries: Sequence[str], **fields: Any) -> None:
-    """Save the result of a benchmark, and print it; `fields` are those of `results.Result`."""
-    timed = {"label_source": "timed", "machine": machine(), "interval": "Range"}
-    result = results.made(libraries, **timed | fields)
-    path = results.save(result, output)
-    sys.stdout.write(f"{results.render(result)}\n\nwritten to {path}\n")
-
-
-def summarise(
-    name: str,
-    values: Sequence[float],
-    unit: str = "",
-    note: str = "",
-    *,
-    statistic: Callable[[Sequence[float]], float] = statistics.median,
-) -> results.Metric:
-    """Return the median of repeated measurements, or another statistic, with their range."""
-    return results.Metric(
-        name=name,
-        value=statistic(values),
-        low=min(values),
-        high=max(values),
-        n=len(values),
-        unit=unit,
-        note=note,
-    )
-
-
-def machine() -> str:
-    """Return the processor's name and number of cores."""
-    model = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    return f"{os.cpu_count()} cores, {model}"
 
 
 def _measure_server(config: Config) -> list[results.Metric]:

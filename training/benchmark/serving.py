@@ -26,7 +26,7 @@ from pydantic import Field, field_validator
 from compeer_core.config import FrozenModel
 from compeer_core.errors import BackendError, ConfigError
 from compeer_core.registry import Registry
-from training.benchmark.measure import GIB, publish, summarise
+from training.benchmark.publishing import GIB, publish, summarise
 from training.benchmark.server import Server, ask, connect, running_app, sampled_memory
 from training.common import results
 from training.stages import refuse_resume

@@ -108,6 +108,6 @@ def corrected_rows(config: Config) -> Iterator[CerRecord]:
             by_reader,
             by_policy,
             preference=None if own.reply == turn.reply else Preference.FIRST,
-            by=None if own.reply == turn.reply else READER,
+            by=READER,
             swapped=stable_hash("side", row) % 2 == 1,
         )

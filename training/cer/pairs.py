@@ -11,13 +11,21 @@ def pair_of(
     right: Candidate,
     *,
     preference: Preference | None,
-    by: DecidedBy | None,
+    by: DecidedBy,
     swapped: bool,
 ) -> CerRecord:
-    """Return the row of two candidates; if `swapped`, `right` comes first and the preference is turned round."""
+    """Return the row of two candidates; if `swapped`, `right` comes first and the preference is turned round.
+
+    `by` decided the preference; without a preference it is left out.
+    """
     if swapped:
         left, right = right, left
         preference = preference and preference.swapped()
     return CerRecord(
-        id=name, case=case, first=left, second=right, preference=preference, preference_by=by
+        id=name,
+        case=case,
+        first=left,
+        second=right,
+        preference=preference,
+        preference_by=by if preference else None,
     )

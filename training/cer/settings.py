@@ -108,7 +108,7 @@ class Config(FrozenModel):
     annotation: AnnotationSettings = AnnotationSettings()
     """Labels by people or by the rule."""
     silver: SilverSettings = SilverSettings()
-    """The thresholds of the rule, for `annotation.mode = "silver"`."""
+    """Whether labels are chained, and the selection of rows, for `annotation.mode = "silver"`."""
     judged: tuple[JudgedCorpus, ...] = ()
     """Corpora that contain human judgements of replies; their rows get separate files."""
     personality: PersonalitySettings | None = None

@@ -8,7 +8,6 @@ Texts that occur in a held-out split are excluded from training. The best epoch 
 `validation`; `test` is evaluated once, at the end.
 """
 
-import datetime
 import logging
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from compeer_core.encoder import StaticEncoder
 from compeer_core.errors import ConfigError
 from training.common import results
 from training.common.interrupts import StopRequest
-from training.common.run_directory import RunDirectory, versions
+from training.common.run_directory import RunDirectory
 from training.data.corpus import Source, SourceKind, check_files
 from training.encoder.measure import agreement, pairs_between, pairs_within, speed
 from training.encoder.table import (
@@ -235,14 +234,13 @@ def _evaluate(
     metrics.append(
         results.Metric(name="Size on disk", value=size / 1e6, n=len(files), unit="MB", note="files")
     )
-    return results.Result(
+    return results.made(
+        ("numpy", "sentence-transformers", "tokenizers", "torch"),
         name="encoder",
         title="The shipped sentence encoder and its teacher",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=f"table of {shipped.dimension} dimensions, taught by {teacher.name} on {text_count:,} texts",
         label_source=f"cosines of {teacher.name} on supporters' turns of {config.test}",
         command=config.command,
-        versions=versions(("numpy", "sentence-transformers", "tokenizers", "torch")),
         seed=config.seed,
         machine="one thread, time of the process",
         metrics=tuple(metrics),

@@ -27,7 +27,7 @@ from compeer_core.cer import Case, CaseUtterance
 from compeer_core.config import FrozenModel
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
-from compeer_core.row_files import json_lines, parse_row, replacing, write_rows
+from compeer_core.row_files import json_lines, parse_row, read_json, replacing, write_rows
 from compeer_core.stats import Floats, estimate, weighted_mean
 from training.common import results
 from training.common.fingerprints import digest
@@ -56,6 +56,15 @@ class SheetConfig(BlindConfig):
     label_source: Literal["person", "llm"]
     command: str
     """The command that reproduces the result."""
+
+
+class Key(FrozenModel):
+    """`key.json`: what raters must not see."""
+
+    asked: str
+    """Digest of the settings of the sheet."""
+    lines: dict[str, dict[str, Any]]
+    """What each line hides, by its ID."""
 
 
 class Line(FrozenModel):
@@ -156,7 +165,8 @@ def judgements_of(
         with replacing(output / KEY) as file:  # last, so that an interrupted run starts again
             json.dump({"asked": settings, "lines": sheet.key}, file, indent=1)
         clear_stores(output)
-    if json.loads((output / KEY).read_text(encoding="utf-8"))["asked"] != settings:
+    key = read_json(output / KEY, Key)
+    if key.asked != settings:
         raise ConfigError(
             f"{output}: the sheet was written with other settings; choose another output"
         )
@@ -165,15 +175,12 @@ def judgements_of(
             f"rate {output / SHEET} according to {output / 'rubric.md'}, write the judgements to "
             f"{judgements} and run this command again"
         )
-    return _matched(judgements, kind, read_key(config).keys())
+    return _matched(judgements, kind, key.lines.keys())
 
 
 def read_key(config: SheetConfig) -> dict[str, dict[str, Any]]:
     """Return what each line of the sheet hides, by its ID."""
-    lines: dict[str, dict[str, Any]] = json.loads(
-        (config.output / KEY).read_text(encoding="utf-8")
-    )["lines"]
-    return lines
+    return read_json(config.output / KEY, Key).lines
 
 
 def _matched(path: Path, kind: type[AnyLine], lines: Collection[str]) -> dict[str, AnyLine]:

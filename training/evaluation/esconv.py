@@ -4,7 +4,7 @@ Each supporter turn is answered from the corpus's history, greedily and, unless 
 the policy's card. Consecutive turns of a speaker are joined; turns before the seeker's first message are
 skipped. Reported, with baselines:
 
-- labels: agreement of strategy, emotion and stage with the corpus, beside published results (`published.toml`)
+- labels: agreement of strategy, emotion and stage with the corpus
 - replies: BLEU, ROUGE-L and distinct-n, and the shares of complete and of repetitive turns
 - images: the emotion step with a matching photo, without one, and with one that contradicts the text
 - perplexity of the corpus's turns

@@ -25,7 +25,6 @@ from training.common.diversity import distinct_without
 from training.evaluation.bleu_rouge import ORDERS, overlap
 from training.evaluation.face_swap import Condition
 from training.evaluation.metrics import Ints, accuracy, confusion, macro_f1, weighted_f1
-from training.evaluation.published import published_tables
 
 MAJORITY = "majority class"
 
@@ -68,7 +67,7 @@ LABELS = {"strategy": strategy_of, "emotion": emotion_of, "stage": stage_of}
 
 
 def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[results.Metric]:
-    """Yield the agreement of labels with the corpus, that of the majority class, and published results."""
+    """Yield the agreement of labels with the corpus, and that of the majority class."""
     for label, of in LABELS.items():
         for number, (way, answers) in enumerate(by_setting.items()):
             weights = _weights(answers)
@@ -78,9 +77,6 @@ def label_metrics(by_setting: Mapping[str, Sequence[Answer]]) -> Iterator[result
                 yield from _agreement(weights, true, [majority] * len(true), label, MAJORITY)
             given = [of(answer.reading) or "unreadable" for answer in answers]
             yield from _agreement(weights, true, given, label, f"policy, {way}")
-    for table in published_tables():
-        if table.stage == "evaluate esconv":
-            yield from table.metrics("strategy")
 
 
 def _agreement(

@@ -51,7 +51,17 @@ class Assessor:
     """Sends questions to an LLM, several at a time."""
 
     def __init__(self, source: str, folder: Path, *, in_flight: int = 8, tries: int = 3) -> None:
-        """Create an assessor; nothing is sent yet."""
+        """Create an assessor; nothing is sent yet.
+
+        Args:
+            source: ``openai:URL#MODEL``.
+            folder: Where answers are stored.
+            in_flight: Number of concurrent requests.
+            tries: Maximum number of answers per question.
+
+        Raises:
+            ConfigError: The source is not an endpoint.
+        """
         self._settings = assessor_settings(source).model_copy(update={"in_flight": in_flight})
         self._folder = folder
         self._tries = tries

@@ -26,9 +26,9 @@ from typing import Self
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from compeer_core.config import FrozenModel
+from compeer_core.config import FrozenModel, load_toml
 from compeer_core.errors import ConfigError
 from compeer_core.row_files import read_rows, replacing
 from compeer_core.stats import Estimate, bootstrap_weights, estimate, weighted_mean
@@ -38,12 +38,12 @@ from training.common.results import Table, format_value
 from training.evaluation.esc_eval_scores import DIMENSIONS
 from training.evaluation.plots import plot_dimensions, plot_preferences, plot_rounds
 from training.evaluation.preferences import OUTCOMES
-from training.evaluation.published import PublishedTable, published_tables
 from training.evaluation.ratings import SOURCES
 from training.evaluation.saved_runs import SavedRun, Transcript, read_run
 from training.evaluation.simulated_dialogues import REQUESTS, titled
 from training.stages import refuse_resume
 
+PUBLISHED = Path(__file__).with_name("published.toml")
 TEMPLATES = Path(__file__).with_name("templates")
 PAGES = ("report.html", "report.md")
 
@@ -64,6 +64,26 @@ class Config(FrozenModel):
         if not (self.runs or self.results):
             raise ValueError("nothing to report: set runs or results")
         return self
+
+
+class PublishedTable(FrozenModel):
+    """Published numbers of one evaluation."""
+
+    stage: str
+    """The stage that measures the same, such as "evaluate sage"."""
+    title: str
+    compared: str
+    measures: Mapping[str, str]
+    """Units of the columns, by name."""
+    footnote: str
+    """The source, and how its protocol differs from ours."""
+    rows: Mapping[str, tuple[float, ...]]
+
+
+class Published(FrozenModel):
+    """`published.toml`."""
+
+    tables: tuple[PublishedTable, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -197,9 +217,13 @@ def _published(ours: results.Result) -> Iterator[tuple[PublishedTable, Table]]:
     """Yield the published numbers of the stage that wrote a results file; none beside a small simulation."""
     if ours.is_small_simulation:
         return
-    for table in published_tables():
+    for table in load_toml(PUBLISHED, Published).tables:
         if f"-m training {table.stage} " in ours.command:
-            metrics = tuple(table.metrics("published"))
+            metrics = tuple(
+                results.Metric(name=name, value=value, unit=unit, of=model, about="published")
+                for model, row in table.rows.items()
+                for (name, unit), value in zip(table.measures.items(), row, strict=True)
+            )
             theirs = ours.model_copy(update={"metrics": metrics, "compared": table.compared})
             yield table, results.tables_of(theirs)[0]
 

@@ -193,7 +193,7 @@ def _sage(run: Path, config: sage.Config) -> Iterator[Transcript]:
 
 
 def _reading(run: Path, config: blind_reading.Config) -> Iterator[Transcript]:
-    key = read_json(run / blind_sheet.KEY, dict[str, Any])["lines"]
+    key = read_json(run / blind_sheet.KEY, blind_sheet.Key).lines
     ratings: dict[tuple[str, str], blind_reading.ReplyJudgement] = {}
     for row in read_rows(run / blind_sheet.JUDGEMENTS, blind_reading.Judgement):
         for policy, rating in zip(key[row.id]["policies"], row.replies, strict=True):

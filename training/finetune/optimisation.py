@@ -69,6 +69,14 @@ class Optimisers:
         schedule: Schedule,
         muon_lr: float = 0.0,
     ) -> None:
+        """Create the optimisers.
+
+        Args:
+            matrices: Parameters for Muon; may be empty.
+            others: Parameters for AdamW, each group with its learning rate.
+            schedule: Learning rates and their schedule.
+            muon_lr: Muon's learning rate.
+        """
         groups = [{"params": list(weights), "lr": rate} for weights, rate in others]
         self._schedule = schedule
         adamw = torch.optim.AdamW(groups, lr=schedule.adamw_lr, betas=(0.9, 0.95), weight_decay=0.0)

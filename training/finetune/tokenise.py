@@ -26,7 +26,11 @@ class SampleReader:
     """Tokenises turns and judgements for one model, as the demo's backend does."""
 
     def __init__(self, base: Path, model: Qwen2_5_VLForConditionalGeneration) -> None:
-        """Open the processor of a checkpoint."""
+        """Open the processor of a checkpoint.
+
+        Raises:
+            CheckpointError: The processor cannot be loaded, or has no chat template.
+        """
         self.processor: Any = open_processor(base)
         self._name = str(base)
         self._template = ChatTemplate(self._name, self.processor)

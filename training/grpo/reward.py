@@ -86,6 +86,17 @@ class GroupReward:
         group_size: int,
         settings: RewardSettings,
     ) -> None:
+        """Take the models and settings.
+
+        Args:
+            judge: The reward model.
+            encoder: Embeds texts to measure repetition.
+            reweighting: The penalty on repetition.
+            records: The rows of the prompts, by the number in the column `row`.
+            pictures: Opens the pictures of the histories.
+            group_size: G.
+            settings: The value of a judgement, and how many may fail.
+        """
         self.last: list[Scored] = []
         self.everyone: list[Scored] = []
         self._judge = judge
@@ -108,8 +119,11 @@ class GroupReward:
     ) -> list[float | None]:
         """Return the reweighted reward of each completion, None if unknown.
 
-        `row` has the number of the prompt of each completion; completions of a group are
-        adjacent.
+        Args:
+            completions: One list with an assistant message each, or plain texts.
+            row: The number of each completion's prompt. Completions of a group are adjacent.
+            log_metric: Receives the mean of every part.
+            others: Other columns that trl passes.
 
         Raises:
             BackendError: Too many judgements failed.

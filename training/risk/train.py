@@ -10,7 +10,6 @@ classifier flags at most `withheld_false_alarms` there. Only messages of other w
 `risk.safetensors`, and `everyday.jsonl` with the lines of corpora that the classifier flags.
 """
 
-import datetime
 import itertools
 import json
 import logging
@@ -39,7 +38,8 @@ from compeer_core.row_files import json_lines, parse_json
 from compeer_core.safety import RiskKind, find_risk
 from compeer_core.stats import bootstrap_weights, estimate, wilson
 from training.common import results
-from training.common.run_directory import RunDirectory, versions
+from training.common.jsonl import replace_rows
+from training.common.run_directory import RunDirectory
 from training.data.corpus import Source, SourceKind, check_files, read_documents
 from training.finetune.base_model import load_base
 from training.finetune.optimisation import (
@@ -185,16 +185,15 @@ def run(config: Config, *, resume: Path | None = None, dry_run: bool = False) ->
         {"risk": json.dumps(settings)},
     )
     metrics = _tested(directory, data.messages, states, net, hint, sure)
-    result = results.Result(
+    result = results.made(
+        ("scikit-learn", "torch", "transformers"),
         name="risk",
         title="Signs of danger in English messages",
         compared="Check",
-        date=datetime.datetime.now(datetime.UTC).date(),
         model=f"{config.shape.last} layers of {config.base.name}, {config.shape.last - config.shape.first} "
         f"of them with rank {config.shape.rank}, trained on {len(data.messages['train']):,} messages",
         label_source="llm",
         command=config.command,
-        versions=versions(("scikit-learn", "torch", "transformers")),
         seed=config.seed,
         metrics=tuple(metrics),
     )
@@ -388,5 +387,4 @@ def _tested(
                     yield results.measured(
                         f"Recall: {kind}", share, unit="%", of=of, about=f"{about}, by kind"
                     )
-    with (directory.path / "everyday.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in flagged)
+    replace_rows(directory.path / "everyday.jsonl", flagged)

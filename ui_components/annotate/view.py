@@ -184,16 +184,10 @@ def _step_words(part: Part, text: str, texts: Texts) -> dict[str, object]:
     return {
         "free": "\n".join(free).strip(),
         "labels": [
-            {"name": texts.label_title(name), "value": _label_value(name, value, texts)}
+            {"name": texts.label_title(name), "value": texts.label_words(name, value)}
             for name, value in labels.items()
         ],
     }
-
-
-def _label_value(name: str, value: str, texts: Texts) -> str:
-    if name == "intensity" and value in {"1", "2", "3", "4", "5"}:
-        return texts("inspector.intensity_of", value=value)
-    return texts.label_value(name, value)
 
 
 def _history(work: Work, texts: Texts) -> list[dict[str, object]]:

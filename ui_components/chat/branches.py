@@ -18,12 +18,6 @@ from ui_components.shared.texts import Texts
 
 SNIPPET = 90
 """Characters of a reply shown in the list."""
-LABEL_TABLES = {
-    "stage": "stages",
-    "sentiment": "sentiments",
-    "emotion": "emotions",
-    "strategy": "strategies",
-}
 
 
 def reply_name(progress: Progress, texts: Texts) -> str:
@@ -148,8 +142,4 @@ def _step_cell(part: Part, reply: Progress, texts: Texts) -> dict[str, str]:
 
 
 def _label(name: str, value: str | int | None, texts: Texts) -> str:
-    if value is None:
-        return ""
-    if name == "intensity":
-        return texts("inspector.intensity_of", value=value)
-    return texts.label(LABEL_TABLES[name], str(value))
+    return "" if value is None else texts.label_words(name, value)

@@ -6,7 +6,6 @@ from compeer_core.consistency import Contradiction, Reason, contradictions
 from compeer_core.reasoning import LABELS, STEPS, Part, Writer
 from compeer_core.steering import MAX_STEP_CHARACTERS
 from compeer_core.taxonomy import INTENSITIES, Emotion, Sentiment, Stage, StrategyVocabulary
-from ui_components.chat.branches import LABEL_TABLES
 from ui_components.chat.reply_words import readable
 from ui_components.shared.progress import Progress
 from ui_components.shared.session import Session
@@ -57,7 +56,6 @@ def _field(name: str, part: Part, progress: Progress, texts: Texts) -> dict[str,
         "emotion": list(Emotion),
         "intensity": [str(value) for value in INTENSITIES],
     }
-    table = LABEL_TABLES.get(name, "")
     return {
         "name": name,
         "title": texts.label_title(name),
@@ -65,7 +63,7 @@ def _field(name: str, part: Part, progress: Progress, texts: Texts) -> dict[str,
         "options": [
             {
                 "value": str(value),
-                "name": texts.label(table, value) if table else value,
+                "name": texts.label_value(name, value),
                 "is_now": str(value) == str(now),
             }
             for value in values[name]

@@ -100,8 +100,7 @@ class Boards:
     def current(self, filters: Filters) -> "Future[Standing]":
         """Return the current board as a future.
 
-        The result raises `InputError` if the filters name a group that is too small, and
-        `StoreError` if the database failed.
+        The result raises `StoreError` if the database failed.
 
         Raises:
             QueueFullError: Too many different boards are requested.

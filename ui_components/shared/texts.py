@@ -15,6 +15,8 @@ from typing import Any
 
 import gradio as gr
 
+from compeer_core.taxonomy import INTENSITIES
+
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 LANGUAGES = ("en", "zh")
 """The languages of the page, the default first."""
@@ -64,6 +66,12 @@ class Texts:
     def label_value(self, name: str, value: str) -> str:
         """Return the value of such a label; an unknown value is returned unchanged."""
         return self.label(_VOCABULARIES[name], value) if name in _VOCABULARIES else value
+
+    def label_words(self, name: str, value: str | int) -> str:
+        """Return the value in words, an intensity with its scale; an unknown value is returned unchanged."""
+        if name == "intensity" and str(value) in map(str, INTENSITIES):
+            return self("inspector.intensity_of", value=value)
+        return self.label_value(name, str(value))
 
     def listed(self, parts: list[str]) -> str:
         """Join parts into one list."""

@@ -147,10 +147,8 @@ def _labels(step: Any, part: Part, texts: Texts) -> list[dict[str, str]]:
         value = getattr(step, name)
         if isinstance(value, Unreadable):
             words = value.text or texts("inspector.no_label")
-        elif name == "intensity":
-            words = texts("inspector.intensity_of", value=value)
         else:
-            words = texts.label_value(name, str(value))
+            words = texts.label_words(name, value)
         labels.append({"name": texts.label_title(name), "value": words})
     return labels
 

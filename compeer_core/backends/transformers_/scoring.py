@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from compeer_core.backends.protocol import Answers, CandidateQuestions, Message, with_question
+from compeer_core.backends.protocol import (
+    Answers,
+    CandidateQuestions,
+    Message,
+    interview,
+    with_question,
+)
 from compeer_core.backends.transformers_.model import ChatModel
 from compeer_core.backends.transformers_.prefix_scoring import (
     NotAChainError,
@@ -217,19 +223,9 @@ class TransformersScorer:
         self, messages: Sequence[Message], candidate: CandidateQuestions
     ) -> Answers | CompeerError:
         try:
-            session = self.open(messages)
-            try:
-                chain = []
-                for asked in candidate.chain:
-                    chain.append(session.ask(asked.text, asked.labels))
-                    likeliest = max(range(len(asked.labels)), key=chain[-1].__getitem__)
-                    session.answer(asked.labels[likeliest])
-                ends = [session.ask(asked.text, asked.labels) for asked in candidate.ends]
-            finally:
-                session.close()
+            return interview(self.open(messages), candidate)
         except CompeerError as error:
             return error
-        return Answers(tuple(chain), tuple(ends))
 
     def close(self) -> None:
         """Release the model. May be called twice."""

@@ -13,7 +13,8 @@ from compeer_core.policy import Policy
 from compeer_core.unifireward import Judge
 from training.__main__ import main
 from training.benchmark import measure
-from training.benchmark.measure import Config, machine, summarise
+from training.benchmark.measure import Config
+from training.benchmark.publishing import machine, summarise
 from training.benchmark.server import chat, running_app, sampled_memory
 from training.benchmark.timed_turns import timed_turns, tokens_per_second
 from training.common.results import load

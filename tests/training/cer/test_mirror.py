@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from compeer_core.cer import Candidate, Case, CerRecord
-from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from compeer_core.reasoning import parse
 from compeer_core.row_files import write_rows
@@ -22,13 +21,12 @@ ASSETS = Path(__file__).resolve().parents[3] / "assets" / "cer"
 
 
 def case(name: str, *messages: str) -> Case:
-    speakers = (Speaker.SEEKER, Speaker.SUPPORTER)
     return case_of(
         name.partition("#")[0],
         id=name,
         source_id="cat",
         corpus="written",
-        history=said(*messages, ends=speakers[(len(messages) - 1) % 2]),
+        history=said(*messages),
         original="Since when?",
     )
 

@@ -103,6 +103,10 @@ def test_a_changed_setting_repeats_the_steps_that_depend_on_it(silver):
         ("card.title=Another title", ["card"]),
         ("silver.false_shares=[0.6, 0.5, 0.5]", ["silver", "split", "card"]),
         ("generation.samples_per_case=3", ["generate", "silver", "split", "card"]),
+        (
+            'judged=[{name="counselchat", paths=["counselchat/20200325_counsel_chat.csv.gz"]}]',
+            ["human", "human_split", "card"],
+        ),
         ("engine=local", []),
         ("max_requests=100000", []),
         ("generators.writer.in_flight=3", []),

@@ -134,14 +134,6 @@ def test_photos_by_hand():
     assert found[about, "label changes to the photo's", "share"].value == pytest.approx(100 / 3)
 
 
-def test_published_results_have_no_interval_and_no_count():
-    rows = [row for row in label_metrics({"greedy": [answer(0, turn())]}) if row.n is None]
-
-    assert {row.name for row in rows} == {"accuracy", "macro F1", "weighted F1"}
-    assert all(row.low is None and row.about == "strategy" for row in rows)
-    assert table(rows)["strategy", "EmoDynamiX", "macro F1"].value == 27.70
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     faces = write_faces(tmp_path / "faces", train=1, valid=2, muxspace=1)

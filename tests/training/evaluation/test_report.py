@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
+from compeer_core.config import load_toml
 from compeer_core.errors import ConfigError
 from tests.training.cer.endpoint import Endpoint
 from tests.training.evaluation.finished import HOSTILE, Finished, speak
 from training.common import results
 from training.evaluation import report
-from training.evaluation.published import published_tables
-from training.evaluation.report import Config, emotion_by_round
+from training.evaluation.report import PUBLISHED, Config, Published, emotion_by_round
 from training.evaluation.saved_runs import Transcript, read_run
 
 NAMES = ("esc", "sage", "reading")
@@ -147,7 +147,7 @@ def test_no_published_number_stands_beside_a_small_simulation(runs, config, tmp_
 
 
 def test_published_rows_have_the_average_that_the_paper_prints_except_three():
-    esc_eval, sage, esconv = published_tables()
+    esc_eval, sage, esconv = load_toml(PUBLISHED, Published).tables
     printed = {name: row[-1] for name, row in esc_eval.rows.items()}
     means = {name: sum(row[:-1]) / 7 for name, row in esc_eval.rows.items()}
 

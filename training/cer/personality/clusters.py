@@ -42,6 +42,8 @@ _DIMENSIONS = 32
 """Of the reduced TF-IDF."""
 _STARTS = 10
 """Starts of each K-Means; the best counts."""
+_SENSITIVITY = 1.0
+"""Kneedle's S."""
 _FITTED_AT_MOST = 20_000
 """The most personas to fit on, drawn at random; all are assigned."""
 
@@ -230,13 +232,12 @@ class Elbow:
     by: Literal["kneedle", "farthest from the chord", "smallest"]
 
 
-def elbow(tried: Sequence[int], sse: Sequence[float], sensitivity: float = 1.0) -> Elbow:
+def elbow(tried: Sequence[int], sse: Sequence[float]) -> Elbow:
     """Return the K at the elbow of the squared errors; the module docstring gives the fallbacks.
 
     Args:
         tried: Values of K, ascending.
         sse: The sum of squared errors at each.
-        sensitivity: Kneedle's S.
 
     Example:
         >>> elbow([1, 2, 3, 4, 5, 6], [100, 40, 10, 8, 7, 6])
@@ -247,7 +248,7 @@ def elbow(tried: Sequence[int], sse: Sequence[float], sensitivity: float = 1.0) 
     from kneed import KneeLocator
 
     knee = KneeLocator(
-        list(tried), list(sse), S=sensitivity, curve="convex", direction="decreasing"
+        list(tried), list(sse), S=_SENSITIVITY, curve="convex", direction="decreasing"
     ).knee
     if knee is not None:
         return Elbow(int(knee), "kneedle")
@@ -274,7 +275,7 @@ def cluster(personas: Path, folder: Path, settings: Settings, *, seed: int = 0) 
         seed: The seed of the draws and of K-Means.
 
     Raises:
-        ConfigError: There are no personas of the train split.
+        ConfigError: See `encoder_for`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     roles = sorted({(each.speaker, each.language) for each in read_records(personas, Persona)})

@@ -2,7 +2,8 @@
 
 No person judged these turns. A model wrote them, so their errors are a model's own, and the rule below
 compares them with the human labels of the corpus. It can be applied by hand. Numbers in brackets are
-constants of `steps` and `replies`, word lists are those of ``words.toml``. It reads English only.
+constants of `words`, `steps` and `replies`, or defaults of `Settings`; word lists are those of
+``words.toml``. It reads English only.
 
 **Disclosed.** The seeker has disclosed something after more than [6] words, or a word of a feeling or
 of a problem.
@@ -109,6 +110,7 @@ from training.common.progress import count_lines, track
 from training.data.records import read_records
 
 VERSION = "silver/1"
+"""Raise it whenever a constant or a rule of this package changes: finished steps are reused under it."""
 CORPUS = "corpus"
 """The author of the corpus's own reply."""
 
@@ -117,10 +119,11 @@ InnerShare = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Settings(FrozenModel):
-    """The control, and the selection of rows."""
+    """Chaining, and the selection of rows."""
 
     chained: bool = True
-    """Whether a step is judged by the verdicts on earlier ones as well."""
+    """Whether a step is judged by the verdicts on earlier ones as well. False is the control, in which no
+    label depends on another."""
     false_shares: tuple[InnerShare, InnerShare, InnerShare] | None = (0.4, 0.3, 0.3)
     """Target rate of wrong history, emotion and strategy steps, each in (0, 1); None selects all
     rows. The paper states 23 % over all; its Table 1 implies about 41, 18 and 20 %."""

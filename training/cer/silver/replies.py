@@ -111,11 +111,10 @@ def is_copy(reply: Sequence[str], earlier: Sequence[str]) -> bool:
     if len(reply) < 5:
         return False
     runs = set(zip(reply, reply[1:], reply[2:], strict=False))
+    least = COPIED_SHARE * len(runs)
     for text in earlier:
         words = words_of(text)
-        if len(runs & set(zip(words, words[1:], words[2:], strict=False))) >= COPIED_SHARE * len(
-            runs
-        ):
+        if len(runs & set(zip(words, words[1:], words[2:], strict=False))) >= least:
             return True
     return False
 

@@ -25,9 +25,10 @@ _QUOTED = re.compile(r"[\"“”]([^\"“”]*)[\"“”]")
 
 
 class Words:
-    """The lists of a file, compiled."""
+    """The lists, compiled."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
+        path = Path(__file__).with_name("words.toml")
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         problems, phrases = table["problems"], table["phrases"]
         strength, set_phrases = table["strength"], table["set_phrases"]
@@ -72,12 +73,8 @@ class Words:
 
 @cache
 def words() -> Words:
-    """The shipped lists.
-
-    Raises:
-        ConfigError: The file is wrong.
-    """
-    return Words(Path(__file__).with_name("words.toml"))
+    """Return the lists."""
+    return Words()
 
 
 def quotations(text: str) -> list[str]:

@@ -110,7 +110,11 @@ def draw_cases(
         step="cases",
         read=drawing.read,
         written=written,
-        dropped={corpus: dict(reasons) for corpus, reasons in drawing.dropped.items()},
+        # Sorted, since an engine that reads ahead counts in another order.
+        dropped={
+            corpus: dict(sorted(reasons.items()))
+            for corpus, reasons in sorted(drawing.dropped.items())
+        },
         figures=dict(drawing.figures),
     )
 

@@ -116,9 +116,15 @@ def decontaminate(
 ) -> StepReport:
     """Copy the dialogues, without those of `train` that repeat held-out ones or role cards.
 
-    `kept` receives `SourceDialogue` rows, `dropped` receives `DroppedDialogue` rows. Reads the file
-    twice, and once more if there are cards. Hashes of the held-out dialogues stay in
+    Reads the file twice, and once more if there are cards. Hashes of the held-out dialogues stay in
     memory.
+
+    Args:
+        source: Dialogues with a split, as `ingest.collect` writes them.
+        kept: Receives the remaining `SourceDialogue` rows.
+        dropped: Receives `DroppedDialogue` rows for the others.
+        rule: When two dialogues are near-duplicates.
+        cards: Role cards that an evaluation will use.
     """
     held_out = HeldOut(rule)
     split_of: dict[str, str] = {}

@@ -217,11 +217,7 @@ def _fit(
     ruled: Iterator[_Ruled], settings: Settings, asker: Asker | None, state: _Outcome
 ) -> Iterator[SourceDialogue]:
     sound = _sound(ruled, state)
-    if asker is None:
-        for row in sound:
-            yield row.dialogue
-        return
-    for row in _asked(sound, settings, asker, state):
+    for row in sound if asker is None else _asked(sound, settings, asker, state):
         yield row.dialogue
 
 

@@ -10,8 +10,8 @@ preferences, and every row names the corpus:
   preferred. The two high ones are `both`. The five low ones are "examples of what not to say" in the
   words of the data set, so two of them are `neither`; one such pair is drawn for each prompt.
 - **counselchat**: therapists' answers to one question. The one with more votes is preferred. Weak
-  evidence: most answers have no votes, and those with votes are shown above those without. A question is listed once for each of its topics with the same answers;
-  they count once.
+  evidence: most answers have no votes, and those with votes are shown above those without. A
+  question is listed once for each of its topics with the same answers; they count once.
 - **epitome** (Sharma et al. 2020): levels of 0 to 2 for three mechanisms of empathy. A reply is
   preferred if none of its levels is lower and one is higher. Few posts have two replies.
 - **ed_pairs**: a person's reply beside a weak model's output or a reply to something else. Nobody
@@ -85,6 +85,12 @@ def judgements(
 
     The corpora are small and held in memory, one at a time.
 
+    Args:
+        corpora: Each at most once.
+        data_dir: The folder of corpora.
+        output: Receives `CerRecord` rows.
+        seed: Draws orders, splits and pairs.
+
     Raises:
         ConfigError: A file is missing or damaged, or a corpus is listed twice.
     """
@@ -133,11 +139,7 @@ class Judged:
 class _Tally:
     read: int = 0
     dropped: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    figures: dict[str, float | int | str | None] = field(default_factory=dict)
-
-    def count(self, name: str) -> None:
-        before = self.figures.get(name)
-        self.figures[name] = (before if isinstance(before, int) else 0) + 1
+    figures: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -173,13 +175,13 @@ def _records(
         reading = _Reading(corpus.name, paths, tally, seed)
         pairs: dict[str, list[Judged]] = {}
         for pair in track(_RULES[corpus.name](reading), f"reading {corpus.name}", unit="pairs"):
-            tally.count(f"{corpus.name}, in the corpus's order: {pair.preference}")
+            tally.figures[f"{corpus.name}, in the corpus's order: {pair.preference}"] += 1
             pairs.setdefault(pair.left.source.source_id, []).append(pair)
         for source_id, judged in pairs.items():
             split = _split(corpus, source_id, reading.claimed.get(source_id, set()), seed)
             for pair in judged:
                 record = _record(pair, split, seed)
-                tally.count(f"{corpus.name} {split}: {record.preference}")
+                tally.figures[f"{corpus.name} {split}: {record.preference}"] += 1
                 yield record
 
 
@@ -193,10 +195,11 @@ def _split(corpus: JudgedCorpus, source_id: str, own: Set[str], seed: int) -> Sp
 
 def _record(pair: Judged, split: Split, seed: int) -> CerRecord:
     record_id = f"{pair.left.source.id}+{pair.right.source.id}"
+    left, right = (
+        Candidate(author=each.author, reply=each.text) for each in (pair.left, pair.right)
+    )
     return pair_of(
-        record_id,
-        _case(pair, split),
-        *(Candidate(author=each.author, reply=each.text) for each in (pair.left, pair.right)),
+        *(record_id, _case(pair, split), left, right),
         preference=pair.preference,
         by=pair.by,
         swapped=generator_for(seed, "order", record_id).random() < 0.5,
@@ -256,7 +259,7 @@ def _empathy_ratings(reading: _Reading) -> Iterator[Judged]:
         for left, right in combinations(known, 2):
             a, b = int(left.labels["rating"]), int(right.labels["rating"])
             if a == b == 2:
-                reading.tally.count("empathy_ratings: both rated 2")
+                reading.tally.figures["empathy_ratings: both rated 2"] += 1
             authors = [
                 _RATED_AUTHORS.get(name := each.labels["reply_of"], name) for each in (left, right)
             ]

@@ -9,7 +9,7 @@ from compeer_core.cer import DecidedBy
 from compeer_core.dialogue import Speaker
 from compeer_core.errors import ConfigError
 from tests.training.cer.personality.personality_rows import rows, written
-from training.cer.personality import traits
+from training.cer.personality import clusters, traits
 from training.cer.personality.clusters import (
     Cast,
     ClusteredPersona,
@@ -50,14 +50,16 @@ def cast(**clusters):
 # --- The elbow --------------------------------------------------------------------------------
 
 
-def test_without_a_knee_the_point_farthest_below_the_chord_is_taken():
+def test_without_a_knee_the_point_farthest_below_the_chord_is_taken(monkeypatch):
+    monkeypatch.setattr(clusters, "_SENSITIVITY", 5)
     # Kneedle needs the curve to rise again, relative to the chord, by more than S / (n - 1).
     # The chord of 10, 4, 0 has 5 in its middle, 4 lies below it by 1; S = 5 is out of reach.
-    assert elbow([2, 3, 4], [10, 4, 0], sensitivity=5) == Elbow(3, "farthest from the chord")
+    assert elbow([2, 3, 4], [10, 4, 0]) == Elbow(3, "farthest from the chord")
 
 
-def test_a_straight_or_flat_or_short_curve_takes_the_smallest():
-    assert elbow([2, 3, 4], [9, 6, 3], sensitivity=5) == Elbow(2, "smallest")
+def test_a_straight_or_flat_or_short_curve_takes_the_smallest(monkeypatch):
+    monkeypatch.setattr(clusters, "_SENSITIVITY", 5)
+    assert elbow([2, 3, 4], [9, 6, 3]) == Elbow(2, "smallest")
     assert elbow([2, 3, 4], [0, 0, 0]) == Elbow(2, "smallest")
     assert elbow([2, 3], [9, 1]) == Elbow(2, "smallest")
 

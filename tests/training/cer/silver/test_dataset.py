@@ -1,6 +1,8 @@
 """The silver rule by hand, branch for branch; then what must always hold; then the step as a whole."""
 
+import tomllib
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +117,15 @@ HABITS = habits_of(40)
 
 
 # --- words ------------------------------------------------------------------------------------
+
+
+def test_every_problem_of_the_word_lists_can_be_found():
+    path = Path(silver.__file__).with_name("words.toml")
+    problems = tomllib.loads(path.read_text(encoding="utf-8"))["problems"]
+
+    assert all(each.keys() <= {"names", "signs", "near"} for each in problems.values())
+    assert all(each["names"] for each in problems.values())
+    assert all(near <= LISTS.problems for near in LISTS.near.values())
 
 
 def test_of_names_that_overlap_the_longest_counts():
@@ -546,6 +557,18 @@ def test_a_wrong_earlier_step_never_makes_a_later_one_right(case, reasoning):
         assert strategy(True, True) or not strategy(history, feeling)
 
 
+def test_without_chaining_a_wrong_step_spoils_no_later_one():
+    reasoning = Reasoning(
+        HistoryStep("It is about a breakup.", Stage.EXPLORATION),  # people labelled the job
+        EmotionStep("It shows.", SENTIMENT_OF[Emotion.FEAR], Emotion.FEAR, 3),  # near anxiety
+        StrategyStep("It fits.", "Reflection of Feelings"),  # usual here
+    )
+    context = Context(make_case(*TOLD, round=0), LISTS)
+
+    assert judge_steps(reasoning, context, HABITS).labels == (False, False, False)
+    assert judge_steps(reasoning, context, HABITS, chained=False).labels == (False, True, True)
+
+
 @given(CASES, REASONINGS)
 def test_chaining_only_takes_away(case, reasoning):
     context = Context(case, LISTS)
@@ -761,7 +784,7 @@ def test_a_row_says_what_the_rule_found_and_who_decided(files):
     assert row.preference_by.name == "silver/1 replies, chained"
 
 
-def test_without_chaining_a_step_after_a_wrong_one_may_be_right(files):
+def test_a_row_of_the_control_says_so(files):
     _, _, judged = label(files, chained=False, false_shares=None)
     row = next(r for r in judged if r.id == "esconv/lines/train/2#2/policy/0")
     candidate = next(c for c in row.candidates if c.author == "policy")

@@ -20,6 +20,7 @@ from tests.training.corpora_fixture import write_faces
 from training.cer.corpora import LOADERS
 from training.cer.esconv_rules import Config, rule_rows
 from training.cer.records import Dropped, SourceUtterance
+from training.cer.requests.engines import LocalEngine
 from training.cer.steps.cases import (
     Settings,
     draw_cases,
@@ -203,6 +204,20 @@ def test_the_same_id_gives_cases_once(tmp_path):
 
     assert len(result) == len({case.id for case in result}) == 3
     assert report.dropped == {"esconv": {"repeated dialogue": 1}}
+
+
+def test_the_order_of_reasons_does_not_depend_on_what_an_engine_reads_first(tmp_path):
+    class Ahead(LocalEngine):
+        def map(self, function, items):
+            yield from function(iter([*items]))
+
+    silent = talk(supporter("a"), seeker("b"), id="esconv/lines/train/2", source_id="esconv/2")
+    rows = [silent, TALK, TALK]
+    reports = [drawn(tmp_path, rows, engine=engine)[1] for engine in (LocalEngine(), Ahead())]
+
+    assert [json.dumps(report.dropped) for report in reports] == [
+        json.dumps({"esconv": {"no supporter turn after a seeker turn": 1, "repeated dialogue": 1}})
+    ] * 2
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
