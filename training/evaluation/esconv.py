@@ -66,8 +66,8 @@ class Config(FrozenModel):
     """As in the policy's card; missing values are the demo's defaults."""
     sampled: bool = True
     """Whether turns are sampled as well; greedy ones take half the time."""
-    turns: int | None = Field(default=None, gt=0)
-    """Number of turns to answer, sampled by the seed; None answers all."""
+    turns: int | None = Field(default=None, ge=0)
+    """Number of turns to answer, sampled by the seed; None answers all, 0 leaves labels and replies out."""
     picture_turns: int = Field(default=400, ge=0)
     """Number of turns to answer greedily with each kind of photo."""
     perplexity_turns: int = Field(default=300, ge=0)
@@ -134,6 +134,8 @@ def _answer_metrics(
     answerer: Answerer, samples: Sequence[CerRecord], photos: Pictures, config: Config
 ) -> Iterator[results.Metric]:
     """Yield the metrics of greedy and of sampled answers."""
+    if not samples:
+        return
     answers: dict[str, list[Answer]] = {}
     for setting, sampling in _sampling_settings(config).items():
         if setting == "sampled" and not config.sampled:

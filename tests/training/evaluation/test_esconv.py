@@ -183,6 +183,14 @@ def test_sampled_turns_can_be_left_out(config, tmp_path):
     assert "## esconv/test/" in (tmp_path / "run" / "replies.md").read_text(encoding="utf-8")
 
 
+def test_photos_can_be_measured_alone(config, tmp_path):
+    esconv.run(config.model_copy(update={"turns": 0, "perplexity_turns": 0}))
+
+    about = {each.about for each in results.load(tmp_path / "results" / "esconv.json").metrics}
+    assert about == {"emotion and photos", "sentiment label where photo and text contradict"}
+    assert not (tmp_path / "run" / "replies.md").exists()
+
+
 def test_turns_are_reproducible(config, tmp_path):
     esconv.run(config)
     before = (tmp_path / "run" / "turns.sampled.jsonl").read_bytes()
