@@ -72,7 +72,7 @@ def invite(page: Page, name, *, decides=False):
     form(page, "person").locator("[name=name]").fill(name)
     form(page, "person").locator("[name=may_adjudicate]").set_checked(decides)
     submit(page, "person")
-    expect(page.locator(f"{DESK} .told").nth(1)).to_have_text(f"{name} is added.")
+    expect(page.locator(f"{DESK} .told").nth(1)).to_have_text(f"{name} was added.")
     return page.locator("[data-link]").input_value()
 
 
@@ -113,7 +113,7 @@ def test_the_owner_sets_up_a_desk_and_people_check_the_reader(world, browser: Br
         form(owner, "import").locator("[name=answers]").set_input_files(world.answers)
         submit(owner, "import")
         expect(owner.locator(DESK)).to_contain_text(
-            "4 items are imported. 4 are not in the random share."
+            "4 items were imported. 4 are not in the random share."
         )
         batch = owner.locator(".batch", has_text="Check the reader")
         batch.locator("summary").click()
@@ -123,7 +123,7 @@ def test_the_owner_sets_up_a_desk_and_people_check_the_reader(world, browser: Br
         expect(batch.locator("[role=alert]")).to_contain_text("One person cannot answer an item")
         batch.locator("[name=overlap]").fill("0")
         batch.get_by_role("button", name="Save").click()
-        expect(batch).to_contain_text("For ann")
+        expect(batch).to_contain_text("Assigned to ann")
         owner.once("dialog", lambda dialog: dialog.accept())
         samples = owner.locator(".batch", has_text="Samples")
         samples.locator("summary").click()
@@ -157,7 +157,7 @@ def test_the_owner_sets_up_a_desk_and_people_check_the_reader(world, browser: Br
         go(owner, "people")
         owner.once("dialog", lambda dialog: dialog.accept())
         owner.get_by_role("button", name="Revoke the link of ann", exact=True).click()
-        expect(owner.locator(DESK)).to_contain_text("The link of ann is revoked.")
+        expect(owner.locator(DESK)).to_contain_text("The link of ann was revoked.")
         assert owner.evaluate("window.stolen") is None
         owner.reload()
         expect(owner.locator(f"{DESK} .owner")).to_be_visible()

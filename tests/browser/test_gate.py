@@ -69,7 +69,7 @@ def test_the_inspector_begins_with_the_count_and_unsure_has_a_word_and_a_mark(
     send(page, "I lost my job.")
 
     tally = page.locator("#inspector .tally b")
-    expect(tally).to_have_text("steps judged: 1 right, 1 unsure, 1 wrong")
+    expect(tally).to_have_text("steps judged: 1 correct, 1 unsure, 1 incorrect")
     first_card = page.locator("#inspector .card").first
     assert tally.bounding_box()["y"] < first_card.bounding_box()["y"]
     unsure = page.locator("#inspector .card[data-part=emotion] .verdict")
@@ -79,5 +79,5 @@ def test_the_inspector_begins_with_the_count_and_unsure_has_a_word_and_a_mark(
     expect(page.locator("#inspector .total")).to_be_hidden()
     chip = page.locator("#conversation .chip")
     expect(chip).to_contain_text("Reasoning: Exploration")
-    expect(chip).to_have_accessible_name(re.compile("1 right, 1 unsure, 1 wrong$"))
+    expect(chip).to_have_accessible_name(re.compile("1 correct, 1 unsure, 1 incorrect$"))
     assert violations(page, "#inspector", "#conversation", "#note") == []

@@ -162,10 +162,10 @@ def test_all_eight_strategies_are_side_by_side_and_one_is_used(
         settled(page)
 
         suggestions = cards.filter(has=page.get_by_text("Providing Suggestions", exact=True))
-        expect(suggestions).to_contain_text("carries it out")
+        expect(suggestions).to_contain_text("shows the strategy")
         expect(suggestions).to_contain_text("judged incorrect")
         question = cards.filter(has=page.get_by_text("Question", exact=True))
-        expect(question).to_contain_text("does not show it")
+        expect(question).to_contain_text("does not show the strategy")
         expect(question).to_contain_text(
             "Drawn 3 times; drawn again because: it did not show the strategy."
         )

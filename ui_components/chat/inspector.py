@@ -248,7 +248,7 @@ def _label_notes(now: PartProgress, texts: Texts) -> list[str]:
                 if value.text
                 else texts("inspector.no_label")
             )
-            notes.append(f"{title}: {reason}")
+            notes.append(f"{title}{texts.colon}{reason}")
     return notes
 
 

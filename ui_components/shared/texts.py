@@ -73,6 +73,16 @@ class Texts:
             return self("inspector.intensity_of", value=value)
         return self.label_value(name, str(value))
 
+    @property
+    def colon(self) -> str:
+        """What separates a title from its words."""
+        return "：" if self.language == "zh" else ": "
+
+    @property
+    def stop(self) -> str:
+        """What separates two sentences."""
+        return "。" if self.language == "zh" else ". "
+
     def listed(self, parts: list[str]) -> str:
         """Join parts into one list."""
         return ("、" if self.language == "zh" else ", ").join(parts)

@@ -112,7 +112,7 @@ def test_the_owner_is_no_annotator_and_annotators_get_no_file_of_the_owner(world
 def test_an_annotators_link_is_shown_once_renewed_and_revoked(world):
     owner = world.enter()
     shown = owner.done("person", name=" ann ")
-    assert shown["said"] == "ann is added."
+    assert shown["said"] == "ann was added."
     ann = world.invited(shown["html"])
     assert 'data-link="' not in owner.look()
 
@@ -181,7 +181,7 @@ def test_the_samples_are_ten_whole_turns_that_are_marked_and_label_nothing(world
 
     owner = world.enter()
     ann = world.invited(owner.done("person", name="ann")["html"])
-    assert owner.done("samples")["said"] == "10 items are imported."
+    assert owner.done("samples")["said"] == "10 items were imported."
     assert 'data-action="samples"' not in owner.look(place="items")
     assert "Item 1 · sample" in ann.look()
     answer = ann.post("answer", item="sample-01", form={"steps": RIGHT, "preference": "both"})
@@ -204,11 +204,11 @@ def test_a_file_of_rows_becomes_a_batch(world):
     rows = [record(number) for number in range(3)]
     told = owner.done("import", files={"items": file("../a rows.jsonl", *rows)}, share="100")
 
-    assert told["said"] == "3 items are imported."
+    assert told["said"] == "3 items were imported."
     assert [(each.name, each.items) for each in world.owner.batches()] == [("a_rows", 3)]
     again = owner.done("import", files={"items": file("b.jsonl", *rows)}, share="100", batch="b")
-    assert again["said"] == "0 items are imported. 3 are already there."
-    assert owner.done("remove", batch="a_rows")["said"] == "The batch is deleted, with 0 answers."
+    assert again["said"] == "0 items were imported. 3 are already there."
+    assert owner.done("remove", batch="a_rows")["said"] == "The batch was deleted, with 0 answers."
     assert world.owner.batches() == []
 
 
@@ -258,7 +258,7 @@ def test_people_check_a_share_of_the_readers_answers_blind(world, written):
         },
         share="50",
     )
-    assert told["said"] == "4 items are imported. 4 are not in the random share."
+    assert told["said"] == "4 items were imported. 4 are not in the random share."
     assert "Check the reader" in told["html"]
 
     for _ in range(4):

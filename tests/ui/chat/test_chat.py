@@ -174,10 +174,10 @@ def test_the_chip_says_that_the_count_is_about_the_reasoning(anna):
 
     chip = re.sub(r"<[^>]*>", " ", anna.screen["conversation"])
     assert "Reasoning: Exploration · Anxiety 4/5 · Reflection of Feelings" in chip
-    assert "2 of 3 steps judged right" in anna.screen["conversation"]
+    assert "2 of 3 steps judged correct" in anna.screen["conversation"]
     assert (
         'aria-label="Show the reasoning of turn 1: Exploration, Anxiety 4/5, '
-        'Reflection of Feelings, 2 of 3 steps judged right"' in anna.screen["conversation"]
+        'Reflection of Feelings, 2 of 3 steps judged correct"' in anna.screen["conversation"]
     )
 
 
@@ -261,7 +261,7 @@ def test_stop_ends_the_reply_and_keeps_the_message(anna):
 def test_a_failed_reply_keeps_everything_and_offers_another_try(anna):
     asyncio.run(anna.send("Please fail"))
 
-    assert "Generation failed. Your message is saved." in anna.screen["conversation"]
+    assert "The reply could not be generated. Your message is saved." in anna.screen["conversation"]
     assert "Please fail" in anna.screen["conversation"]
     asyncio.run(anna.ask_again(model="other"))
     assert SECOND_REPLY in anna.screen["conversation"]
@@ -765,7 +765,7 @@ def test_the_log_of_a_failure_holds_no_words_of_the_visitor(anna, caplog, monkey
 
     assert "RuntimeError" in caplog.text
     assert "my secret" not in caplog.text
-    assert "Generation failed" in anna.screen["conversation"]
+    assert "The reply could not be generated" in anna.screen["conversation"]
 
 
 def test_loading_is_said_in_seconds_and_the_message_waits(anna, monkeypatch):

@@ -75,7 +75,7 @@ def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
     assert html.count("<b>judged incorrect</b>") == 1
     assert [int(share) for share in re.findall(r"(\d+) % confident", html)] == [90, 90, 70]
     # Two right, one wrong, and the format: 1 + 1 - 1 + 1 of 4.
-    assert "2 of 3 steps judged right" in words(html)
+    assert "2 of 3 steps judged correct" in words(html)
     assert "Reply not judged: no baseline to compare it with" in words(html)
     assert "steps +1 +1 −1 · reply no baseline · format +1" in words(html).replace("  ", " ")
     assert "+2 of 4" in html
@@ -84,15 +84,15 @@ def test_a_judged_turn_shows_each_step_with_its_verdict_and_probability():
 @pytest.mark.parametrize(
     ("probabilities", "line", "chinese"),
     [
-        ((0.9, 0.8, 0.7), "3 of 3 steps judged right", "3 步中有 3 步判为正确"),
-        ((0.9, 0.2, 0.1), "1 of 3 steps judged right", "3 步中有 1 步判为正确"),
+        ((0.9, 0.8, 0.7), "3 of 3 steps judged correct", "3 步中有 3 步判为正确"),
+        ((0.9, 0.2, 0.1), "1 of 3 steps judged correct", "3 步中有 1 步判为正确"),
         (
             (0.9, 0.6, 0.3),
-            "steps judged: 1 right, 1 unsure, 1 wrong",
+            "steps judged: 1 correct, 1 unsure, 1 incorrect",
             "1 步正确、1 步拿不准、1 步错误",
         ),
         ((0.35, 0.5, 0.65), "steps judged: 3 unsure", "各步判断：3 步拿不准"),
-        ((0.34, 0.66, 0.7), "2 of 3 steps judged right", "3 步中有 2 步判为正确"),
+        ((0.34, 0.66, 0.7), "2 of 3 steps judged correct", "3 步中有 2 步判为正确"),
     ],
 )
 def test_the_line_at_the_top_counts_unsure_verdicts_as_neither(probabilities, line, chinese):
@@ -117,15 +117,15 @@ def test_an_unsure_verdict_has_a_word_a_mark_and_a_probability():
 def test_a_step_that_could_not_be_scored_is_counted_apart():
     judge = Judge("judge", ScriptedScorer(["True", BackendError("out of memory"), "True"]))
 
-    assert "steps judged: 1 right, 2 not scored" in drawn(turn(COMPLETE, judge))
+    assert "steps judged: 1 correct, 2 not scored" in drawn(turn(COMPLETE, judge))
 
 
 @pytest.mark.parametrize(
     ("first", "sentence"),
     [
-        (0.8, "✓ Reply judged at least as good as reply 1 of sft 90 % confident"),
-        (0.4, "? Unsure whether the reply is as good as reply 1 of sft 50 % likely"),
-        (0.1, "✗ Reply judged worse than reply 1 of sft 80 % confident"),
+        (0.8, "✓ Reply judged at least as good as reply 1 by sft 90 % confident"),
+        (0.4, "? Unsure whether the reply is as good as reply 1 by sft 50 % likely"),
+        (0.1, "✗ Reply judged worse than reply 1 by sft 80 % confident"),
     ],
 )
 def test_the_verdict_on_a_reply_names_its_baseline(first, sentence):
@@ -234,7 +234,7 @@ def test_a_reply_that_was_stopped_is_not_blamed_for_what_it_lacks():
 def test_a_failed_reply_says_so_and_keeps_its_text():
     html = drawn(turn(ScriptedTurn(text=COMPLETE[:70], ending="failed")))
 
-    assert "Generation failed" in html
+    assert "The reply could not be generated" in html
     assert "The seeker lost a job" in html
 
 

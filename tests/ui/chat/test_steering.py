@@ -161,8 +161,8 @@ def test_words_of_a_person_cannot_forge_a_tag_or_a_label(anna):
 def test_a_model_without_prefill_is_only_asked_and_the_page_says_so(anna):
     anna.ask("try_strategy", model="other", part="strategy", strategy="Information")
 
-    assert "cannot continue from given text" in anna.inspector
-    assert "was asked to use the strategy “Information” but names another one" in anna.inspector
+    assert "cannot continue from a given text" in anna.inspector
+    assert "was asked to use the strategy “Information” but named another one" in anna.inspector
 
 
 def test_switching_back_and_forth_restores_what_followed(anna):
@@ -368,8 +368,8 @@ def test_each_strategy_is_forced_once_and_its_card_says_whether_the_reply_shows_
     assert group[0].record.draws == 1
     assert "Question Reply 2 Ask, best with an open question" in anna.inspector
     assert group[3].record.draws == 3
-    assert "Reply ✗ does not show it" in anna.inspector
-    assert "Reply ✓ carries it out" in anna.inspector
+    assert "Reply ✗ does not show the strategy" in anna.inspector
+    assert "Reply ✓ shows the strategy" in anna.inspector
     assert "Judge on the strategy step ✗ judged incorrect" in anna.inspector
     assert "Drawn 3 times; drawn again because: it did not show the strategy." in anna.inspector
 
@@ -397,7 +397,7 @@ def test_in_chinese_no_check_can_tell_and_nothing_is_drawn_again(services, tmp_p
 
     assert ben.inspector.count("回复 – 无法判断") == 8
     assert "共生成" not in ben.inspector
-    assert "评判模型对策略一步的判断" not in ben.inspector
+    assert "评判模型对策略这一步的判断" not in ben.inspector
 
 
 def test_a_strategy_that_was_not_generated_is_named(anna):
@@ -419,5 +419,5 @@ def test_an_endpoint_cannot_be_forced_so_the_eight_are_refused(anna, tmp_path):
     anna.services.models.registry = Registry.from_toml(tmp_path / "models.toml")
     anna.ask("each_strategy", model="remote")
 
-    assert "This model cannot continue from given text" in anna.inspector
+    assert "This model cannot continue from a given text" in anna.inspector
     assert anna.session.turns[0].best_of is None

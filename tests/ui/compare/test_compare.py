@@ -262,8 +262,8 @@ def test_an_unflagged_vote_counts_and_others_say_why_not(anna):
     anna.vote("first", dwell_ms=3, both_seen=False)
 
     assert "does not count" in anna.ballot
-    assert "it came too soon to have read both" in anna.ballot
-    assert "not all of both replies was on screen" in anna.ballot
+    assert "it came too soon for you to have read both" in anna.ballot
+    assert "part of a reply was never on screen" in anna.ballot
 
 
 def test_a_vote_can_be_taken_back_and_cast_again(anna, services):
@@ -425,7 +425,7 @@ def test_a_side_that_fails_leaves_no_vote_and_is_drawn_again(anna, services):
     failed, battle = anna.left("maple-1"), anna.battle
     letter = "AB"[failed]
 
-    assert f"Generation of {letter} failed." in anna.talk
+    assert f"Reply {letter} could not be generated." in anna.talk
     assert SECOND_REPLY in anna.talk
     assert 'data-act="draw_again"' in anna.talk
     assert anna.ballot == ""
@@ -774,7 +774,7 @@ def test_no_single_reply_is_marked_after_votes_in_a_circle(tmp_path):
         anna.act("reveal", battle=active.battle)
 
     assert anna.round.favourites == {0, 1, 2}
-    assert "You preferred none more often than the others, so one was drawn" in anna.talk
+    assert "No reply was preferred more often than the others, so one was drawn" in anna.talk
     assert "the reply you preferred" not in anna.talk
 
 
@@ -842,8 +842,8 @@ def test_opinions_of_steps_are_stored_with_the_vote_and_it_still_counts(anna, se
     assert "Reasons saved." in anna.ballot
     assert anna.ballot.count('aria-pressed="true"') == 2
     anna.reveal()
-    assert "you: right" in anna.ballot
-    assert "you: wrong" in anna.ballot
+    assert "you: correct" in anna.ballot
+    assert "you: incorrect" in anna.ballot
     assert "data-mark=" not in anna.ballot
     with services.votes.database.reading() as session:
         last = session.scalars(select(RevisionRow).order_by(RevisionRow.number.desc())).first()
