@@ -303,8 +303,9 @@ class ChatModel:
         if adapter is None:
             self.adapted.base_model.disable_adapter_layers()
         else:
-            self.adapted.base_model.enable_adapter_layers()
-            self.adapted.set_adapter(adapter)
+            if not self._active:  # else they are enabled, and peft would visit all modules twice
+                self.adapted.base_model.enable_adapter_layers()
+            self.adapted.set_adapter(adapter, inference_mode=True)
         self._active = adapter
 
     def set_threads(self, tokens: int) -> None:

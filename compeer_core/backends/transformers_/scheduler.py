@@ -3,10 +3,10 @@
 The owner thread generates in slices; each slice is one job in its queue:
 
 * A turn that is alone runs `model.generate`.
-* Turns with the same adapter form a batch. Each has a cache of its own; a slice joins them and
-  gives each turn its part back at the end, so that turns are independent between two jobs. Turns
-  join and leave at a token. What a turn has to read first (its prompt, or text that was written
-  into it) it reads alone; the beginning that another open turn or an earlier one has read is copied from there.
+* Turns with the same adapter form a batch. Each has a cache of its own; they are joined, stay joined over slices while
+  the batch has the same turns, and then each turn gets its part back. Until then its own cache lacks the newest tokens,
+  and is valid without them. Turns join and leave at a token. What a turn has to read first (its prompt, or text that was
+  written into it) it reads alone; the beginning that another open turn or an earlier one has read is copied from there.
 * Turns with different adapters, and caches that cannot be joined, take turns. (peft can apply an
   adapter per row of a batch, but a pass of two such rows took 1.02 times as long as two passes.)
 
@@ -103,6 +103,7 @@ class Scheduler:
         # What follows is touched by the owner thread alone.
         self.states: weakref.WeakSet[SequenceState] = weakref.WeakSet()
         self._rows: list[Row] = []
+        self._batches: list[_Batch] = []  # those that are joined
 
     def add(self, row: Row) -> None:
         """Queue a row for generation from the next token on.
@@ -122,6 +123,8 @@ class Scheduler:
         with self._lock:
             self._rows += self._arrived
             self._arrived = []
+        for batch in [batch for batch in self._batches if any(row.is_over for row in batch.rows)]:
+            self._split(batch)
         self._remove_finished()
         group = self._next_batch()
         if group:
@@ -138,7 +141,7 @@ class Scheduler:
                 return
             except BackendError:  # the model was closed, which ends all turns
                 stranded = [*self._rows, *self._arrived]
-                self._rows, self._arrived, self._queued = [], [], False
+                self._rows, self._arrived, self._batches, self._queued = [], [], [], False
         for row in stranded:
             row.end()
 
@@ -176,6 +179,11 @@ class Scheduler:
         return ends
 
     def _generate(self, group: Sequence[Row], ends: Callable[[], bool]) -> None:
+        for batch in [batch for batch in self._batches if {*batch.rows} & {*group}]:
+            if batch.goes_on_with(group):
+                self._generate_batch(batch.rows, ends, batch)
+                return
+            self._split(batch)
         for row in group:
             if not row.state.read:
                 with self._guard(row):
@@ -213,25 +221,46 @@ class Scheduler:
             self.chat.run(row.state, row.left, [row.sampler], [_EveryToken(take)])
 
     @torch.inference_mode()
-    def _generate_batch(self, rows: Sequence[Row], ends: Callable[[], bool]) -> None:
-        """Generate tokens for all rows until one of them is over."""
+    def _generate_batch(
+        self, rows: Sequence[Row], ends: Callable[[], bool], batch: "_Batch | None" = None
+    ) -> None:
+        """Generate tokens for all rows until one of them is over.
+
+        Args:
+            rows: At least two.
+            ends: Whether the slice ends at this token.
+            batch: That of the rows if they are joined.
+        """
         try:
-            batch = _Batch(self.chat, [row.state for row in rows])
-            for _ in range(ROOM):
+            if batch is None:
+                batch = _Batch(self.chat, rows)
+                self._batches.append(batch)
+            else:
+                batch.activate()
+            while batch.room:
                 for row, logits in zip(rows, batch.step(), strict=True):
                     with self._guard(row):
                         ids = torch.tensor([row.state.ids], device=logits.device)
                         row.take(int(row.sampler(ids, logits).argmax(-1)))
-                if any(row.is_over for row in rows) or ends():
+                if any(row.is_over for row in rows):
                     break
-            batch.split()
+                if ends():
+                    return
+            self._split(batch)
         except Exception as error:  # noqa: BLE001  (each row raises it again, alone)
             logger.warning(
                 "%s failed on %d turns at once: %s", self.chat.name, len(rows), trace_of(error)
             )
+            self._batches = [other for other in self._batches if other is not batch]
             for row in rows:
                 row.alone = True
                 row.state.reset()
+
+    @torch.inference_mode()
+    def _split(self, batch: "_Batch") -> None:
+        """Give each turn of a batch its cache back."""
+        self._batches.remove(batch)
+        batch.split()
 
 
 class _EveryToken(StoppingCriteria):
@@ -250,19 +279,26 @@ class _EveryToken(StoppingCriteria):
 
 
 class _Batch:
-    """States with one unread token each, and their joined caches."""
+    """Rows with one unread token each, and their joined caches.
 
-    def __init__(self, chat: ChatModel, states: Sequence[SequenceState]) -> None:
+    Attributes:
+        rows: The rows, in the order of the joined cache.
+        room: Tokens that each row can still be given.
+    """
+
+    def __init__(self, chat: ChatModel, rows: Sequence[Row]) -> None:
         self._chat = chat
-        self._states = states
-        chat.activate(states[0].adapter)
-        chat.set_threads(len(states))
+        self.rows = list(rows)
+        self.activate()
+        states = self._states
         for state in states:
             state.forget(state.read - (len(state.ids) - 1))
+        self._read = [state.ids[:-1] for state in states]
         self._length = max(state.read for state in states)
         self._padding = [self._length - state.read for state in states]
         device, dtype = chat.model.device, chat.model.dtype
         self._cache = joined([state.cache for state in states], [1] * len(states), ROOM)
+        self.room = ROOM
         self._mask: torch.Tensor | None = None
         if any(self._padding):
             mask = torch.zeros((len(states), 1, 1, self._length + ROOM), dtype=dtype)
@@ -270,13 +306,35 @@ class _Batch:
                 mask[row, ..., :padding] = torch.finfo(dtype).min
             self._mask = mask.to(device)
 
+    @property
+    def _states(self) -> list[SequenceState]:
+        return [row.state for row in self.rows]
+
+    def activate(self) -> None:
+        """Prepare the model for `step`, after other jobs have used it."""
+        self._chat.activate(self.rows[0].state.adapter)
+        self._chat.set_threads(len(self.rows))
+
+    def goes_on_with(self, rows: Sequence[Row]) -> bool:
+        """Whether the next step of these rows continues the batch: no row or token was added or removed."""
+        return (
+            self.room > 0
+            and {*rows} == {*self.rows}
+            and all(
+                state.ids[:-1] == read for state, read in zip(self._states, self._read, strict=True)
+            )
+        )
+
     def step(self) -> list[torch.Tensor]:
         """Read the last token of each state; return the next logits, each of shape (1, vocabulary)."""
         self._length += 1
-        device = self._chat.model.device
-        ids = torch.tensor([state.ids[-1:] for state in self._states], device=device)
+        self.room -= 1
+        device, states = self._chat.model.device, self._states
+        for state, read in zip(states, self._read, strict=True):
+            read.append(state.ids[-1])
+        ids = torch.tensor([state.ids[-1:] for state in states], device=device)
         positions = torch.tensor(
-            [[len(state.ids) - 1 + state.offset] for state in self._states], device=device
+            [[len(state.ids) - 1 + state.offset] for state in states], device=device
         )
         outputs = self._chat.model(
             input_ids=ids,
@@ -291,6 +349,8 @@ class _Batch:
 
     def split(self) -> None:
         """Write what was read back into the caches of the states."""
-        for row, (state, padding) in enumerate(zip(self._states, self._padding, strict=True)):
-            if state.cache is not None:  # else its turn has failed
+        places = zip(self._states, self._read, self._padding, strict=True)
+        for row, (state, read, padding) in enumerate(places):
+            # Without a cache its turn has failed or is closed; with other tokens its own cache is the newer one.
+            if state.cache is not None and state.ids[: len(read)] == read:
                 restore_cache(self._cache, row, padding, state.cache)

@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compeer_core.backends.protocol import Message, Sampling
 from compeer_core.backends.transformers_ import scheduler as scheduler
 from compeer_core.backends.transformers_ import sequence_state
+from compeer_core.backends.transformers_.generation import _Part
 from compeer_core.errors import BackendError
 from compeer_core.model_pool import ModelPool, load_label_scorer, load_transformers
 
@@ -33,10 +35,24 @@ def steps(monkeypatch) -> list[int]:
     step = scheduler._Batch.step
 
     def counted(batch):
-        sizes.append(len(batch._states))
+        sizes.append(len(batch.rows))
         return step(batch)
 
     monkeypatch.setattr(scheduler._Batch, "step", counted)
+    return sizes
+
+
+@pytest.fixture
+def joins(monkeypatch) -> list[int]:
+    """The number of caches of each join."""
+    sizes: list[int] = []
+    joined = scheduler.joined
+
+    def counted(caches, *args):
+        sizes.append(len(caches))
+        return joined(caches, *args)
+
+    monkeypatch.setattr(scheduler, "joined", counted)
     return sizes
 
 
@@ -202,7 +218,7 @@ def test_however_turns_join_and_leave_each_is_what_it_is_alone(qwen, crowd, slic
 
 
 def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
-    qwen, qwen_folder, adapter_folders, pool, steps, monkeypatch
+    qwen, qwen_folder, adapter_folders, pool, joins, monkeypatch
 ):
     monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     warm, cool = (
@@ -212,17 +228,17 @@ def test_rows_with_other_adapters_take_turns_and_those_with_the_same_are_joined(
     talks = [said(f"Message {n}: " + "sad " * n) for n in range(5)]
     alone = [written_alone(b, m) for b, m in zip(backends, talks, strict=True)]
     adapters = []
-    batch = scheduler._Batch
+    step = scheduler._Batch.step
 
-    def seen(chat, states):
-        adapters.append({state.adapter for state in states})
-        return batch(chat, states)
+    def seen(batch):
+        adapters.append({row.state.adapter for row in batch.rows})
+        return step(batch)
 
-    monkeypatch.setattr(scheduler, "_Batch", seen)
+    monkeypatch.setattr(scheduler._Batch, "step", seen)
     turns = [opened(b, m) for b, m in zip(backends, talks, strict=True)]
 
     assert written_at_once(qwen, turns) == alone
-    assert {2} == set(steps)
+    assert len(joins) == 2  # each batch stays joined while the other has its turn
     assert all(len(one) == 1 for one in adapters)
     assert set.union(*adapters) == {warm._adapter, None}
     assert adapters[0] in adapters[2:]  # they came again while others were not done
@@ -467,6 +483,52 @@ def test_a_judge_gets_its_turn_between_the_tokens_of_a_batch(qwen, qwen_folder, 
     assert max(meanwhile) < 150
     session.close()
     judge.close()
+
+
+def test_caches_stay_joined_while_a_judge_has_its_turns(
+    qwen, qwen_folder, pool, joins, monkeypatch
+):
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
+    long = replace(GREEDY, max_new_tokens=40)
+    alone = [written_alone(qwen, said(word), long) for word in "AB"]
+    turns = [opened(qwen, said(word), long) for word in "AB"]
+    slices = []
+    run_slice = qwen._scheduler._run_slice
+    monkeypatch.setattr(qwen._scheduler, "_run_slice", lambda: (slices.append(1), run_slice()))
+    taken = turns[0].take
+
+    def take(part, token):  # another job waits at every token, which ends the slice
+        qwen._chat.owner.submit(lambda: None)
+        taken(part, token)
+
+    monkeypatch.setattr(turns[0], "take", take)
+
+    assert written_at_once(qwen, turns) == alone
+    assert len(slices) > 30
+    assert joins == [2]
+
+
+def test_a_cache_without_the_newest_tokens_is_valid_for_another_text(qwen, joins):
+    talks = [said("A"), said("B")]
+    turns = [opened(qwen, messages) for messages in talks]
+    rows = [_Part(turn, None) for turn in turns]
+
+    def changed() -> list[int]:
+        for row in rows:
+            qwen._chat.run(row.state, 1)
+        batch = scheduler._Batch(qwen._chat, rows)
+        for _ in range(3):
+            for row, logits in zip(rows, torch.inference_mode()(batch.step)(), strict=True):
+                row.state.ids.append(int(logits.argmax(-1)))
+        assert batch.goes_on_with(rows[::-1]) and not batch.goes_on_with(rows[:1])
+        rows[0].state.truncate(len(rows[0].state.ids) - 2)  # as a text that was written over
+        assert not batch.goes_on_with(rows)
+        batch.split()
+        return [len(row.state.ids) - row.state.read for row in rows]
+
+    assert qwen._chat.owner.call(changed) == [2, 1]  # the first has to read one token again
+    for turn in turns:
+        turn.close()
 
 
 def test_closing_a_turn_ends_it_and_no_other(qwen):
