@@ -1,7 +1,7 @@
-"""A faster forward pass on CPU for one new token per row.
+"""A faster forward pass on CPU.
 
 A small model in 32 bits spends its time on reading weights, on hundreds of small operations, and on
-copying its cache. For one token per row, which is nearly all of decoding, this pass
+copying its cache. This pass
 
 1. fuses the products with query, key and value, and those with gate and up;
 2. stores these weights (and the output layer's) with one row per *input*: MKL multiplies a single
@@ -10,15 +10,15 @@ copying its cache. For one token per row, which is nearly all of decoding, this 
 3. adds residuals inside the product, and skips the modules in between;
 4. writes into a preallocated cache, where transformers copies the whole cache for every token;
 5. fuses the LoRA matrices of an adapter in the same way;
-6. reads copies in oneDNN's blocked layout where there are several rows. MKL needs nearly as long for four rows as for
+6. reads copies in oneDNN's blocked layout where there are several tokens. MKL needs nearly as long for four rows as for
    each alone, oneDNN little longer than for one (AVX2, two cores; the products of COMPEER-small's layers take 36, 105
-   and 50 ms for one row, four by MKL and four by oneDNN). The copies are made for the first such
-   pass; they take as much memory as the layers;
+   and 50 ms for one row, four by MKL and four by oneDNN; with AVX-512 a prompt of 50 tokens 115 and 69). The copies are
+   made for the first step of several rows; they take as much memory as the layers;
 7. optionally reads compressed copies of the weights for a single row (`packed_step`). Adapters stay in
    32 bits beside them, so all policies and judges share one copy.
 
-Without these copies the logits are those of transformers up to rounding. Every other case is left to transformers:
-several tokens at a time, training, rows with different adapters, adapters that are merged or have
+Without the compressed copies the logits are those of transformers up to rounding. Every other case is left to
+transformers: training, several tokens after padding, rows with different adapters, adapters that are merged or have
 more than two matrices, other caches. The adapters are checked at every step, so they may be added,
 removed and switched at any time; the norms are scaled copies, made at load time.
 """
@@ -65,7 +65,7 @@ PLANS = 8
 
 
 def speed_up(model: Any, *, compress: bool = False) -> None:
-    """Speed up single-token steps of a loaded model, if it is a Qwen2.5-VL in 32 bits on CPU.
+    """Speed up a loaded model, if it is a Qwen2.5-VL in 32 bits on CPU.
 
     Its weights get another memory layout. Moving or converting the model afterwards restores
     transformers' own forward pass.
@@ -404,7 +404,7 @@ def _joined_pair(group: Sequence[_Part], adapter: str) -> _Pair:
 
 
 class FusedTextModel(Qwen2_5_VLTextModel):
-    """A language model with the fused single-token step."""
+    """A language model with the fused pass."""
 
     def fuse(self, *, compress: bool) -> None:
         """Fuse the weights. Called once, by `speed_up` on a supported model."""
@@ -452,7 +452,6 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         """Like transformers' own method; see there."""
         if (
             inputs_embeds is not None
-            and inputs_embeds.shape[1] == 1
             and input_ids is None
             and (position_ids is None or position_ids.ndim == 3)
             and use_cache is not False
@@ -465,12 +464,13 @@ class FusedTextModel(Qwen2_5_VLTextModel):
             and kwargs.get("return_dict") is not False
             and _is_writable(past_key_values)
         ):
-            held = int(past_key_values.get_seq_length())
-            mask = _mask(attention_mask, held + 1)
+            held, tokens = int(past_key_values.get_seq_length()), inputs_embeds.shape[1]
+            mask = _mask(attention_mask, tokens, held)
             plan = self._active_plan() if mask is not UNKNOWN else None
             if plan is not None:
                 if position_ids is None:
-                    position_ids = torch.full((3, len(inputs_embeds), 1), held)
+                    places = torch.arange(held, held + tokens)
+                    position_ids = places.expand(3, len(inputs_embeds), tokens)
                 positions = position_ids[-3:]  # a row of plain positions may come first
                 layers = past_key_values.layers
                 states = self._step(inputs_embeds, positions, mask, layers, plan)
@@ -508,19 +508,22 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         cache: Sequence[CacheLayerMixin],
         plan: _Plan,
     ) -> torch.Tensor:
-        rows, _, width = embedded.shape
+        rows, tokens, width = embedded.shape
         heads = int(self.config.num_attention_heads)
         key_heads = int(self.config.num_key_value_heads or heads)
-        size = width // heads
+        size, groups = width // heads, heads // key_heads
+        if mask is not None and tokens > 1:
+            mask = mask.repeat(1, 1, groups, 1)
         rotated = (heads + key_heads) * size
         cos, sin = self.rotary_emb(embedded, positions)
         sin[..., : size // 2].neg_()  # for halves that are swapped without a sign
-        states = embedded[:, 0]
-        if self._packed is not None and rows == 1 and mask is None and _is_plain(cache):
+        cos, sin = (angles.reshape(rows * tokens, 1, size) for angles in (cos, sin))
+        states = embedded.reshape(rows * tokens, width)
+        if self._packed is not None and len(states) == 1 and mask is None and _is_plain(cache):
             return self._packed_states(states, cos[0], sin[0], cache, plan)[:, None]
-        if rows > 1 and HAS_ONEDNN and self._blocked is None:
+        if rows > 1 and tokens == 1 and HAS_ONEDNN and self._blocked is None:
             self._blocked = [layer.blocked() for layer in self._layers]
-        copies = (self._blocked if rows > 1 else None) or [{}] * len(self._layers)
+        copies = (self._blocked if len(states) > 1 else None) or [{}] * len(self._layers)
         for layer, blocked, pairs, memory in zip(
             self._layers, copies, plan.pairs, cache, strict=True
         ):
@@ -528,17 +531,19 @@ class FusedTextModel(Qwen2_5_VLTextModel):
             qkv = _plus_product(layer.qkv_bias, normed, layer.qkv, blocked.get("qkv"))
             if pair := pairs.get("qkv"):
                 pair.add_to(qkv, normed)
-            unrotated = qkv[:, :rotated].view(rows, heads + key_heads, size)
+            unrotated = qkv[:, :rotated].view(len(states), heads + key_heads, size)
             rotated_heads = torch.addcmul(unrotated * cos, unrotated.roll(size // 2, -1), sin)
             keys, values = _appended(
                 memory,
-                rotated_heads[:, heads:, None],
-                qkv[:, rotated:].view(rows, key_heads, 1, size),
+                rotated_heads[:, heads:].view(rows, tokens, key_heads, size).transpose(1, 2),
+                qkv[:, rotated:].view(rows, tokens, key_heads, size).transpose(1, 2),
             )
             # Heads that share a key become positions of one head, so keys need no repetition.
-            query = rotated_heads[:, :heads].view(rows, key_heads, heads // key_heads, size)
+            query = rotated_heads[:, :heads].view(rows, tokens, key_heads, groups, size)
+            query = query.permute(0, 2, 3, 1, 4).reshape(rows, key_heads, groups * tokens, size)
             read = scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-            read = read.reshape(rows, width)
+            read = read.view(rows, key_heads, groups, tokens, size).permute(0, 3, 1, 2, 4)
+            read = read.reshape(len(states), width)
             states = _plus_product(states, read, layer.out, blocked.get("out"))
             if pair := pairs.get("out"):
                 pair.add_to(states, read)
@@ -551,7 +556,7 @@ class FusedTextModel(Qwen2_5_VLTextModel):
             states = _plus_product(states, inner, layer.down, blocked.get("down"))
             if pair := pairs.get("down"):
                 pair.add_to(states, inner)
-        return self._last_norm(states)[:, None]
+        return self._last_norm(states).view(rows, tokens, width)
 
     def _packed_states(
         self,
@@ -578,16 +583,27 @@ UNKNOWN = object()
 """A mask that only transformers can handle."""
 
 
-def _mask(given: Any, length: int) -> Any:
-    """Return the mask for scaled_dot_product_attention, None for no mask, or UNKNOWN."""
+def _mask(given: Any, tokens: int, held: int) -> Any:
+    """Return the mask for scaled_dot_product_attention, None for no mask, or UNKNOWN.
+
+    Args:
+        given: What transformers was given.
+        tokens: New tokens of each row.
+        held: Tokens in the cache before them.
+    """
     if isinstance(given, dict):
         given = given.get("full_attention", UNKNOWN)
-    if given is None or (torch.is_tensor(given) and given.ndim == 4):
-        return given
-    if not torch.is_tensor(given) or given.ndim != 2 or given.shape[1] != length:
-        return UNKNOWN
-    seen = given.bool()
-    return None if bool(seen.all()) else seen[:, None, None]
+    if torch.is_tensor(given) and given.ndim == 4:
+        return given if given.shape[2:] == (tokens, held + tokens) else UNKNOWN
+    if given is not None:
+        if not torch.is_tensor(given) or given.ndim != 2 or given.shape[1] != held + tokens:
+            return UNKNOWN
+        seen = given.bool()
+        if not bool(seen.all()):
+            return seen[:, None, None] if tokens == 1 else UNKNOWN
+    if tokens == 1:
+        return None
+    return torch.ones((1, 1, tokens, held + tokens), dtype=torch.bool).tril(held)
 
 
 def _is_writable(cache: Any) -> bool:
@@ -597,7 +613,6 @@ def _is_writable(cache: Any) -> bool:
         and not cache.offloading
         and bool(cache.layers)
         and all(type(layer) in {DynamicLayer, PreallocatedLayer} for layer in cache.layers)
-        and cache.get_seq_length() > 0
     )
 
 
@@ -608,42 +623,47 @@ def _is_plain(cache: Sequence[Any]) -> bool:
 def _appended(
     layer: Any, keys: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append a token to a cache layer like its `update`, but into preallocated memory.
+    """Append tokens to a cache layer like its `update`, but into preallocated memory.
 
     `layer.keys` and `layer.values` are views of the start of that memory. If other code has
     replaced them, new memory is allocated.
     """
     if isinstance(layer, PreallocatedLayer):
         return layer.update(keys, values)
-    held = layer.keys.shape[2]
-    room = _room(layer)
-    room[0][:, :, held : held + 1] = keys
-    room[1][:, :, held : held + 1] = values
-    layer.keys = room[0][:, :, : held + 1]
-    layer.values = room[1][:, :, : held + 1]
+    if not layer.is_initialized:
+        layer.lazy_initialization(keys, values)
+        layer.keys, layer.values = keys[:, :, :0], values[:, :, :0]
+    held, count = layer.keys.shape[2], keys.shape[2]
+    room = _room(layer, count)
+    room[0][:, :, held : held + count] = keys
+    room[1][:, :, held : held + count] = values
+    layer.keys = room[0][:, :, : held + count]
+    layer.values = room[1][:, :, : held + count]
     return layer.keys, layer.values
 
 
-def _room(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a plain layer's memory for keys and values, with room for one more token."""
+def _room(layer: Any, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a plain layer's memory for keys and values, with room for `count` more tokens."""
     room: tuple[torch.Tensor, torch.Tensor] | None = getattr(layer, "room", None)
-    if room is None or not _begins(layer.keys, room[0]) or not _begins(layer.values, room[1]):
-        room = layer.room = (_preallocated(layer.keys), _preallocated(layer.values))
+    if room is None or not (
+        _begins(layer.keys, room[0], count) and _begins(layer.values, room[1], count)
+    ):
+        room = layer.room = (_preallocated(layer.keys, count), _preallocated(layer.values, count))
     return room
 
 
-def _begins(states: torch.Tensor, memory: torch.Tensor) -> bool:
-    """Whether states are the start of memory that has room for one more."""
+def _begins(states: torch.Tensor, memory: torch.Tensor, count: int) -> bool:
+    """Whether states are the start of memory that has room for `count` more."""
     return (
         states.data_ptr() == memory.data_ptr()
         and states.stride() == memory.stride()
         and states.shape[0] == memory.shape[0]
-        and states.shape[2] < memory.shape[2]
+        and states.shape[2] + count <= memory.shape[2]
     )
 
 
-def _preallocated(states: torch.Tensor) -> torch.Tensor:
+def _preallocated(states: torch.Tensor, count: int) -> torch.Tensor:
     rows, heads, held, size = states.shape
-    memory = states.new_empty((rows, heads, held + ROOM, size))
+    memory = states.new_empty((rows, heads, held + count - 1 + ROOM, size))
     memory[:, :, :held] = states
     return memory

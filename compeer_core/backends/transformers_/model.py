@@ -70,6 +70,7 @@ class ChatModel:
         self.stored = StateCache()
         self.threads: int | None = None
         self._active: str | None = None
+        self._lora: list[Any] = []
         self._token_texts: TokenTexts | None = None
         self._offset_modules = [m for m in model.modules() if "rope_deltas" in vars(m)]
         config = model.config.get_text_config()
@@ -295,6 +296,9 @@ class ChatModel:
         """Set the peft model around these weights, after an adapter was added to it."""
         self.adapted = adapted
         self._active = ""  # no adapter's name, so that the next run activates its own
+        modules = [module for module in adapted.modules() if hasattr(module, "_active_adapter")]
+        is_lora = all(".lora." in type(module).__module__ for module in modules)
+        self._lora = modules if is_lora else []
 
     def activate(self, adapter: str | None) -> None:
         """Activate an adapter, or disable all."""
@@ -303,9 +307,12 @@ class ChatModel:
         if adapter is None:
             self.adapted.base_model.disable_adapter_layers()
         else:
-            if not self._active:  # else they are enabled, and peft would visit all modules twice
+            if not self._active or not self._lora:
                 self.adapted.base_model.enable_adapter_layers()
-            self.adapted.set_adapter(adapter, inference_mode=True)
+                self.adapted.set_adapter(adapter, inference_mode=True)
+            # peft visits all modules and all weights for this, which takes as long as a token of a small model.
+            for module in self._lora:
+                module._active_adapter = [adapter]
         self._active = adapter
 
     def set_threads(self, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Single-token steps of our own: the logits of transformers, whatever adapter is in force."""
+"""Passes of our own: the logits of transformers, whatever adapter is in force."""
 
 import copy
 import warnings
@@ -36,7 +36,7 @@ def fused(plain) -> Any:
 
 @pytest.fixture
 def steps(monkeypatch) -> list[int]:
-    """Grows with every step that is ours."""
+    """Grows with every pass that is ours, by its number of rows."""
     taken: list[int] = []
     step = FusedTextModel._step
 
@@ -101,7 +101,40 @@ def check_same(one: torch.Tensor, other: torch.Tensor) -> None:
 def test_a_step_gives_the_logits_of_transformers(plain, fused, steps):
     check_same(logits(fused), logits(plain))
 
-    assert steps == [1] * 4
+    assert steps == [1] * 5  # the prompt and four tokens
+
+
+@torch.inference_mode()
+def test_several_tokens_after_others_see_those_before_them(plain, fused, steps):
+    pieces, ends = PROMPT.repeat(2, 1).split([5, 4, 3], dim=1), []
+    for model in (fused, plain):
+        cache = DynamicCache(config=model.config)
+        outputs = [model(input_ids=ids, past_key_values=cache, use_cache=True) for ids in pieces]
+        ends.append(torch.cat([each.logits for each in outputs], dim=1))
+        assert cache.get_seq_length() == PROMPT.shape[1]
+
+    check_same(*ends)
+    check_same(ends[0], plain(input_ids=PROMPT.repeat(2, 1)).logits)
+    assert steps == [2] * 3
+
+
+@torch.inference_mode()
+def test_several_tokens_see_what_their_mask_shows(plain, fused, steps):
+    shown = torch.rand((3, 1, 4, 16), generator=torch.Generator().manual_seed(0)) < 0.5
+    shown[..., 12:] |= torch.eye(4, dtype=torch.bool)  # each sees itself
+    given = {
+        "input_ids": torch.arange(12).view(3, 4) + 130,
+        "attention_mask": torch.zeros(shown.shape).masked_fill(~shown, torch.finfo().min),
+        "position_ids": torch.tensor([12, 13, 12, 14]).expand(3, 3, 4),
+    }
+    ends = []
+    for model in (fused, plain):
+        cache = DynamicCache(config=model.config)
+        model(input_ids=PROMPT.repeat(3, 1), past_key_values=cache, use_cache=True)
+        ends.append(model(**given, past_key_values=cache, use_cache=True).logits)
+
+    check_same(*ends)
+    assert steps == [3, 3]
 
 
 @pytest.mark.parametrize("has_onednn", [fused_step.HAS_ONEDNN, False])
@@ -148,7 +181,7 @@ def test_an_adapter_is_applied_as_peft_does(plain, fused, steps, targets):
 
     with_it = logits(adapted(fused, warm=targets))
 
-    assert len(steps) == 8
+    assert len(steps) == 10
     check_same(with_it, logits(adapted(plain, warm=targets)))
     assert not torch.allclose(with_it, bare, atol=1e-2)
 
@@ -168,7 +201,7 @@ def test_adapters_are_switched_and_disabled(plain, fused, steps):
     theirs.set_adapter("cool")
     check_same(logits(ours), logits(theirs))
 
-    assert len(steps) == 20
+    assert len(steps) == 25
 
 
 def test_an_adapter_that_replaces_a_deleted_one_counts(plain, fused):
@@ -233,7 +266,7 @@ def test_rows_of_different_lengths_are_one_batch(plain, fused, steps):
 
     both = logits(fused, ids, attention_mask=mask)
 
-    assert steps == [2] * 4
+    assert steps == [2] * 4  # transformers read the padded prompts
     check_same(both, logits(plain, ids, attention_mask=mask))
 
 
@@ -304,7 +337,7 @@ def test_pictures_shift_positions_as_they_should(qwen_folder, plain, fused, step
     ]
 
     assert fused.model.rope_deltas.any()
-    assert len(steps) == len(ids[0].logits) - 1
+    assert len(steps) == len(ids[0].logits)
     check_same(torch.stack(ids[0].logits), torch.stack(ids[1].logits))
 
 
