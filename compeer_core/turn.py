@@ -15,7 +15,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -27,7 +29,7 @@ from compeer_core.errors import BackendError
 from compeer_core.gate import RejectedDraw, faults_of, previous_reply
 from compeer_core.logs import trace_of
 from compeer_core.policy import Controls, Policy
-from compeer_core.reasoning import Event, Part, PartFinished, Reading, TurnFinished
+from compeer_core.reasoning import Event, Part, PartFinished, Reading, Step, TurnFinished
 from compeer_core.unifireward import (
     Judge,
     Judgement,
@@ -173,8 +175,8 @@ def take_turn(
 ) -> Generator[TurnEvent, None, None]:
     """Generate a turn and judge it live.
 
-    A step is judged as soon as it is finished, so a policy and a judge that share one model take
-    turns; text that a remote policy sends meanwhile waits in its stream.
+    A step is judged as soon as it is finished, while the policy goes on; a policy and a judge that share one model
+    take turns. All verdicts on steps come before `TurnFinished`.
 
     Args:
         policy: The model that answers.
@@ -265,15 +267,16 @@ def _draw(
     ):
         try:
             for event in stream:
+                is_last = isinstance(event, TurnFinished)
+                for judged in live_judge.judged(wait=is_last):
+                    steps.append(judged.outcome)
+                    yield judged
                 if isinstance(event, TurnFinished):
                     reading = event.reading
                 elif first_token_seconds is None:
                     first_token_seconds = time.monotonic() - started
                 yield event
-                outcome = live_judge.judge_step(event)
-                if outcome is not None:
-                    steps.append(outcome.outcome)
-                    yield outcome
+                live_judge.begin_step(event)
         except BackendError as error:
             failure = str(error)
             logger.warning("policy %s failed: %s", policy.name, trace_of(error))
@@ -322,21 +325,33 @@ def _draw(
 
 
 class _LiveJudge:
-    """The judge of a turn: absent, active, or out of time."""
+    """The judge of a turn: absent, active, or out of time.
+
+    It judges steps in a thread of its own, so that the policy need not wait for verdicts. With a shared model that
+    keeps batches full, and with a judge elsewhere it hides the network.
+    """
 
     def __init__(self, judge: Judge | None, dialogue: Dialogue, halt: Halt) -> None:
         self._session = None if judge is None else judge.open(dialogue)
         self._halt = halt
+        self._thread = None if judge is None else ThreadPoolExecutor(1, "judge")
+        self._asked: deque[Future[StepJudged]] = deque()
 
-    def judge_step(self, event: Event) -> StepJudged | None:
-        """Judge the step that `event` finishes, if any."""
-        if self._session is None or not isinstance(event, PartFinished):
-            return None
-        if event.content is None or isinstance(event.content, str):
-            return None
-        return StepJudged(
-            event.part, self._too_late() or self._session.step(event.part, event.content)
-        )
+    def begin_step(self, event: Event) -> None:
+        """Begin to judge the step that `event` finishes, if any."""
+        if self._thread is None or not isinstance(event, PartFinished):
+            return
+        if event.content is not None and not isinstance(event.content, str):
+            self._asked.append(self._thread.submit(self._judge_step, event.part, event.content))
+
+    def _judge_step(self, part: Part, step: Step) -> StepJudged:
+        assert self._session is not None
+        return StepJudged(part, self._too_late() or self._session.step(part, step))
+
+    def judged(self, *, wait: bool = False) -> Iterator[StepJudged]:
+        """Yield the verdicts that are new, in order; those that are missing too if `wait`."""
+        while self._asked and (wait or self._asked[0].done()):
+            yield self._asked.popleft().result()
 
     def judge_reply(self, reply: str, reference: str | None) -> ReplyOutcome:
         assert self._session is not None
@@ -345,6 +360,8 @@ class _LiveJudge:
         return self._too_late() or self._session.reply(reply, reference)
 
     def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
         if self._session is not None:
             self._session.close()
 

@@ -1,4 +1,4 @@
-"""One turn: live verdicts between the parts, and a record whatever happens."""
+"""One turn: live verdicts beside the parts, and a record whatever happens."""
 
 import threading
 import time
@@ -95,32 +95,48 @@ class Sessions(ScriptedScorer):
 # --- a turn that goes well -----------------------------------------------------------------------
 
 
-def test_each_step_is_judged_before_the_next_part_begins() -> None:
+def test_each_step_is_judged_once_it_is_finished_and_before_the_turn_is() -> None:
     events = turn(reference="Calm down.")
     seen = [
         (type(event).__name__, getattr(event, "part", None))
         for event in events
-        if isinstance(
-            event, PartStarted | PartFinished | StepJudged | ReplyJudged | TurnFinished | TurnDone
-        )
+        if isinstance(event, PartFinished | StepJudged | ReplyJudged | TurnFinished | TurnDone)
     ]
 
-    assert seen == [
-        ("PartStarted", Part.HISTORY),
-        ("PartFinished", Part.HISTORY),
-        ("StepJudged", Part.HISTORY),
-        ("PartStarted", Part.EMOTION),
-        ("PartFinished", Part.EMOTION),
-        ("StepJudged", Part.EMOTION),
-        ("PartStarted", Part.STRATEGY),
-        ("PartFinished", Part.STRATEGY),
-        ("StepJudged", Part.STRATEGY),
-        ("PartStarted", Part.REPLY),
-        ("PartFinished", Part.REPLY),
-        ("TurnFinished", None),
-        ("ReplyJudged", None),
-        ("TurnDone", None),
-    ]
+    steps = (Part.HISTORY, Part.EMOTION, Part.STRATEGY)
+    judged = [seen.index(("StepJudged", part)) for part in steps]
+    assert judged == sorted(judged)
+    for part, place in zip(steps, judged, strict=True):
+        assert seen.index(("PartFinished", part)) < place < seen.index(("TurnFinished", None))
+    assert seen[-3:] == [("TurnFinished", None), ("ReplyJudged", None), ("TurnDone", None)]
+    assert len(seen) == 4 + 3 + 3
+
+
+def test_the_policy_does_not_wait_for_a_verdict() -> None:
+    replying = threading.Event()
+
+    class Patient(ScriptedScoring):
+        def ask(self, text: str, labels: Sequence[str]) -> tuple[float, ...]:
+            assert replying.wait(60)
+            return super().ask(text, labels)
+
+    class Scorer(ScriptedScorer):
+        def open(self, messages: Sequence[Message]) -> ScriptedScoring:
+            session = super().open(messages)
+            session.__class__ = Patient
+            return session
+
+    judge = Judge("patient", Scorer(["True", "First"]))
+    names = []
+    for event in take_turn(
+        Policy("p", ScriptedBackend([TEXT])), judge, DIALOGUE, Controls(), threading.Event()
+    ):
+        if isinstance(event, PartStarted) and event.part is Part.REPLY:
+            replying.set()
+        names.append(type(event).__name__)
+
+    assert names.count("StepJudged") == 3
+    assert "StepJudged" not in names[: names.index("PartStarted") + 1]
 
 
 def test_the_record_holds_the_whole_turn() -> None:
