@@ -45,6 +45,8 @@ from ui_components.shared.theme import build_theme, load_css, load_js
 from ui_components.tour import routes as tour_routes
 
 SESSIONS = 20_000
+POLL_SECONDS = 0.02
+"""How often gradio looks for a new event."""
 SWEEP_SECONDS = 60.0
 SHUTDOWN_SECONDS = 3
 START_SECONDS = 60.0
@@ -117,6 +119,8 @@ def _make_room_for_events(blocks: gr.Blocks) -> None:
     queue.max_thread_count = EVENTS  # as `launch` sets it; most events need no thread
     # Beyond this, gradio drops the messages of the oldest session and ends its stream.
     queue.pending_messages_per_session.max_size = SESSIONS
+    # gradio polls a thousand times a second. While a model runs, each time takes Python's lock from the model's thread.
+    queue.sleep_when_free = queue.progress_update_sleep_when_free = POLL_SECONDS
     # Counting for the disabled monitoring page costs milliseconds per event.
     queue.ANALYTICS_MAX_EVENTS = 0
 
