@@ -425,7 +425,7 @@ def test_our_own_parts_have_no_accessibility_violations(browser, address):
 def test_the_screen_speaks_chinese(browser, address):
     context = browser.new_context(locale="zh-CN")
     page = opened(context.new_page(), address)
-    expect(page.locator("#compare-talk")).to_contain_text("哪个更有帮助")
+    expect(page.locator("#compare-talk")).to_contain_text("哪条更有帮助")
     send(page, "hello")
     settled(page)
     expect(ballot(page).locator("[data-vote]").first).to_contain_text("A 更好")

@@ -133,7 +133,7 @@ def _measure_turns(config: Config, policy: Policy, judge: Judge | None) -> list[
             "Speed of a whole turn",
             [tokens_per_second(r) for r in records],
             "tokens/s",
-            "Send to last token; the judge's steps between the parts included",
+            "Send to last token; the judge's work on the steps included",
         ),
     ]
     if judge is not None:
