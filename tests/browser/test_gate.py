@@ -81,3 +81,6 @@ def test_the_inspector_begins_with_the_count_and_unsure_has_a_word_and_a_mark(
     expect(chip).to_contain_text("Reasoning: Exploration")
     expect(chip).to_have_accessible_name(re.compile("1 correct, 1 unsure, 1 incorrect$"))
     assert violations(page, "#inspector", "#conversation", "#note") == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    box = chip.bounding_box()  # the longest count must not widen the page
+    assert box["x"] + box["width"] <= 390

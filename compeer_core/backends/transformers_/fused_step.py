@@ -12,13 +12,13 @@ copying its cache. This pass
 5. fuses the LoRA matrices of an adapter in the same way;
 6. reads copies in oneDNN's blocked layout where there are several tokens. MKL needs nearly as long for four rows as for
    each alone, oneDNN little longer than for one (AVX2, two cores; the products of COMPEER-small's layers take 36, 105
-   and 50 ms for one row, four by MKL and four by oneDNN; with AVX-512 a prompt of 50 tokens 115 and 69). The copies are
-   made for the first step of several rows; they take as much memory as the layers;
+   and 50 ms for one row, four by MKL and four by oneDNN; a whole prompt of 25 tokens 107 and 68 ms with AVX-512). The
+   copies are made for the first step of several rows; they take as much memory as the layers;
 7. optionally reads compressed copies of the weights for a single row (`packed_step`). Adapters stay in
    32 bits beside them, so all policies and judges share one copy.
 
 Without the compressed copies the logits are those of transformers up to rounding. Every other case is left to
-transformers: training, several tokens after padding, rows with different adapters, adapters that are merged or have
+transformers: training, long prompts, several tokens after padding, rows with different adapters, adapters that are merged or have
 more than two matrices, other caches. The adapters are checked at every step, so they may be added,
 removed and switched at any time; the norms are scaled copies, made at load time.
 """
@@ -60,6 +60,9 @@ BLOCKED_ROWS = 8
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(
     torch.ops.mkldnn, "_reorder_linear_weight"
 )
+LONGEST = 1000
+"""Most tokens of a row. From about here on, attention without a mask, as transformers computes it, is faster (two cores with
+AVX-512: 2,000 tokens 5.7 and 5.0 s, means of two runs, 300 tokens as fast)."""
 PLANS = 8
 """Most adapters whose fused matrices are stored."""
 
@@ -452,6 +455,7 @@ class FusedTextModel(Qwen2_5_VLTextModel):
         """Like transformers' own method; see there."""
         if (
             inputs_embeds is not None
+            and inputs_embeds.shape[1] <= LONGEST
             and input_ids is None
             and (position_ids is None or position_ids.ndim == 3)
             and use_cache is not False

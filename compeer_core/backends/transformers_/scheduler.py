@@ -258,9 +258,14 @@ class Scheduler:
 
     @torch.inference_mode()
     def _split(self, batch: "_Batch") -> None:
-        """Give each turn of a batch its cache back."""
+        """Give each turn of a batch its cache back; if that fails, its turns read their text again."""
         self._batches.remove(batch)
-        batch.split()
+        try:
+            batch.split()
+        except Exception as error:  # noqa: BLE001  (a slice that raises would end all turns)
+            logger.warning("%s failed to split a batch: %s", self.chat.name, trace_of(error))
+            for row in batch.rows:
+                row.state.reset()
 
 
 class _EveryToken(StoppingCriteria):

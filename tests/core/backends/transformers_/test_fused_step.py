@@ -104,6 +104,14 @@ def test_a_step_gives_the_logits_of_transformers(plain, fused, steps):
     assert steps == [1] * 5  # the prompt and four tokens
 
 
+def test_a_long_prompt_is_left_to_transformers(plain, fused, steps, monkeypatch):
+    monkeypatch.setattr(fused_step, "LONGEST", PROMPT.shape[1] - 1)
+
+    check_same(logits(fused), logits(plain))
+
+    assert steps == [1] * 4
+
+
 @torch.inference_mode()
 def test_several_tokens_after_others_see_those_before_them(plain, fused, steps):
     pieces, ends = PROMPT.repeat(2, 1).split([5, 4, 3], dim=1), []

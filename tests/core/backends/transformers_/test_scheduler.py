@@ -531,6 +531,23 @@ def test_a_cache_without_the_newest_tokens_is_valid_for_another_text(qwen, joins
         turn.close()
 
 
+def test_turns_go_on_after_their_batch_could_not_be_split(qwen, monkeypatch):
+    samplings = [replace(GREEDY, max_new_tokens=count) for count in (8, 24)]
+    talks = [said(word) for word in "AB"]
+    alone = [written_alone(qwen, m, s) for m, s in zip(talks, samplings, strict=True)]
+    failures = []
+
+    def no_memory(*args):
+        failures.append(args)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(scheduler, "restore_cache", no_memory)
+    turns = [opened(qwen, m, s) for m, s in zip(talks, samplings, strict=True)]
+
+    assert written_at_once(qwen, turns) == alone
+    assert failures  # when the first was over
+
+
 def test_closing_a_turn_ends_it_and_no_other(qwen):
     long = replace(GREEDY, max_new_tokens=100)
     alone = written_alone(qwen, said("A"), long)
