@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from compeer_core.judgement import StepVerdict
 from compeer_core.reasoning import STEPS, Part, Unreadable
 from compeer_core.safety import load_help_lines
 from compeer_core.tour.contents import Tour
@@ -170,6 +171,10 @@ def _verdict(judged: StepJudged | None, texts: Texts) -> dict[str, str]:
     if judged is None or judged.correct is None:
         return {"kind": "none", "sign": "–", "words": texts("tour.judge_silent"), "sure": ""}
     likely = judged.probability_correct
+    if likely is not None and StepVerdict(judged.correct, likely).is_unsure:
+        likely_correct = texts("inspector.unsure_detail", percent=round(100 * likely))
+        words = texts("inspector.unsure")
+        return {"kind": "unsure", "sign": "?", "words": words, "sure": likely_correct}
     sure = ""
     if likely is not None:
         percent = round(100 * (likely if judged.correct else 1 - likely))

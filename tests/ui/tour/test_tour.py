@@ -91,12 +91,13 @@ def test_it_opens_with_a_success_its_rule_and_its_origin(language, tour):
     assert texts("tour.chosen", seed=tour.plan.seed) in html
     assert shown.model.short_hash in html
     assert shown.date.isoformat() in html
-    right, wrong = (
-        html.count(f"{sign}</span> {texts(key)}</span>")
-        for sign, key in (("✓", "tour.judge_right"), ("✗", "tour.judge_wrong"))
-    )
-    verdicts = [verdict.correct for verdict in shown.judged.steps]
-    assert (right, wrong) == (verdicts.count(True), verdicts.count(False))
+    marks = (("✓", "tour.judge_right"), ("?", "inspector.unsure"), ("✗", "tour.judge_wrong"))
+    shares = [verdict.probability_correct for verdict in shown.judged.steps]
+    assert [html.count(f"{sign}</span> {texts(key)}</span>") for sign, key in marks] == [
+        sum(share > 0.65 for share in shares),
+        sum(0.35 <= share <= 0.65 for share in shares),
+        sum(share < 0.35 for share in shares),
+    ]
     assert 'lang="en"' in html
     assert (load_texts("zh")("tour.english") in html) == (language == "zh")
     assert (tour.plan.case(shown.case).said.zh in html) == (language == "zh")
@@ -145,6 +146,13 @@ def test_a_judge_that_finds_the_error_gets_credit(tour):
     assert "The judge found the error." in seen
     assert "90 % confident" in seen
     assert "The judge missed the error." not in seen
+
+
+def test_a_verdict_that_is_hardly_likelier_than_the_other_is_unsure_as_on_the_page(tour):
+    seen = words(step(2, with_verdict(tour, correct=True, probability=0.59)))
+
+    assert "? unsure 59 % likely correct" in seen
+    assert "The judge missed the error." in seen
 
 
 def test_where_only_a_reply_is_wrong_it_is_shown_and_the_judge_has_no_verdict(tour):
